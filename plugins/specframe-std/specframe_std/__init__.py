@@ -1,0 +1,57 @@
+"""The standard strategies, one module each, registered through the hooks every plugin uses."""
+
+from __future__ import annotations
+
+from specframe.hookspecs import hookimpl
+from specframe.plugins import Register, RegisterModels
+
+
+@hookimpl
+def specframe_register_drafters(register: Register) -> None:
+    register("model", "specframe_std.drafters.model:ModelDrafter")
+    register("none", "specframe_std.drafters.none:NoDrafter")
+
+
+@hookimpl
+def specframe_register_verifiers(register: Register) -> None:
+    register("chain", "specframe_std.verifiers.chain:ChainVerifier")
+
+
+@hookimpl
+def specframe_register_acceptance_rules(register: Register) -> None:
+    register("greedy", "specframe_std.acceptance.greedy:Greedy")
+
+
+@hookimpl
+def specframe_register_alignments(register: Register) -> None:
+    register("ragged", "specframe_std.alignments.ragged:Ragged")
+    register("eqspec", "specframe_std.alignments.eqspec:EqSpec")
+    register("exspec", "specframe_std.alignments.exspec:ExSpec")
+
+
+@hookimpl
+def specframe_register_schedulers(register: Register) -> None:
+    register("fixed", "specframe_std.schedulers.fixed:Fixed")
+    register("continuous", "specframe_std.schedulers.continuous:Continuous")
+    register("same-length", "specframe_std.schedulers.same_length:SameLength")
+
+
+@hookimpl
+def specframe_register_kv_backends(register: Register) -> None:
+    register("dynamic", "specframe_std.kv.dynamic:Dynamic")
+    register("slab", "specframe_std.kv.slab:Slab")
+
+
+@hookimpl
+def specframe_register_draft_length_policies(register: Register) -> None:
+    register("fixed", "specframe_std.policies.fixed:FixedLength")
+
+
+@hookimpl
+def specframe_register_models(register: RegisterModels) -> None:
+    register("qwen3-8b", "Qwen/Qwen3-8B")
+    register("qwen3-0.6b", "Qwen/Qwen3-0.6B", target="qwen3-8b")
+    register("vicuna-7b", "lmsys/vicuna-7b-v1.3")
+    register("vicuna-68m", "double7/vicuna-68m", target="vicuna-7b")
+    register("glm4-9b", "zai-org/GLM-4-9B-0414")
+    register("glm4-draft-0.6b", "jukofyork/GLM-4.5-DRAFT-0.6B-v3.0", target="glm4-9b")

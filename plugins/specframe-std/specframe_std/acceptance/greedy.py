@@ -1,0 +1,26 @@
+"""Greedy acceptance: a draft token stands while it is the target's most likely one."""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.run import Run
+from specframe.types import Batch, Draft, Verdict
+
+
+class Greedy:
+    """Accepts draft tokens while they are the target's most likely ones: the target's own greedy output."""
+
+    lossless = True
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+        """Return the longest agreeing prefix and the target's choice after it.
+
+        The target's choices are the tokens that stand: where a draft token was accepted the two are the same.
+        """
+        choices_BT = logits_BTV.argmax(-1)
+        agrees_BK = choices_BT[:, :-1] == draft.tokens_BK
+        return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)

@@ -1,0 +1,1 @@
+"""Alignments, one module each."""

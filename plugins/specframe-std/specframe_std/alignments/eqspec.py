@@ -1,0 +1,81 @@
+"""EQSPEC: realign every row after every round (Batch Speculative Decoding Done Right, arXiv 2510.22876)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specframe.protocols import KVStore
+from specframe.run import Run
+from specframe.seating import Seating
+from specframe.types import Batch, Draft, Placement, Verdict
+
+
+class EqSpec:
+    """Realigns rows to the right after every round, with padding on the left: correct, at a price."""
+
+    lossless = True
+    requires = frozenset({"append", "shift"})
+    scheduler = "fixed"
+
+    def start(self, run: Run) -> None:
+        """Take the target's cache."""
+        self._target = run.target
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
+        """Return the layout of one cache."""
+        return LeftPadded(store, rows)
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        """Drop rejected tokens and shift every row until all end in the same column."""
+        accepted, _ = verdict.host()
+        self._target.keep(batch, batch.lengths + accepted)
+        self._target.layout.arrange(batch)
+        return verdict
+
+
+class LeftPadded:
+    """Rows end in one common column: row i has p_i padding slots, then its c_i tokens (I1 of the paper: p_i + c_i = L).
+
+    New tokens are appended as columns for all rows at once. After a round rows end in different columns; :meth:`arrange`
+    shifts them so that they end together again, with no more padding than the longest row leaves.
+    """
+
+    def __init__(self, store: KVStore, rows: int) -> None:
+        self._store, self._seating = store, Seating(rows)
+        self._padding = np.zeros(rows, dtype=np.int64)
+        self._cached = np.zeros(rows, dtype=np.int64)
+
+    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i; nothing moves yet."""
+        _, cached = self._rows(batch)
+        np.minimum(cached, kept, out=cached)
+
+    def arrange(self, batch: Batch) -> None:
+        """Shift rows that do not end with the others."""
+        padding, cached = self._rows(batch)
+        width = int(cached.max())
+        offsets = np.where(cached > 0, width - cached - padding, 0)
+        self._store.shift(offsets, width)
+        padding[:] = width - cached
+
+    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+        """Append ``width`` columns; a row with fewer tokens than columns gets padding before its first."""
+        padding, cached = self._rows(batch)
+        column = int(padding[0] + cached[0])
+        cached[:] = np.maximum(batch.lengths + offset, 0)
+        padding[:] = column + width - cached
+        device = batch.lengths_B.device
+        order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
+        slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
+        padding_B1 = torch.from_numpy(padding).to(device)[:, None]
+        key_order_BS = torch.arange(column + width, device=device) - padding_B1
+        return Placement(order_BT, slots_BT, order_BT, key_order_BS)
+
+    def _rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return the batch's paddings and cached lengths, as views."""
+        self._store.arrange(batch.sequences)
+        moves = self._seating.arrange(batch.sequences)
+        moves.apply_host(self._padding, self._cached)
+        self._padding[moves.fresh] = self._cached[moves.fresh] = 0
+        return self._padding[: len(batch)], self._cached[: len(batch)]

@@ -1,0 +1,51 @@
+"""A draft language model with a KV cache that lives as long as its sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specframe.errors import CompositionError
+from specframe.run import Run
+from specframe.runner import ModelRunner
+from specframe.seating import Seating
+from specframe.types import Batch, Draft
+
+
+class ModelDrafter:
+    """Proposes the most likely continuation under a small language model.
+
+    After a round the cache may lack the last two tokens of a row (the last draft token is never fed when it is proposed, and
+    the bonus token is the target's). Every row is therefore fed exactly its last two tokens first and one token after that:
+    K + 1 tokens a round in one shape, whatever was accepted; for a row that lacks only one, the other is written again in its
+    own place.
+    """
+
+    def start(self, run: Run) -> None:
+        """Open the draft model's cache."""
+        if run.draft_model is None:
+            raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
+        self._cache = run.open_cache(ModelRunner(run.draft_model, "draft"))
+        self._vocabulary = min(run.runner.vocabulary, self._cache.runner.vocabulary)
+        self._seating = Seating(run.rows)
+        self._cached = np.zeros(run.rows, dtype=np.int64)
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return ``draft_length`` tokens per row, each the draft model's most likely."""
+        self._seating.arrange(batch.sequences).apply_host(self._cached)
+        cached = self._cached[: len(batch)]
+        if batch.prefill:
+            self._cache.read(batch, offset=-1)
+            cached[:] = batch.lengths - 1
+        if draft_length == 0:
+            return Draft(batch.tokens_BS[:, :0])
+
+        width = max(2, int((batch.lengths - cached).max()))
+        self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+        ids_BT, tokens = batch.last_tokens(width), []
+        for offset in range(draft_length):
+            logits_B1V = self._cache.feed(batch, ids_BT, offset)
+            ids_BT = logits_B1V[..., : self._vocabulary].argmax(-1)
+            tokens.append(ids_BT)
+        cached[:] = batch.lengths + draft_length - 1
+        return Draft(torch.cat(tokens, dim=1))

@@ -1,0 +1,17 @@
+"""Plain decoding through the same loop."""
+
+from __future__ import annotations
+
+from specframe.run import Run
+from specframe.types import Batch, Draft
+
+
+class NoDrafter:
+    """Proposes nothing: plain decoding, the baseline everything is compared with."""
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return an empty draft."""
+        return Draft(batch.tokens_BS[:, :0])

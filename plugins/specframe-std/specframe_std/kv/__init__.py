@@ -1,0 +1,1 @@
+"""KV backends, one module each."""

@@ -1,0 +1,99 @@
+"""Keys and values that grow by concatenation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Cache
+
+from specframe.types import KVShape, Placement, Sequence
+
+
+class Dynamic:
+    """Grows by concatenation and holds no more columns than the batch has; what published schemes run on."""
+
+    provides = frozenset({"append", "shift"})
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
+        """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
+        return DynamicStore(shapes, device)
+
+
+class DynamicStore(Cache):
+    """One (B, H, S, D) tensor per layer for the batch; sequences outside of it are parked, one tensor per layer each.
+
+    Tensors 2l and 2l + 1 are the keys and the values of layer l.
+    """
+
+    def __init__(self, shapes: list[KVShape], device: torch.device) -> None:
+        super().__init__(layers=[])
+        sizes = [(shape, size) for shape in shapes for size in (shape.key_size, shape.value_size)]
+        self._tensors = [torch.empty(0, s.heads, 0, size, dtype=s.dtype, device=device) for s, size in sizes]
+        self._empty = [tensor.new_empty(tensor.shape[1:]) for tensor in self._tensors]
+        self._batch: list[Sequence] = []
+        self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Stack the rows of ``sequences`` and park those that leave."""
+        if sequences is self._batch:
+            return
+        row_of = {id(sequence): row for row, sequence in enumerate(self._batch)}
+        chosen = {id(sequence) for sequence in sequences}
+        for key, row in row_of.items():
+            if key not in chosen and not self._batch[row].finished:
+                self._parked[key] = (self._batch[row], [tensor[row].clone() for tensor in self._tensors])
+        if chosen <= row_of.keys():
+            rows = torch.tensor([row_of[id(s)] for s in sequences], device=self._tensors[0].device)
+            self._tensors = [tensor.index_select(0, rows) for tensor in self._tensors]
+        else:
+            self._tensors = [self._stack(sequences, row_of, layer) for layer in range(len(self._tensors))]
+        self._parked = {k: v for k, v in self._parked.items() if k not in chosen and not v[0].finished}
+        self._batch = sequences
+
+    def _stack(self, sequences: list[Sequence], row_of: dict[int, int], layer: int) -> torch.Tensor:
+        """Return the rows of one tensor, those with fewer columns filled with zeros on the right."""
+        rows = []
+        for sequence in sequences:
+            key = id(sequence)
+            if key in row_of:
+                row = self._tensors[layer][row_of[key]]
+            else:
+                row = self._parked[key][1][layer] if key in self._parked else self._empty[layer]
+            rows.append(row.transpose(0, 1))
+        return pad_sequence(rows, batch_first=True).transpose(1, 2)
+
+    def expect(self, placement: Placement) -> None:
+        """Check that the new columns come right after those held."""
+        held, column = self._tensors[0].shape[2], placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
+        assert held == column, f"a growing cache of {held} columns cannot write column {column}"
+
+    def update(  # type: ignore[override]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append (B, H, T, D) keys and values and return all of them."""
+        for place, states in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
+            self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
+        return self._tensors[2 * layer_idx], self._tensors[2 * layer_idx + 1]
+
+    def shift(self, offsets: np.ndarray, width: int) -> None:
+        """Shift rows of the batch, layer by layer, and drop columns past ``width``."""
+        if not offsets.any():
+            self._tensors = [tensor[:, :, :width] for tensor in self._tensors]
+            return
+        last = max(0, self._tensors[0].shape[2] - 1)
+        sources = torch.from_numpy(np.clip(np.arange(width) - offsets[:, None], 0, last)).to(self._tensors[0].device)
+        rows_B1 = torch.arange(len(offsets), device=sources.device)[:, None]
+        self._tensors = [tensor.transpose(1, 2)[rows_B1, sources].transpose(1, 2) for tensor in self._tensors]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of columns held; positions never come from it."""
+        return self._tensors[0].shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the batch and for parked sequences."""
+        parked = (tensor for _, tensors in self._parked.values() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in (*self._tensors, *parked))

@@ -1,0 +1,80 @@
+"""Keys and values in one preallocated tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache
+
+from specframe.seating import Seating
+from specframe.types import KVShape, Placement, Sequence
+
+
+class Slab:
+    """Preallocates every slot of every row; new keys and values are written in place."""
+
+    provides = frozenset({"scatter", "append", "shift"})
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> SlabStore:
+        """Return a store with one spare slot per row for padding."""
+        return SlabStore(shapes, rows, capacity + 1, device)
+
+
+class SlabStore(Cache):
+    """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape."""
+
+    def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self._slots, self._device, self._seating = slots, device, Seating(rows)
+        self._blocks: list[torch.Tensor] = []
+        self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        self._values: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        for shape in dict.fromkeys(shapes):
+            layers = [layer for layer, other in enumerate(shapes) if other == shape]
+            for size, views in ((shape.key_size, self._keys), (shape.value_size, self._values)):
+                block = torch.zeros(len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=device)
+                self._blocks.append(block)
+                for layer, view in zip(layers, block, strict=True):
+                    views[layer] = view
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Move the rows of ``sequences`` to the front."""
+        self._seating.arrange(sequences).apply(*self._blocks, axis=1)
+
+    def expect(self, placement: Placement) -> None:
+        """Take the slots the next forward writes."""
+        rows, self._extent = placement.slots_BT.shape[0], placement.key_order_BS.shape[1]
+        starts_B1 = torch.arange(0, rows * self._slots, self._slots, device=self._device)[:, None]
+        self._places = (placement.slots_BT + starts_B1).flatten()
+        self._rows = rows
+
+    def update(  # type: ignore[override]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
+        return self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states)
+
+    def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        layer.flatten(0, 1).index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
+        return layer[: self._rows, : self._extent].transpose(1, 2)
+
+    def shift(self, offsets: np.ndarray, width: int) -> None:
+        """Shift rows of the batch in every layer at once."""
+        if not offsets.any():
+            return
+        rows_B1 = torch.arange(len(offsets), device=self._device)[:, None]
+        sources = np.clip(np.arange(width) - offsets[:, None], 0, self._slots - 1)
+        sources_BS = torch.from_numpy(sources).to(self._device)
+        for block in self._blocks:
+            block[:, : len(offsets), :width] = block[:, rows_B1, sources_BS]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the extent of the last forward; positions never come from it."""
+        return getattr(self, "_extent", 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(block.nbytes for block in self._blocks)

@@ -1,0 +1,22 @@
+"""Batches that start together and end together."""
+
+from __future__ import annotations
+
+from specframe.pool import Pool
+from specframe.types import Batch
+
+
+class Fixed:
+    """Fills a batch, decodes it to the end, then fills the next; finished rows leave at once."""
+
+    equal_lengths = False
+
+    def rows(self, batch_size: int) -> int:
+        """One row per place in the batch."""
+        self._batch_size = batch_size
+        return batch_size
+
+    def next_batch(self, pool: Pool) -> Batch | None:
+        """Return what is left of the current batch, or a new one."""
+        sequences = pool.live or pool.admit(self._batch_size)
+        return pool.batch(sequences) if sequences else None

@@ -1,0 +1,54 @@
+"""EXSPEC's scheduler: group rows of equal length from a window of live sequences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from specframe.pool import Pool
+from specframe.types import Batch, Sequence
+
+
+class SameLength:
+    """Groups sequences of equal length from a window, so that nothing has to be realigned.
+
+    In order: a full group, the longest-waiting first; the largest group of at least half the batch; else the
+    sequences that waited longest, whatever their lengths. A sequence that has waited ``patience`` rounds goes before all of
+    that, together with those of its own length and then the next longest-waiting, so none waits more than
+    ``patience`` + window / batch size rounds.
+
+    Options:
+        window: live sequences to choose from, W; 48 as published, never less than the batch size.
+        patience: rounds a sequence may be passed over before it goes first.
+    """
+
+    equal_lengths = True
+
+    def __init__(self, window: int = 48, patience: int = 16) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1, got {patience}")
+        self._window, self._patience = window, patience
+
+    def rows(self, batch_size: int) -> int:
+        """One row per sequence of the window."""
+        self._batch_size = batch_size
+        return max(self._window, batch_size)
+
+    def next_batch(self, pool: Pool) -> Batch | None:
+        """Return new prompts while the window has room for them, or else the best group."""
+        sequences = pool.admit(self._batch_size) or self._group(pool)
+        return pool.batch(sequences) if sequences else None
+
+    def _group(self, pool: Pool) -> list[Sequence]:
+        by_wait = sorted(pool.live, key=lambda sequence: -sequence.waited)
+        groups: dict[int, list[Sequence]] = defaultdict(list)
+        for sequence in by_wait:
+            groups[pool.length(sequence)].append(sequence)
+        if by_wait and by_wait[0].waited >= self._patience:
+            first = groups[pool.length(by_wait[0])]
+            return [*first, *(s for s in by_wait if s not in first)][: self._batch_size]
+        best = max(groups.values(), key=lambda group: (min(len(group), self._batch_size), group[0].waited), default=[])
+        if 2 * min(len(best), self._batch_size) >= min(self._batch_size, len(by_wait)):
+            return best[: self._batch_size]
+        return by_wait[: self._batch_size]

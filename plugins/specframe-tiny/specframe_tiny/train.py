@@ -1,0 +1,351 @@
+"""Train the embedded pair on the Python standard library's own source.
+
+    python -m specframe_tiny.train --work WORK_DIR            # all stages, on two CPU cores about two hours
+    python -m specframe_tiny.train --work WORK_DIR --stage draft
+
+Stages, each skipped when its result is in the work directory and resumed from its last checkpoint when it was cut off:
+
+    tokenizer   byte-level BPE of 2,048 entries on the training modules
+    target      next-token prediction on the training modules
+    rollouts    the target's own greedy continuations of training snippets
+    draft       distillation: the target's distribution and its most likely token, on source text and on the rollouts
+    evaluate    loss and draft acceptance on held-out modules
+    export      safetensors in bfloat16 with tokenizer files, loadable by ``AutoModelForCausalLM``
+
+A batch is drawn from a generator seeded by (seed, step), so a resumed run sees the batches an undisturbed run would have seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+SEED = 20
+VOCABULARY = 2048
+END_OF_TEXT = "<|endoftext|>"
+WINDOW = 512
+HELD_OUT = (
+    "asyncio/queues.py", "bisect.py", "calendar.py", "colorsys.py", "configparser.py", "email/message.py", "fractions.py",
+    "http/cookies.py", "json/encoder.py", "logging/config.py", "queue.py", "sched.py", "shelve.py", "statistics.py",
+    "textwrap.py", "urllib/robotparser.py", "zipapp.py",
+)  # fmt: skip
+SKIPPED_FOLDERS = {"test", "tests", "site-packages", "encodings", "pydoc_data", "idle_test", "__pycache__"}
+
+TARGET = Qwen3Config(
+    vocab_size=VOCABULARY, hidden_size=192, num_hidden_layers=10, num_attention_heads=6, num_key_value_heads=2, head_dim=32,
+    intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=True,
+    bos_token_id=None, eos_token_id=0, pad_token_id=0,
+)  # fmt: skip
+DRAFT = Qwen3Config(
+    vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    intermediate_size=320, max_position_embeddings=2048, tie_word_embeddings=True,
+    bos_token_id=None, eos_token_id=0, pad_token_id=0,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- corpus
+def standard_library() -> Iterator[tuple[str, str]]:
+    """Yield (path inside the library, source) of every module, in a fixed order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if not SKIPPED_FOLDERS.intersection(inside.parts):
+            yield inside.as_posix(), path.read_text(encoding="utf-8", errors="replace")
+
+
+def split_corpus() -> tuple[list[str], list[str]]:
+    """Return the sources to train on and the held-out sources."""
+    training, held_out = [], []
+    for name, source in standard_library():
+        (held_out if name in HELD_OUT else training).append(source)
+    if len(held_out) != len(HELD_OUT):
+        raise SystemExit(f"expected {len(HELD_OUT)} held-out modules in this Python's library, found {len(held_out)}")
+    return training, held_out
+
+
+def train_tokenizer(sources: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sources, trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, sources: list[str]) -> torch.Tensor:
+    """Return one stream of token ids, every source followed by the end-of-text id."""
+    stream: list[int] = []
+    for source in sources:
+        stream += tokenizer.encode(source).ids
+        stream.append(0)
+    return torch.tensor(stream)
+
+
+def windows(stream: torch.Tensor, count: int, length: int, step: int, salt: int = 0) -> torch.Tensor:
+    """Return ``count`` windows of ``length`` ids, (count, length), drawn by (seed, salt, step)."""
+    generator = torch.Generator().manual_seed(SEED * 1_000_003 + salt * 7_919_777 + step)
+    starts = torch.randint(len(stream) - length, (count,), generator=generator)
+    return torch.stack([stream[s : s + length] for s in starts.tolist()])
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+class Muon(torch.optim.Optimizer):
+    """Momentum orthogonalised by Newton-Schulz iterations (Jordan et al. 2024), matched to AdamW's update size.
+
+    ``torch.optim.Muon`` iterates in bfloat16, which many CPUs emulate at a twentieth of their float32 speed; this one stays
+    in the parameters' own type.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
+                average.lerp_(parameter.grad, 1 - group["momentum"])
+                update = orthogonalise(torch.lerp(parameter.grad, average, group["momentum"]))
+                parameter.add_(update, alpha=-group["lr"] * 0.2 * max(parameter.shape) ** 0.5)
+
+
+def orthogonalise(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
+    """Return the nearest semi-orthogonal matrix, roughly, by a quintic Newton-Schulz iteration."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if tall else matrix) / (matrix.norm() + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if tall else x
+
+
+class Optimizers:
+    """Muon for the weight matrices inside the layers, AdamW for embeddings and norms; one linear-decay schedule."""
+
+    def __init__(self, model: torch.nn.Module, muon_rate: float, adam_rate: float, steps: int) -> None:
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+        others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+        self.parts = [
+            Muon(matrices, lr=muon_rate),
+            torch.optim.AdamW(others, lr=adam_rate, weight_decay=0.0, betas=(0.9, 0.98)),
+        ]
+        self.rates, self.steps = (muon_rate, adam_rate), steps
+
+    def step(self, step: int) -> None:
+        warm = min(1.0, (step + 1) / 50)
+        scale = warm * max(0.02, min(1.0, (self.steps - step) / (0.75 * self.steps)))
+        for part, rate in zip(self.parts, self.rates, strict=True):
+            part.param_groups[0]["lr"] = rate * scale
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict]:
+        return [part.state_dict() for part in self.parts]
+
+    def load(self, states: list[dict]) -> None:
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+
+
+def train(
+    name: str, model: torch.nn.Module, loss_at: Callable[[int], torch.Tensor], steps: int, rates: tuple[float, float], work: Path
+) -> None:
+    """Run ``steps`` updates of ``loss_at(step)``, keeping a checkpoint; the finished weights go to ``name.pt``."""
+    checkpoint, done = work / f"{name}.checkpoint.pt", work / f"{name}.pt"
+    optimizers = Optimizers(model, *rates, steps)
+    first = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizers.load(saved["optimizers"])
+        first = saved["step"]
+        print(f"{name}: resumed at step {first}", flush=True)
+    started, smooth = time.time(), None
+    for step in range(first, steps):
+        loss = loss_at(step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizers.step(step)
+        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        if (step + 1) % 20 == 0:
+            pace = (time.time() - started) / (step + 1 - first)
+            print(f"{name}: step {step + 1}/{steps} loss {smooth:.4f} {pace:.2f} s/step", flush=True)
+        if (step + 1) % 100 == 0:
+            partial = checkpoint.with_suffix(".partial")
+            torch.save({"model": model.state_dict(), "optimizers": optimizers.state(), "step": step + 1}, partial)
+            partial.replace(checkpoint)
+    torch.save(model.state_dict(), done)
+    checkpoint.unlink(missing_ok=True)
+
+
+def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def distillation_loss(draft: Qwen3ForCausalLM, target: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Half the KL divergence from the target's distribution, half the cross entropy of its most likely token."""
+    with torch.no_grad():
+        goal = target(input_ids=ids, use_cache=False).logits.flatten(0, 1)
+    logits = draft(input_ids=ids, use_cache=False).logits.flatten(0, 1)
+    soft = F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
+    return 0.5 * soft + 0.5 * F.cross_entropy(logits, goal.argmax(-1))
+
+
+@torch.no_grad()
+def roll_out(target: Qwen3ForCausalLM, stream: torch.Tensor, count: int, prompt: int, new: int) -> torch.Tensor:
+    """Return greedy continuations of ``count`` training snippets, (count, prompt + new)."""
+    rows, batch = [], 128
+    for start in range(0, count, batch):
+        ids = windows(stream, batch, prompt, start, salt=1)
+        full = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False
+        )
+        rows.append(full)
+        print(f"rollouts: {start + batch}/{count}", flush=True)
+    return torch.cat(rows)[:count]
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluation
+@torch.no_grad()
+def held_out_loss(model: Qwen3ForCausalLM, stream: torch.Tensor) -> float:
+    rows = stream[: len(stream) // WINDOW * WINDOW].view(-1, WINDOW)
+    losses = [next_token_loss(model, part).item() * len(part) for part in rows.split(16)]
+    return sum(losses) / len(rows)
+
+
+@torch.no_grad()
+def greedy_acceptance(
+    target: Qwen3ForCausalLM, draft: Qwen3ForCausalLM, stream: torch.Tensor, k: int = 4, count: int = 128, prompt: int = 96, new: int = 64
+) -> float:
+    """Accepted over proposed draft tokens at draft length ``k``, both models greedy, on evenly spaced held-out snippets."""
+    starts = torch.linspace(0, len(stream) - prompt - 1, count).long().tolist()
+    ids = torch.stack([stream[s : s + prompt] for s in starts])
+    mask = torch.ones_like(ids)
+    full = target.generate(ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    proposed = accepted = 0
+    place = [prompt] * count
+    while min(place) < prompt + new - k:
+        length = min(place)
+        rows = [r for r in range(count) if place[r] == length]
+        head = full[rows, :length]
+        tail = draft.generate(
+            head, attention_mask=torch.ones_like(head), max_new_tokens=k, min_new_tokens=k, do_sample=False, use_cache=True
+        )[:, length:]
+        agree = (tail == full[rows, length : length + k]).long().cumprod(1).sum(1).tolist()
+        for row, kept in zip(rows, agree, strict=True):
+            proposed, accepted = proposed + k, accepted + kept
+            place[row] += kept + 1
+    return accepted / proposed
+
+
+def provenance(training: list[str], held_out: list[str]) -> dict:
+    digest = hashlib.sha256("".join(training).encode()).hexdigest()
+    return {
+        "corpus": f"standard library of Python {platform.python_version()}",
+        "training_modules": len(training),
+        "held_out_modules": len(held_out),
+        "training_sha256": digest,
+        "torch": torch.__version__,
+        "seed": SEED,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- stages
+def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    model.to(torch.bfloat16).save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    fast.model_max_length = model.config.max_position_embeddings
+    fast.save_pretrained(folder)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="directory for checkpoints and intermediate results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where target/ and draft/ are written")
+    parser.add_argument("--target-steps", type=int, default=1100)
+    parser.add_argument("--draft-steps", type=int, default=1600)
+    parser.add_argument("--rollouts", type=int, default=3072)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--compile", action="store_true", help="compile the models for training (needs a C++ compiler)")
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
+    work = options.work
+
+    training, held_out = split_corpus()
+    vocabulary = work / "tokenizer.json"
+    if not vocabulary.exists():
+        train_tokenizer(training).save(str(vocabulary))
+    tokenizer = Tokenizer.from_file(str(vocabulary))
+    stream_file = work / "stream.pt"
+    if not stream_file.exists():
+        torch.save((encode(tokenizer, training), encode(tokenizer, held_out)), stream_file)
+    stream, held_stream = torch.load(stream_file)
+    print(f"corpus: {len(stream):,} tokens, held out {len(held_stream):,}", flush=True)
+
+    torch.manual_seed(SEED)
+    target, draft = Qwen3ForCausalLM(TARGET), Qwen3ForCausalLM(DRAFT)
+    fast = torch.compile if options.compile else (lambda model: model)
+
+    if not (work / "target.pt").exists():
+        quick = fast(target)
+        train(
+            "target", target, lambda s: next_token_loss(quick, windows(stream, 8, WINDOW + 1, s)), options.target_steps, (4e-3, 3e-3), work
+        )
+    target.load_state_dict(torch.load(work / "target.pt"))
+    target.to(torch.bfloat16).float().eval()  # the weights as they are exported
+    print(f"target: held-out loss {held_out_loss(target, held_stream):.4f}", flush=True)
+
+    rollouts_file = work / "rollouts.pt"
+    if not rollouts_file.exists():
+        torch.save(roll_out(target, stream, options.rollouts, prompt=64, new=128), rollouts_file)
+    rollouts = torch.load(rollouts_file)
+
+    if not (work / "draft.pt").exists():
+        quick_draft, quick_target = fast(draft), fast(target)
+
+        def draft_loss(step: int) -> torch.Tensor:
+            if step % 3 == 0:
+                return distillation_loss(quick_draft, quick_target, windows(stream, 8, WINDOW, step, salt=2))
+            generator = torch.Generator().manual_seed(SEED + step)
+            chosen = torch.randint(len(rollouts), (20,), generator=generator)
+            return distillation_loss(quick_draft, quick_target, rollouts[chosen])
+
+        train("draft", draft, draft_loss, options.draft_steps, (6e-3, 4e-3), work)
+    draft.load_state_dict(torch.load(work / "draft.pt"))
+    draft.to(torch.bfloat16).float().eval()
+
+    figures = {
+        "target_parameters": target.num_parameters(),
+        "draft_parameters": draft.num_parameters(),
+        "target_held_out_loss": round(held_out_loss(target, held_stream), 4),
+        "draft_held_out_loss": round(held_out_loss(draft, held_stream), 4),
+        "draft_acceptance_rate_k4": round(greedy_acceptance(target, draft, held_stream), 4),
+        **provenance(training, held_out),
+    }
+    print(json.dumps(figures, indent=2), flush=True)
+    (options.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    export(target, tokenizer, options.out / "target")
+    export(draft, tokenizer, options.out / "draft")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The loop: draft, verify, accept, align, advance.
+
+Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(name)`` tells observers where a round stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import torch
+
+from specframe.pool import Pool
+from specframe.protocols import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
+from specframe.types import Batch, Sequence
+from specframe.watch import Watch
+
+
+@attrs.frozen
+class Strategies:
+    """One plain object per role."""
+
+    drafter: Drafter
+    verifier: Verifier
+    rule: AcceptanceRule
+    alignment: Alignment
+    scheduler: Scheduler
+    policy: DraftLengthPolicy
+
+
+@torch.inference_mode()
+def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[Sequence]:
+    """Decode everything in ``pool`` and yield sequences as they finish.
+
+    Reading prompts is a round like any other, with a draft length of 0: the verifier feeds what is not cached, and the
+    target's own token is the bonus token. Every later round starts with all but a row's last token cached.
+    """
+    while True:
+        with watch.stage("schedule"):
+            batch = use.scheduler.next_batch(pool)
+        if batch is None:
+            return
+        draft_length = 0 if batch.prefill else within_reach(batch, use.policy.draft_length(batch))
+        with watch.stage("prefill" if batch.prefill else "draft"):
+            draft = use.drafter.propose(batch, draft_length)
+        with watch.stage("prefill" if batch.prefill else "verify"):
+            logits_BTV = use.verifier.score(batch, draft)
+        with watch.stage("accept"):
+            verdict = use.rule.judge(batch, draft, logits_BTV)
+        with watch.stage("align"):
+            verdict = use.alignment.commit(batch, draft, verdict)
+        with watch.stage("accept"):
+            report = pool.advance(batch, draft, verdict)
+        use.policy.observe(report)
+        watch.round(report)
+        yield from report.finished
+
+
+def within_reach(batch: Batch, draft_length: int) -> int:
+    """Return the draft length that the row with the most tokens still to come can use.
+
+    A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft.
+    """
+    return min(draft_length, int((batch.limits - batch.lengths).max()) - 1)

@@ -1,0 +1,41 @@
+"""Faults a user can mend. Each message is one sentence naming the thing, what was expected and what was got."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpecframeError(Exception):
+    """A fault in what was asked for; the command line prints its message and exits with status 2."""
+
+
+class PluginError(SpecframeError):
+    """A plugin that cannot be loaded or that claims a name already taken."""
+
+
+class UnknownNameError(SpecframeError):
+    """A strategy, alias or option that nothing provides."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        nearest = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        listing = ", ".join(self.known) or "none"
+        super().__init__(f"unknown {kind} {name!r}: expected one of {listing}{hint}")
+
+
+class OptionError(SpecframeError):
+    """A value outside of what an option accepts."""
+
+
+class CompositionError(SpecframeError):
+    """Strategies that cannot work together; the message says which would."""
+
+
+class ModelError(SpecframeError):
+    """A model that cannot be found, loaded or used as asked."""
+
+
+class PromptError(SpecframeError):
+    """One prompt that cannot be decoded; the others go on."""

@@ -1,0 +1,41 @@
+"""The reference decoder: target only, one sequence, no speculation, nothing clever. What everything else is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+
+@torch.inference_mode()
+def reference_decode(
+    model: PreTrainedModel, prompt_ids: list[int], max_new_tokens: int, stop_token_ids: Collection[int] = ()
+) -> list[int]:
+    """Return the target's own greedy continuation of one prompt.
+
+    The prompt is read in one pass, then one token at a time is fed, each at the position of the number of tokens before it.
+
+    Args:
+        model: the target, in evaluation mode.
+        prompt_ids: at least one token id.
+        max_new_tokens: tokens to generate, fewer when a stop id comes first or the model's context ends.
+        stop_token_ids: ids that end the continuation and are part of it.
+    """
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    cache = DynamicCache(config=model.config)
+    fed, generated = prompt_ids, []
+    for _ in range(min(max_new_tokens, context - len(prompt_ids))):
+        start = len(prompt_ids) + len(generated) - len(fed)
+        positions = torch.arange(start, start + len(fed), device=model.device)
+        logits = model(
+            input_ids=torch.tensor([fed], device=model.device),
+            position_ids=positions[None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        generated.append(int(logits[0, -1].argmax()))
+        if generated[-1] in stop_token_ids:
+            break
+        fed = generated[-1:]
+    return generated

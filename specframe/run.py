@@ -1,0 +1,43 @@
+"""What strategies are handed when a run starts."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from specframe.protocols import Alignment, KVBackend
+from specframe.runner import CachedModel, ModelRunner
+from specframe.watch import Watch
+
+
+@attrs.define(eq=False)
+class Run:
+    """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it."""
+
+    runner: ModelRunner
+    alignment: Alignment
+    kv: KVBackend
+    rows: int
+    capacity: int
+    """Places per row: the longest sequence, and the draft tokens beyond its end."""
+    watch: Watch
+    seed: int = 0
+    draft_model: torch.nn.Module | None = None
+    """The draft language model, for drafters that use one."""
+    target: CachedModel = attrs.field(init=False)
+    caches: list[CachedModel] = attrs.Factory(list)
+
+    def __attrs_post_init__(self) -> None:
+        self.target = self.open_cache(self.runner)
+
+    def open_cache(self, runner: ModelRunner) -> CachedModel:
+        """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
+        store = self.kv.open(runner.kv_shapes(), self.rows, self.capacity, runner.device)
+        cached = CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), self.watch)
+        self.caches.append(cached)
+        return cached
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes all caches hold."""
+        return sum(cached.store.nbytes for cached in self.caches)

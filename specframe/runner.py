@@ -1,0 +1,158 @@
+"""A transformers model as the loop sees it: masks, positions, one KV cache."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, PreTrainedModel
+
+from specframe.errors import ModelError
+from specframe.protocols import KVStore, Layout
+from specframe.types import Batch, KVShape, Placement
+from specframe.watch import Watch
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens read in one forward pass, over all rows."""
+
+
+class ModelRunner:
+    """Runs a causal language model on explicit positions and masks.
+
+    Args:
+        model: a transformers causal language model whose layers all attend (fully or in a sliding window).
+        role: "target" or "draft", for observers and errors.
+    """
+
+    def __init__(self, model: PreTrainedModel, role: str) -> None:
+        self.model, self.role = model.eval(), role
+        self.config = model.config.get_text_config()
+        self.device = next(model.parameters()).device
+        self.windows = attention_windows(self.config, role)
+        self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        self.vocabulary = int(self.config.vocab_size)
+        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @torch.inference_mode()
+    def kv_shapes(self) -> list[KVShape]:
+        """Return the shape of every layer's keys and values, found by feeding one token."""
+        probe = _ShapeProbe()
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._call(ids, ids, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device), probe, 1)
+        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+    @torch.inference_mode()
+    def forward(self, ids_BT: torch.Tensor, placement: Placement, store: KVStore, keep: int) -> torch.Tensor:
+        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V)."""
+        store.expect(placement)
+        masks = self._masks(placement)
+        positions_BT = placement.positions_BT.clamp(0, self.context - 1)
+        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep)
+
+    def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, masks: Any, store: Any, keep: int) -> torch.Tensor:
+        options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
+        output = self.model(
+            input_ids=ids_BT,
+            attention_mask=masks,
+            position_ids=positions_BT,
+            past_key_values=store,
+            use_cache=True,
+            **options,
+        )
+        return output.logits[:, -keep:]
+
+    def _masks(self, placement: Placement) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the boolean mask (B, 1, T, S) of each kind of layer, True where a query may look."""
+        query_BT1 = placement.order_BT.clamp(min=0)[:, :, None]
+        key_B1S = placement.key_order_BS[:, None, :]
+        causal = (key_B1S <= query_BT1) & (key_B1S >= 0)
+        masks = {
+            kind: (causal if window is None else causal & (key_B1S > query_BT1 - window))[:, None]
+            for kind, window in self.windows.items()
+        }
+        return masks if hasattr(self.config, "layer_types") else masks["all"]
+
+
+def attention_windows(config: Any, role: str) -> dict[str, int | None]:
+    """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
+
+    Models without ``layer_types`` have one kind, "all".
+
+    Raises:
+        ModelError: when a layer keeps a state that cannot forget rejected tokens (recurrent or convolutional layers), or
+            attends in chunks.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
+        return {"all": getattr(config, "sliding_window", None)}
+    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    unknown = sorted(set(kinds) - set(windows))
+    if unknown:
+        raise ModelError(
+            f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
+            "whose cache can forget rejected tokens"
+        )
+    return {kind: windows[kind] for kind in dict.fromkeys(kinds)}
+
+
+class _ShapeProbe(Cache):
+    """A cache that remembers nothing but shapes."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, KVShape] = {}
+
+    def update(  # type: ignore[override]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.shapes[layer_idx] = KVShape(key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+class CachedModel:
+    """A model with one KV cache, fed through a layout."""
+
+    def __init__(self, runner: ModelRunner, store: KVStore, layout: Layout, watch: Watch) -> None:
+        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self.forwards = 0
+
+    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
+
+        Rows with fewer tokens than that are padded on the left, with any ids.
+
+        Returns:
+            (B, keep, V) logits.
+        """
+        with self._watch.stage("align"):
+            self.layout.arrange(batch)
+        placement = self.layout.place(batch, ids_BT.shape[1], offset)
+        self.forwards += 1
+        self._watch.forward(self.runner.role, *ids_BT.shape)
+        return self.runner.forward(ids_BT, placement, self.store, keep)
+
+    def read(self, batch: Batch, offset: int = 0) -> torch.Tensor | None:
+        """Feed rows of which nothing is cached up to their length + ``offset``, in chunks.
+
+        Returns:
+            (B, 1, V) logits after the last token fed; None when there was nothing to feed.
+        """
+        width, logits = batch.longest + offset, None
+        chunk = max(1, PREFILL_TOKENS // len(batch))
+        while width > 0:
+            step = min(width, chunk)
+            width -= step
+            logits = self.feed(batch, batch.last_tokens(step, offset - width), offset - width)
+        return logits
+
+    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i."""
+        with self._watch.stage("align"):
+            self.layout.keep(batch, kept)

@@ -1,0 +1,93 @@
+"""Which row of a fixed set holds which sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.types import Sequence
+
+
+@attrs.frozen
+class Moves:
+    """Rows to copy: row ``destinations[i]`` takes what row ``sources[i]`` held. All copies happen at once."""
+
+    destinations: list[int] = attrs.Factory(list)
+    sources: list[int] = attrs.Factory(list)
+    fresh: list[int] = attrs.Factory(list)
+    """Rows now held by a sequence that had none: what they hold means nothing."""
+
+    def apply(self, *tensors: torch.Tensor, axis: int = 0) -> None:
+        """Move rows of device tensors along ``axis``."""
+        if not self.sources:
+            return
+        destinations = torch.tensor(self.destinations, device=tensors[0].device)
+        sources = torch.tensor(self.sources, device=tensors[0].device)
+        for tensor in tensors:
+            tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
+
+    def apply_host(self, *arrays: np.ndarray) -> None:
+        """Move rows of host arrays along their first axis."""
+        if self.sources:
+            for array in arrays:
+                array[self.destinations] = array[self.sources]
+
+
+class Seating:
+    """Rows 0 to ``rows`` - 1 and the sequence in each. A batch always occupies the first rows.
+
+    Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a seating of its own and follows
+    the batch with the moves it returns. A finished sequence's row is free without being told.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._row: list[Sequence | None] = [None] * rows
+        self._row_of: dict[int, int] = {}
+        self._seated: list[Sequence] = []
+
+    def row(self, sequence: Sequence) -> int:
+        """Return the row a seated sequence has."""
+        return self._row_of[id(sequence)]
+
+    def order(self, wanted: Rows[Sequence]) -> list[Sequence]:
+        """Return ``wanted`` in the order that moves the fewest rows."""
+        count, chosen = len(wanted), {id(s) for s in wanted}
+        kept = {row: s for row, s in enumerate(self._row[:count]) if s is not None and id(s) in chosen}
+        staying = {id(s) for s in kept.values()}
+        others = iter([s for s in wanted if id(s) not in staying])
+        return [kept[row] if row in kept else next(others) for row in range(count)]
+
+    def arrange(self, batch: Rows[Sequence]) -> Moves:
+        """Seat ``batch`` in the first rows in the order given and return the moves that takes.
+
+        Raises:
+            ValueError: when the live sequences outnumber the rows.
+        """
+        if self._seated is batch:
+            return Moves()
+        before = list(self._row)
+        row_of = self._row_of
+        chosen = {id(s) for s in batch}
+        after: list[Sequence | None] = [*batch, *[None] * (len(before) - len(batch))]
+        displaced = []
+        for row, occupant in enumerate(before):
+            if occupant is None or occupant.finished or id(occupant) in chosen:
+                continue
+            if row >= len(batch):
+                after[row] = occupant
+            else:
+                displaced.append(occupant)
+        free = (row for row in range(len(batch), len(before)) if after[row] is None)
+        for occupant in displaced:
+            row = next(free, None)
+            if row is None:
+                raise ValueError(f"{len(before)} rows cannot hold {len(batch)} sequences and {len(displaced)} displaced ones")
+            after[row] = occupant
+        self._row, self._seated = after, batch if isinstance(batch, list) else list(batch)
+        self._row_of = {id(s): row for row, s in enumerate(after) if s is not None}
+        moved = [(row, row_of[key]) for key, row in self._row_of.items() if row_of.get(key, row) != row]
+        fresh = [row for key, row in self._row_of.items() if key not in row_of]
+        return Moves([d for d, _ in moved], [s for _, s in moved], fresh)

@@ -1,0 +1,202 @@
+"""The data a round works on.
+
+Tensor names carry their shape: B rows of the batch, K draft tokens, T = tokens fed per row, S slots or buffer places,
+V vocabulary. Host copies of device state are numpy arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+import numpy as np
+import torch
+
+FinishReason = Literal["eos", "length", "stop", "error"]
+
+
+@attrs.frozen
+class Request:
+    """What was asked for: one prompt and when its continuation ends.
+
+    ``max_new_tokens`` counts generated tokens; ``stop_token_ids`` end a sequence and stay in its output.
+    """
+
+    index: int
+    prompt_ids: list[int]
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@attrs.define
+class SequenceMetrics:
+    """Counts of one sequence, in vLLM's names; the acceptance histogram leaves the bonus token out."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: dict[int, int] = attrs.Factory(dict)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count one round in which ``drafted`` tokens were proposed and ``accepted`` stood."""
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        self.acceptance_histogram[accepted] = self.acceptance_histogram.get(accepted, 0) + 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted draft tokens per round, the bonus token included; 0 before the first round."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over proposed draft tokens; 0 when none were proposed."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@attrs.define(eq=False)
+class Sequence:
+    """One request's live state. Its tokens are in the pool's buffers until it finishes."""
+
+    request: Request
+    limit: int
+    """Length at which it ends: prompt and new tokens, never beyond the target's context."""
+    prefilled: bool = False
+    token_ids: list[int] = attrs.Factory(list)
+    """The generated tokens; filled when it finishes."""
+    finish_reason: FinishReason | None = None
+    waited: int = 0
+    """Rounds since it was last in a batch, the bound schedulers keep."""
+    metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """The rows of one round. Row i holds ``sequences[i]``; tensors are views of the pool's device state."""
+
+    sequences: list[Sequence]
+    tokens_BS: torch.Tensor
+    """Token ids of each row from place 0; what lies beyond a row's length means nothing."""
+    lengths_B: torch.Tensor
+    """Number of real tokens of each row."""
+    lengths: np.ndarray
+    """``lengths_B`` on the host."""
+    limits: np.ndarray
+    """The length at which each row ends, on the host."""
+    prefill: bool
+    """Whether this round reads prompts: the draft length is then 0 and no row has anything cached."""
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row."""
+        return int(self.lengths.max())
+
+    def last_tokens(self, width: int, offset: int = 0) -> torch.Tensor:
+        """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width).
+
+        Places before a row's first token repeat that token: they are padding to whoever feeds them.
+        """
+        places_BT = self.lengths_B[:, None] + torch.arange(offset - width, offset, device=self.lengths_B.device)
+        return self.tokens_BS.gather(1, places_BT.clamp_(min=0))
+
+
+@attrs.frozen(eq=False)
+class Draft:
+    """What a drafter proposes for a batch."""
+
+    tokens_BK: torch.Tensor
+    logits_BKV: torch.Tensor | None = None
+    """The drafter's logits each token was chosen from, where it has a distribution."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens proposed for every row."""
+        return self.tokens_BK.shape[1]
+
+
+@attrs.frozen(eq=False)
+class Verdict:
+    """What stands of a draft: per row, ``accepted_B`` draft tokens and one token of the target's own.
+
+    ``tokens_BT`` (B, K + 1) holds the accepted tokens and the bonus token from place 0; what follows them means nothing.
+    """
+
+    accepted_B: torch.Tensor
+    tokens_BT: torch.Tensor
+    _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
+
+    def host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
+        if not self._host:
+            packed = torch.cat([self.accepted_B[:, None], self.tokens_BT], dim=1).cpu().numpy()
+            self._host.extend((packed[:, 0], packed[:, 1:]))
+        return self._host[0], self._host[1]
+
+
+@attrs.frozen(eq=False)
+class Placement:
+    """Where the tokens about to be fed go, and what they may see.
+
+    A query attends to a slot when the slot's order is at least 0 and at most the query's own. Order is a token's place
+    among its row's real tokens, which is also its position in every correct alignment.
+    """
+
+    positions_BT: torch.Tensor
+    """Position ids handed to the model."""
+    slots_BT: torch.Tensor
+    """The slot of each fed token in its row's cache."""
+    order_BT: torch.Tensor
+    """Place of each fed token among its row's tokens; negative for padding."""
+    key_order_BS: torch.Tensor
+    """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
+
+
+@attrs.frozen
+class KVShape:
+    """Shape of one layer's keys and values for one token."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+
+@attrs.frozen(eq=False)
+class RoundReport:
+    """What observers are told once per round. Arrays are per row, on the host."""
+
+    number: int
+    sequences: list[Sequence]
+    prefill: bool
+    draft: Draft
+    verdict: Verdict
+    lengths: np.ndarray
+    """Lengths before the round."""
+    accepted: np.ndarray
+    """Accepted draft tokens that stand."""
+    gained: np.ndarray
+    """Tokens each row gained, cut at its stop."""
+    finished: list[Sequence]
+
+
+@attrs.frozen
+class Result:
+    """One prompt's continuation."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    metrics: SequenceMetrics
+    error: str | None = None
+    """Why it failed, when ``finish_reason`` is "error"."""
+    prompt_tokens: int = 0
