@@ -72,6 +72,8 @@ class Alignment(Strategy, Protocol):
     """What a KV store must be able to do: of "scatter", "append", "shift"."""
     scheduler: str
     """The scheduler it asks for unless told otherwise."""
+    kv: str
+    """The KV backend it asks for unless told otherwise."""
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""

@@ -32,7 +32,7 @@ class Run:
 
     def open_cache(self, runner: ModelRunner) -> CachedModel:
         """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
-        store = self.kv.open(runner.kv_shapes(), self.rows, self.capacity, runner.device)
+        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
         cached = CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), self.watch)
         self.caches.append(cached)
         return cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
+from specframe.attention import attending
 from specframe.errors import ModelError
 from specframe.protocols import KVStore, Layout
 from specframe.types import Batch, KVShape, Placement
@@ -35,12 +37,13 @@ class ModelRunner:
         self.vocabulary = int(self.config.vocab_size)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    @torch.inference_mode()
+    @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
-        """Return the shape of every layer's keys and values, found by feeding one token."""
+        """The shape of every layer's keys and values, found by feeding one token."""
         probe = _ShapeProbe()
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self._call(ids, ids, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device), probe, 1)
+        with torch.inference_mode():
+            self._call(ids, ids, torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device), probe, 1)
         return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
     @torch.inference_mode()
@@ -53,25 +56,32 @@ class ModelRunner:
 
     def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, masks: Any, store: Any, keep: int) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        output = self.model(
-            input_ids=ids_BT,
-            attention_mask=masks,
-            position_ids=positions_BT,
-            past_key_values=store,
-            use_cache=True,
-            **options,
-        )
+        with attending(self.config):
+            output = self.model(
+                input_ids=ids_BT,
+                attention_mask=masks,
+                position_ids=positions_BT,
+                past_key_values=store,
+                use_cache=True,
+                **options,
+            )
         return output.logits[:, -keep:]
 
     def _masks(self, placement: Placement) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the boolean mask (B, 1, T, S) of each kind of layer, True where a query may look."""
+        """Return the additive mask (B, 1, T, S) of each kind of layer: 0 where a query may look.
+
+        Elsewhere it is the least finite number: a padding query that may look nowhere then yields finite nonsense, where
+        minus infinity would yield NaN and spread.
+        """
         query_BT1 = placement.order_BT.clamp(min=0)[:, :, None]
         key_B1S = placement.key_order_BS[:, None, :]
-        causal = (key_B1S <= query_BT1) & (key_B1S >= 0)
-        masks = {
-            kind: (causal if window is None else causal & (key_B1S > query_BT1 - window))[:, None]
-            for kind, window in self.windows.items()
-        }
+        hidden = (key_B1S > query_BT1) | (key_B1S < 0)
+        zeros = torch.zeros((), dtype=self.model.dtype, device=hidden.device)
+        least = torch.finfo(self.model.dtype).min
+        masks = {}
+        for kind, window in self.windows.items():
+            hidden_BTS = hidden if window is None else hidden | (key_B1S <= query_BT1 - window)
+            masks[kind] = zeros.masked_fill(hidden_BTS, least)[:, None]
         return masks if hasattr(self.config, "layer_types") else masks["all"]
 
 

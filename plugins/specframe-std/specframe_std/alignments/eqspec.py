@@ -17,6 +17,7 @@ class EqSpec:
     lossless = True
     requires = frozenset({"append", "shift"})
     scheduler = "fixed"
+    kv = "dynamic"
 
     def start(self, run: Run) -> None:
         """Take the target's cache."""

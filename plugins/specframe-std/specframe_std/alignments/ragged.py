@@ -16,6 +16,7 @@ class Ragged:
     lossless = True
     requires = frozenset({"scatter"})
     scheduler = "continuous"
+    kv = "slab"
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

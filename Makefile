@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PARTS := -e ".[dev]" -e plugins/specframe-std -e plugins/specframe-tiny
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: run install test check docs wheels bench clean
+
+run: install  ## decode the built-in prompts with the embedded pair
+	$(BIN)/specframe run
+
+install: .venv/installed  ## create .venv with everything in it, pinned
+
+.venv/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt $(PARTS)
+	touch $@
+
+test: install  ## the fast suite, then the wide equivalence matrix
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+
+check: install  ## lint, types, and whether the generated docs are up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+
+docs: install  ## write the generated parts of docs/
+	$(BIN)/python docs/generate.py
+
+wheels: install  ## build the three wheels into dist/
+	rm -rf dist
+	for part in . plugins/specframe-std plugins/specframe-tiny; do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
+
+bench: install  ## tokens per second beside transformers' own decoding, in one run
+	$(BIN)/python benchmarks/bench.py
+
+clean:
+	rm -rf .venv dist build *.egg-info plugins/*/*.egg-info

@@ -1,0 +1,105 @@
+"""Turn names into strategies, and refuse combinations that cannot work before any model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from specframe.errors import CompositionError, OptionError
+from specframe.plugins import Registry
+from specframe.protocols import (
+    AcceptanceRule,
+    Alignment,
+    Drafter,
+    DraftLengthPolicy,
+    KVBackend,
+    Scheduler,
+    Verifier,
+)
+
+
+@attrs.frozen
+class Composition:
+    """One strategy per role, and the storage they run on."""
+
+    drafter: Drafter
+    verifier: Verifier
+    rule: AcceptanceRule
+    alignment: Alignment
+    scheduler: Scheduler
+    policy: DraftLengthPolicy
+    kv: KVBackend
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
+        return self.rule.lossless and self.alignment.lossless
+
+
+def strategy(registry: Registry, kind: str, given: Any) -> Any:
+    """Return a strategy from ``name``, ``name,key=value`` or an object that is one already."""
+    return registry.make(kind, given) if isinstance(given, str) else given
+
+
+def compose(
+    registry: Registry,
+    *,
+    drafter: Any,
+    verify: Any,
+    accept: Any,
+    align: Any,
+    schedule: Any,
+    kv: Any,
+    draft_length: Any,
+) -> Composition:
+    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for.
+
+    Raises:
+        UnknownNameError, OptionError: a name or option that nothing provides.
+        CompositionError: the KV backend cannot do what the alignment needs.
+    """
+    alignment: Alignment = strategy(registry, "alignment", align)
+    kv = kv or alignment.kv
+    backend: KVBackend = strategy(registry, "KV backend", kv)
+    if not alignment.requires <= backend.provides:
+        raise CompositionError(
+            f"alignment {_name(align)!r} cannot run on KV backend {_name(kv)!r}: it needs one that can "
+            f"{' and '.join(sorted(alignment.requires - backend.provides))}, as {_or(fitting_backends(registry, alignment))} can"
+        )
+    return Composition(
+        drafter=strategy(registry, "drafter", drafter),
+        verifier=strategy(registry, "verifier", verify),
+        rule=strategy(registry, "acceptance rule", accept),
+        alignment=alignment,
+        scheduler=strategy(registry, "scheduler", schedule or alignment.scheduler),
+        policy=draft_length_policy(registry, draft_length),
+        kv=backend,
+    )
+
+
+def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
+    """Return the policy for a number of draft tokens, a policy's name or an object."""
+    if isinstance(given, bool) or given is None:
+        raise OptionError(f"draft_length: expected a number of at least 1 or a policy's name, got {given!r}")
+    if isinstance(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit()):
+        if int(given) < 1:
+            raise OptionError(
+                f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"
+            )
+        given = f"fixed,length={int(given)}"
+    return strategy(registry, "draft-length policy", given)
+
+
+def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
+    """Return the names of the KV backends that can do what an alignment needs."""
+    entries = registry.entries.get("KV backend", {})
+    return sorted(name for name, entry in entries.items() if alignment.requires <= entry.factory.provides)  # type: ignore[attr-defined]
+
+
+def _name(given: Any) -> str:
+    return given.partition(",")[0] if isinstance(given, str) else type(given).__name__
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(map(repr, names)) or "none that is installed"

@@ -1,0 +1,179 @@
+"""Fake models that show every fault of a cache, and drafters that follow a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import one_hot
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from specframe.run import Run
+from specframe.types import Batch, Draft
+
+CERTAIN = 100.0
+"""Logit of a fake's choice above all others: its distribution is a point mass, for which every lossless rule is greedy."""
+
+
+class FakeConfig(PreTrainedConfig):
+    """Configuration of :class:`FakeModel`."""
+
+    model_type = "specframe-fake"
+
+    def __init__(
+        self,
+        vocab_size: int = 61,
+        max_position_embeddings: int = 256,
+        seed: int = 0,
+        slip_every: int = 0,
+        eos_token_id: int = 0,
+        **options: Any,
+    ) -> None:
+        self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
+        self.seed, self.slip_every = seed, slip_every
+        self.num_hidden_layers = 1
+        super().__init__(eos_token_id=eos_token_id, pad_token_id=eos_token_id, **options)
+
+
+class FakeModel(PreTrainedModel):
+    """A causal language model without weights, whose next token is a hash of every (token, position) pair it attends to.
+
+    The pairs are read through the KV cache, half of each pair from the keys and half from the values, and summed in whole
+    numbers. One key too many, too few or twice, a wrong position, a stale slot or a key beside another's value changes the
+    output; the order of slots, rows and padding does not. Two fakes of one seed agree, but for one context in
+    ``slip_every`` in which the one that slips answers something else.
+    """
+
+    config_class = FakeConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: FakeConfig) -> None:
+        super().__init__(config)
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """There are no weights."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits (B, T, V), or those of the last ``logits_to_keep`` tokens."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.dtype)
+        values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.dtype)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, 0)
+        pairs_BS = torch.cat([keys, values], dim=-1)[:, 0].long() @ keys.new_tensor([8191, 131, 524287]).long()
+        visible_BTS = _visible(attention_mask, input_ids.shape[1], keys.shape[2], input_ids.device)
+        sums_BT = (visible_BTS * _mix(pairs_BS + self.config.seed)[:, None]).sum(-1) + position_ids
+        return CausalLMOutputWithPast(
+            logits=self._logits(_mix(sums_BT[:, -logits_to_keep:])), past_key_values=past_key_values
+        )
+
+    def _logits(self, hash_BT: torch.Tensor) -> torch.Tensor:
+        size = self.config.vocab_size
+        choice_BT = hash_BT % size
+        if self.config.slip_every:
+            slips = _mix(hash_BT + 1) % self.config.slip_every == 0
+            choice_BT = (choice_BT + slips) % size
+        noise_BTV = _mix(hash_BT[..., None] + 9176 * torch.arange(size, device=hash_BT.device)) / 2**31
+        return (noise_BTV + CERTAIN * one_hot(choice_BT, size)).to(self.dtype)
+
+
+def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Return which keys each query sees, (B or 1, T, S), from a boolean or additive mask or, without one, causally."""
+    if mask is None:
+        return torch.ones(1, queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
+
+
+def _mix(numbers: torch.Tensor) -> torch.Tensor:
+    """Scatter whole numbers over 31 bits."""
+    bits = 2**31 - 1
+    numbers = numbers & bits
+    for factor in (0x2C1B3C6D, 0x297A2D39):
+        numbers = ((numbers ^ (numbers >> 15)) * factor) & bits
+    return numbers ^ (numbers >> 16)
+
+
+def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: int = 0) -> FakeModel:
+    """Return a fake target; its pad id is its eos id."""
+    return FakeModel(FakeConfig(vocabulary, context, seed, eos_token_id=eos)).eval()
+
+
+def fake_draft(target: FakeModel, slip_every: int = 3) -> FakeModel:
+    """Return a fake draft that agrees with ``target`` but for one context in ``slip_every``; 1: it never agrees."""
+    config = target.config
+    return FakeModel(
+        FakeConfig(config.vocab_size, config.max_position_embeddings, config.seed, slip_every, config.eos_token_id)
+    ).eval()
+
+
+Right = int | Mapping[int, int] | Callable[[int, int], int] | None
+"""How many draft tokens are right: a number, one per request index, ``f(index, tokens generated)``, or None for all."""
+
+
+class ScriptedDrafter:
+    """Proposes what a script says: a number of right tokens, then wrong ones.
+
+    Args:
+        truth: the target's own continuation of each request, by request index; longer than what will be generated.
+        right: how many tokens of each draft are right, see :data:`Right`.
+    """
+
+    def __init__(self, truth: Sequence[Sequence[int]], right: Right = None) -> None:
+        self.truth, self.right = truth, right
+
+    def start(self, run: Run) -> None:
+        """Learn the vocabulary; forget the run before."""
+        self._vocabulary = run.runner.vocabulary
+        self.proposed: list[int] = []
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return the script's tokens, as a drafter that is certain of them."""
+        if not batch.prefill:
+            self.proposed.append(draft_length)
+        rows = [self._row(batch, row, draft_length) for row in range(len(batch))]
+        tokens_BK = torch.tensor(rows, dtype=torch.long, device=batch.tokens_BS.device).reshape(len(batch), draft_length)
+        return Draft(tokens_BK, CERTAIN * one_hot(tokens_BK, self._vocabulary).float())
+
+    def _row(self, batch: Batch, row: int, draft_length: int) -> list[int]:
+        request = batch.sequences[row].request
+        generated = int(batch.lengths[row]) - len(request.prompt_ids)
+        right = self._right(request.index, generated, draft_length)
+        truth = [*self.truth[request.index][generated : generated + draft_length]]
+        truth += [0] * (draft_length - len(truth))
+        return [token if place < right else (token + 1) % self._vocabulary for place, token in enumerate(truth)]
+
+    def _right(self, index: int, generated: int, draft_length: int) -> int:
+        if self.right is None:
+            return draft_length
+        if isinstance(self.right, int):
+            return self.right
+        return self.right[index] if isinstance(self.right, Mapping) else self.right(index, generated)
+
+
+def always_right(truth: Sequence[Sequence[int]]) -> ScriptedDrafter:
+    """Return a drafter whose every token is the target's."""
+    return ScriptedDrafter(truth)
+
+
+def right_for(count: int, truth: Sequence[Sequence[int]]) -> ScriptedDrafter:
+    """Return a drafter whose first ``count`` tokens of every draft are the target's."""
+    return ScriptedDrafter(truth, count)
+
+
+def always_wrong(truth: Sequence[Sequence[int]]) -> ScriptedDrafter:
+    """Return a drafter none of whose tokens is the target's."""
+    return ScriptedDrafter(truth, 0)
