@@ -12,6 +12,7 @@ import torch
 
 from specframe.pool import Pool
 from specframe.protocols import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
+from specframe.sampling import shape
 from specframe.types import Batch, Sequence
 from specframe.watch import Watch
 
@@ -46,6 +47,7 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[Sequence]:
         with watch.stage("prefill" if batch.prefill else "verify"):
             logits_BTV = use.verifier.score(batch, draft)
         with watch.stage("accept"):
+            logits_BTV = shape(batch, draft.tokens_BK, logits_BTV, use.rule.sharpen)
             verdict = use.rule.judge(batch, draft, logits_BTV)
         with watch.stage("align"):
             verdict = use.alignment.commit(batch, draft, verdict)

@@ -16,7 +16,6 @@ import attrs
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils import validate_repo_id
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specframe.errors import ModelError, OptionError, UnknownNameError
@@ -195,8 +194,8 @@ def check_vocabularies(
 ) -> None:
     """Refuse a draft model whose token ids do not mean what they mean to the target.
 
-    With both tokenizers the embeddings' sizes do not matter: an id known to both is the same token, a token known to
-    both has the same id, and at most :data:`VOCABULARY_SLACK` tokens are known to one alone (special tokens that a later
+    With both tokenizers, whatever the embeddings' sizes: an id known to both is the same token, a token known to both
+    has the same id, and at most :data:`VOCABULARY_SLACK` tokens are known to one alone (special tokens that a later
     release added). Without, the embeddings' sizes may differ by as much (padding).
 
     Raises:
@@ -212,16 +211,18 @@ def check_vocabularies(
 
 
 def _compare_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
-    draft_ids = set(draft.values())
-    alone = [token for token in {**target, **draft} if token not in target or token not in draft]
-    excused = set(alone) if len(alone) <= VOCABULARY_SLACK else set()
-    for token, token_id in sorted({**draft, **target}.items(), key=lambda item: item[1]):
-        ours, theirs = target.get(token, "none"), draft.get(token, "none")
-        if ours != theirs and (token not in excused or (token in target and token_id in draft_ids)):
-            raise ModelError(
-                f"the vocabularies differ: token {token!r} has id {ours} in the target and {theirs} in the draft, "
-                f"and {len(alone)} tokens are known to one of them alone"
-            )
+    ids = target | draft | target  # the target's tokens first, and its ids where they differ
+    shared = set(target.values()) & set(draft.values())
+    added = {token for token in target.keys() ^ draft.keys() if ids[token] not in shared}
+    allowed = added if len(added) <= VOCABULARY_SLACK else set()
+    wrong = [token for token in ids if target.get(token) != draft.get(token) and token not in allowed]
+    if wrong:
+        first = min(wrong, key=ids.__getitem__)
+        ours, theirs = target.get(first, "none"), draft.get(first, "none")
+        raise ModelError(
+            f"the vocabularies differ in {len(wrong)} tokens: the first, {first!r}, has id {ours} in the target and "
+            f"{theirs} in the draft"
+        )
 
 
 @attrs.frozen
@@ -242,7 +243,7 @@ class _Source:
         except ModelError:
             raise
         except Exception as error:  # what transformers raises on a broken file depends on the file
-            raise ModelError(f"the {part} of {self} cannot be read: {_reason(error)}") from error
+            raise ModelError(f"the {part} of {self} cannot be read: {_reason(error)}{self._hint(files)}") from error
 
     def _read(self, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
         """Read from disk, and ask the hub only for what is not there: its client retries for 23 s without a network."""
@@ -258,17 +259,23 @@ class _Source:
         self._require_hub()
         return factory.from_pretrained(self.location, **options | {"local_files_only": False})
 
+    def _hint(self, files: tuple[str, ...]) -> str:
+        """Name the packages that a tokenizer of the older kind takes; transformers' error may name another."""
+        folder = _on_disk(self.location)
+        older = files == VOCABULARIES and _holds(folder, ("*.model",)) and not _holds(folder, ("tokenizer.json",))
+        return " (a tokenizer.model takes the packages sentencepiece and protobuf)" if older else ""
+
     def _require_hub(self) -> None:
         """Raise :class:`ModelError` unless the hub says soon that it has this model."""
         fault = _ask_hub(self.location)
         if fault is None:
             return
-        unknown = isinstance(fault, RepositoryNotFoundError)
+        unknown = isinstance(fault, RepositoryNotFoundError | HFValidationError)
         why = "has no public model of that id" if unknown else f"is out of reach ({_reason(fault)})"
         alias = self.name if self.name != self.location else "ALIAS"
         raise ModelError(
-            f"{self} is not on disk, or not all of it, and the hub {why}: pass the directory of a local copy, or name that "
-            f"once with `specframe models add {alias} PATH`"
+            f"{self} is not on disk, or not all of it, and the hub {why}: pass the directory of a local copy, or name "
+            f"that once with `specframe models add {alias} PATH`"
         ) from fault
 
 
@@ -276,13 +283,7 @@ def _source(role: str, name: str | os.PathLike[str]) -> _Source:
     if not isinstance(name, str | os.PathLike):
         expected = "expected an alias, a directory, a hub id or a loaded transformers model"
         raise ModelError(f"the {role} is a {type(name).__name__}: {expected}")
-    source = _Source(role, os.fspath(name), resolve(os.fspath(name)))
-    if not os.path.isdir(source.location):
-        try:
-            validate_repo_id(source.location)
-        except HFValidationError as error:
-            raise ModelError(f"{source} is neither a directory nor a hub id") from error
-    return source
+    return _Source(role, os.fspath(name), resolve(os.fspath(name)))
 
 
 def _require_causal(source: _Source) -> None:
@@ -335,4 +336,4 @@ def _ask_hub(repository: str) -> Exception | None:
 
 def _reason(error: BaseException) -> str:
     """Return an error's text as part of a sentence."""
-    return textwrap.shorten(str(error) or type(error).__name__, 240, placeholder=" ...").rstrip(".")
+    return textwrap.shorten(str(error) or type(error).__name__, 400, placeholder=" ...").rstrip(".")

@@ -167,7 +167,7 @@ class Pipeline:
         rows = min(use.scheduler.rows(self.batch_size), len(requests))
         capacity = longest + use.policy.maximum + 1
         run = Run(
-            self._runner, use.alignment, use.kv, rows, capacity, watch, seed=self.seed, draft_model=self.draft_model
+            self._runner, use.alignment, use.rule, use.kv, rows, capacity, watch, seed=self.seed, draft_model=self.draft_model
         )
         strategies = Strategies(use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):

@@ -38,6 +38,7 @@ class Pool:
         self._tokens = np.zeros((rows, capacity), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
+        self._streams_R = torch.zeros(rows, dtype=torch.long, device=device)
         self._rounds = 0
 
     def admit(self, count: int) -> list[Sequence]:
@@ -65,7 +66,7 @@ class Pool:
         if prefill or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
-            moves.apply(self._tokens_RS, self._lengths_R)
+            moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
         if prefill:
             self._write_prompts(self._batch)
@@ -80,6 +81,7 @@ class Pool:
             self._lengths_R[:count],
             self._lengths[:count],
             self._limits[:count],
+            self._streams_R[:count],
             prefill,
         )
 
@@ -93,11 +95,11 @@ class Pool:
         count = len(sequences)
         self._tokens_RS[:count].copy_(torch.from_numpy(self._tokens[:count]))
         self._lengths_R[:count].copy_(torch.from_numpy(self._lengths[:count]))
+        self._streams_R[:count].copy_(torch.tensor([sequence.request.stream for sequence in sequences]))
 
     def advance(self, batch: Batch, draft: Draft, verdict: Verdict) -> RoundReport:
         """Append what the verdict gives each row, cut at its stop, and let finished sequences go."""
-        places_BT = batch.lengths_B[:, None] + torch.arange(verdict.tokens_BT.shape[1], device=batch.lengths_B.device)
-        batch.tokens_BS.scatter_(1, places_BT, verdict.tokens_BT)
+        batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
         batch.lengths_B.add_(verdict.accepted_B + 1)
 
         accepted, tokens = verdict.host()

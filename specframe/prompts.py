@@ -11,19 +11,52 @@ import attrs
 
 from specframe.errors import OptionError, PromptError
 
-BUILT_IN = (
-    "import os\nimport sys\n",
-    "def read_lines(path):\n",
-    'def is_palindrome(text):\n    """Return True if text reads the same both ways."""\n',
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    "for name in sorted(os.listdir(path)):\n    full = os.path.join(path, name)\n    if os.path.isdir(full):\n",
-    'def parse_header(line):\n    """Split a header line into its name and value.\n\n    Raise ValueError if there is no colon.\n    """\n'
-    '    if ":" not in line:\n',
-    "class Node:\n    def __init__(self, value, next=None):\n        self.value = value\n        self.next = next\n\n"
-    "    def __repr__(self):\n        return",
-    "import unittest\n\n\nclass TestQueue(unittest.TestCase):\n    def setUp(self):\n        self.queue = Queue(maxsize=4)\n\n"
-    "    def test_empty(self):\n        self.assertTrue(self.queue.empty())\n\n    def test_put(self):\n",
-)
+_BUILT_IN = '''\
+import os
+import sys
+
+=====
+def read_lines(path):
+=====
+def is_palindrome(text):
+    """Return True if text reads the same both ways."""
+=====
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+=====
+for name in sorted(os.listdir(path)):
+    full = os.path.join(path, name)
+    if os.path.isdir(full):
+=====
+def parse_header(line):
+    """Split a header line into its name and value.
+
+    Raise ValueError if there is no colon.
+    """
+    if ":" not in line:
+=====
+class Node:
+    def __init__(self, value, next=None):
+        self.value = value
+        self.next = next
+
+    def __repr__(self):
+=====
+import unittest
+
+class TestQueue(unittest.TestCase):
+    def setUp(self):
+        self.queue = Queue(maxsize=4)
+
+    def test_empty(self):
+        self.assertTrue(self.queue.empty())
+
+    def test_put(self):
+'''
+BUILT_IN = tuple(_BUILT_IN.split("=====\n"))
 """Starts of Python code, short and long, for a run that was given no prompts."""
 
 KEYS = ("prompt", "text", "turns")
@@ -51,7 +84,9 @@ def from_file(path: str) -> list[Prompt]:
         OptionError: the file cannot be read or holds no prompt.
     """
     name = "standard input" if path == "-" else path
-    lines = [(n, line.removesuffix("\r")) for n, line in enumerate(read(path, name).split("\n"), start=1) if line.strip()]
+    lines = [
+        (n, line.removesuffix("\r")) for n, line in enumerate(read(path, name).split("\n"), start=1) if line.strip()
+    ]
     if not lines:
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
     if Path(path).suffix.lower() in (".jsonl", ".ndjson") or looks_like_objects([line for _, line in lines]):
@@ -68,7 +103,9 @@ def read(path: str, name: str) -> str:
         raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         byte, place = error.object[error.start], error.start
-        raise OptionError(f"--prompts: {name} is not text: expected UTF-8, got byte 0x{byte:02x} at place {place}") from error
+        raise OptionError(
+            f"--prompts: {name} is not text: expected UTF-8, got byte 0x{byte:02x} at place {place}"
+        ) from error
 
 
 def looks_like_objects(lines: list[str]) -> bool:
@@ -116,4 +153,3 @@ def checked(text: str, place: str) -> Prompt:
     if any("\ud800" <= character <= "\udfff" for character in text):
         return Prompt(text, f"{place}: expected text, got half of a surrogate pair or a byte that is not UTF-8")
     return Prompt(text)
-

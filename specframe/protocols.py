@@ -43,9 +43,16 @@ class AcceptanceRule(Strategy, Protocol):
 
     lossless: bool
     """Whether the output is distributed as the target's own."""
+    sharpen: bool
+    """Whether rows decoded greedily are handed over as distributions with all mass on one token."""
+    compares: bool
+    """Whether it compares the target's distribution with the draft's: drafters then return their logits."""
+
+    def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
 
     def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
-        """Return what stands, from the target's logits (B, K + 1, V), without leaving the device."""
+        """Return what stands, from the target's shaped logits (B, K + 1, V), without leaving the device."""
 
 
 class Layout(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from specframe.protocols import Alignment, KVBackend
+from specframe.protocols import AcceptanceRule, Alignment, KVBackend
 from specframe.runner import CachedModel, ModelRunner
 from specframe.watch import Watch
 
@@ -16,6 +16,7 @@ class Run:
 
     runner: ModelRunner
     alignment: Alignment
+    rule: AcceptanceRule
     kv: KVBackend
     rows: int
     capacity: int

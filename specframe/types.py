@@ -12,6 +12,8 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.plan import GREEDY, Plan
+
 FinishReason = Literal["eos", "length", "stop", "error"]
 
 
@@ -26,6 +28,10 @@ class Request:
     prompt_ids: list[int]
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
+    plan: Plan = GREEDY
+    """What its logits go through before a token is chosen."""
+    stream: int = 0
+    """Which stream of random numbers is its own."""
 
 
 @attrs.define
@@ -89,6 +95,8 @@ class Batch:
     """``lengths_B`` on the host."""
     limits: np.ndarray
     """The length at which each row ends, on the host."""
+    streams_B: torch.Tensor
+    """Which stream of random numbers is each row's own."""
     prefill: bool
     """Whether this round reads prompts: the draft length is then 0 and no row has anything cached."""
 
@@ -100,13 +108,16 @@ class Batch:
         """Length of the longest row."""
         return int(self.lengths.max())
 
+    def positions(self, offset: int, count: int) -> torch.Tensor:
+        """Return the ``count`` positions from ``offset`` after each row's last token on, (B, count)."""
+        return self.lengths_B[:, None] + torch.arange(offset, offset + count, device=self.lengths_B.device)
+
     def last_tokens(self, width: int, offset: int = 0) -> torch.Tensor:
         """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width).
 
         Places before a row's first token repeat that token: they are padding to whoever feeds them.
         """
-        places_BT = self.lengths_B[:, None] + torch.arange(offset - width, offset, device=self.lengths_B.device)
-        return self.tokens_BS.gather(1, places_BT.clamp_(min=0))
+        return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
 
 
 @attrs.frozen(eq=False)

@@ -64,7 +64,7 @@ def offered() -> dict[str, Entry]:
 
 
 def load(entry: Entry) -> click.Command:
-    """Return a plugin's command, or one that fails with the reason why that cannot be had, so that others still list."""
+    """Return a plugin's command, or one that fails with the reason why that cannot be had: the others still list."""
     try:
         command = entry.factory
         if not isinstance(command, click.Command):
@@ -82,7 +82,9 @@ def broken(name: str, fault: PluginError) -> click.Command:
         raise fault
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, callback=callback, help=str(fault), short_help="(fails to load)", context_settings=anything)
+    return click.Command(
+        name, callback=callback, help=str(fault), short_help="(fails to load)", context_settings=anything
+    )
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

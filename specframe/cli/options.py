@@ -44,7 +44,7 @@ PIPELINE = (
         metavar="D",
         default="auto",
         show_default=True,
-        help="A draft model, or a drafter by name: none decodes plainly, auto takes the model that drafts for the target.",
+        help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
     ),
     click.option(
         "--align",

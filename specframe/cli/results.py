@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,18 @@ def record(result: Result, index: int, prompt: Prompt) -> Record:
     return kept | ({"error": result.error} if result.error else {})
 
 
+def parsed(line: bytes, place: str) -> Record:
+    """Return the record in a line; raise :class:`OptionError` when it holds none."""
+    expected = {"index": int, "prompt": str, "finish_reason": str, "settings": dict}
+    try:
+        kept = json.loads(line)
+    except ValueError:
+        kept = None
+    if not isinstance(kept, dict) or not all(isinstance(kept.get(key), kind) for key, kind in expected.items()):
+        raise OptionError(f"--resume: {place} is no result: expected a file that `specframe run --output` wrote")
+    return kept
+
+
 class ResultFile:
     """One JSON line per finished sequence, flushed at once; sorted by index when the run is complete.
 
@@ -55,7 +67,9 @@ class ResultFile:
         if self.path.exists() and not self.path.is_file():
             raise OptionError(f"--output: expected a file, got {path!r}, which is something else")
         if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise OptionError(f"--output: {path} cannot be written: expected a folder that exists and may be written to")
+            raise OptionError(
+                f"--output: {path} cannot be written: expected a folder that exists and may be written to"
+            )
 
     @property
     def done(self) -> set[int]:
@@ -86,21 +100,15 @@ class ResultFile:
 
     def _kept(self, line: bytes, place: str) -> Record:
         """Return the record in a line after checking that it belongs to this run."""
-        try:
-            kept = json.loads(line)
-            index, prompt, settings, failed = (
-                kept["index"], kept["prompt"], kept["settings"], kept["finish_reason"] == "error"
-            )  # fmt: skip
-            differing = {key: settings.get(key) for key, value in self._settings.items() if settings.get(key) != value}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise OptionError(f"--resume: {place} is not a result of specframe run: expected a file it wrote") from error
-        if differing:
-            key, value = next(iter(differing.items()))
-            raise OptionError(
-                f"--resume: {place} was made with {key.replace('_', '-')} {value}: expected {self._settings[key]}, as now asked for"
-            )
-        if not failed and (index >= len(self._prompts) or self._prompts[index].text != prompt):
-            raise OptionError(f"--resume: {place} answers another prompt: expected prompt {index} of those now asked for")
+        kept = parsed(line, place)
+        for key, value in self._settings.items():
+            if kept["settings"].get(key) != value:
+                then, now = ("the default" if v is None else v for v in (kept["settings"].get(key), value))
+                option = key.replace("_", "-")
+                raise OptionError(f"--resume: {place} was made with {option} {then}: expected {now}, as now asked for")
+        index, failed = kept["index"], kept["finish_reason"] == "error"
+        if not failed and (index >= len(self._prompts) or self._prompts[index].text != kept["prompt"]):
+            raise OptionError(f"--resume: {place} answers another prompt: expected prompt {index} of those now given")
         return kept
 
     @contextlib.contextmanager
@@ -108,8 +116,10 @@ class ResultFile:
         """Open the file for :meth:`write`, starting with the lines taken over; sort it when all went well."""
         with self._faults():
             self._replace(self._lines.values())
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as self._file:
-                yield
+            self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
+        with self._file:
+            yield
+        with self._faults():
             self._replace(line for _, line in sorted(self._lines.items()))
 
     def write(self, kept: Record) -> None:
@@ -120,7 +130,7 @@ class ResultFile:
             self._file.write(line + "\n")
             self._file.flush()
 
-    def _replace(self, lines: Any) -> None:
+    def _replace(self, lines: Iterable[str]) -> None:
         """Put these lines in the file's place, all or nothing."""
         draft = self.path.with_name(self.path.name + ".part")
         with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:

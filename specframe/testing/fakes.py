@@ -14,7 +14,7 @@ from specframe.run import Run
 from specframe.types import Batch, Draft
 
 CERTAIN = 100.0
-"""Logit of a fake's choice above all others: its distribution is a point mass, for which every lossless rule is greedy."""
+"""Logit of a fake's choice above all others: its distribution is a point mass, so that every lossless rule is greedy."""
 
 
 class FakeConfig(PreTrainedConfig):
@@ -34,16 +34,17 @@ class FakeConfig(PreTrainedConfig):
         self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
         self.seed, self.slip_every = seed, slip_every
         self.num_hidden_layers = 1
-        super().__init__(eos_token_id=eos_token_id, pad_token_id=eos_token_id, **options)
+        self.eos_token_id = self.pad_token_id = eos_token_id
+        super().__init__(**options)
 
 
 class FakeModel(PreTrainedModel):
-    """A causal language model without weights, whose next token is a hash of every (token, position) pair it attends to.
+    """A language model without weights, whose next token is a hash of every (token, position) pair it attends to.
 
-    The pairs are read through the KV cache, half of each pair from the keys and half from the values, and summed in whole
-    numbers. One key too many, too few or twice, a wrong position, a stale slot or a key beside another's value changes the
-    output; the order of slots, rows and padding does not. Two fakes of one seed agree, but for one context in
-    ``slip_every`` in which the one that slips answers something else.
+    The pairs are read through the KV cache, from keys and values alike, and summed in whole numbers. One key too many,
+    too few or twice, a wrong position, a stale slot or a key beside another's value changes the output; the order of
+    slots, rows and padding does not. Two fakes of one seed agree, but for one context in ``slip_every`` in which the
+    one that slips answers something else.
     """
 
     config_class = FakeConfig
@@ -145,7 +146,9 @@ class ScriptedDrafter:
         if not batch.prefill:
             self.proposed.append(draft_length)
         rows = [self._row(batch, row, draft_length) for row in range(len(batch))]
-        tokens_BK = torch.tensor(rows, dtype=torch.long, device=batch.tokens_BS.device).reshape(len(batch), draft_length)
+        tokens_BK = torch.tensor(rows, dtype=torch.long, device=batch.tokens_BS.device).reshape(
+            len(batch), draft_length
+        )
         return Draft(tokens_BK, CERTAIN * one_hot(tokens_BK, self._vocabulary).float())
 
     def _row(self, batch: Batch, row: int, draft_length: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Small random models of real architectures, odd in the ways real ones are: grouped heads, tied weights, learned positions.
+"""Small random models of real architectures, odd in the ways real ones are: shared heads, tied weights, few windows.
 
 Weights are wide enough that no two logits come near a tie, and pad is eos in every model.
 """
@@ -34,7 +34,10 @@ _GROUPED = {
 }
 
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {**_GROUPED, "num_attention_heads": 6, "hidden_size": 36, "head_dim": 6, "num_key_value_heads": 3}),
+    "llama": (
+        "Llama",
+        {**_GROUPED, "num_attention_heads": 6, "hidden_size": 36, "head_dim": 6, "num_key_value_heads": 3},
+    ),
     "qwen3": ("Qwen3", {**_GROUPED, "head_dim": 12, "tie_word_embeddings": True}),
     "glm4": ("Glm4", {**_GROUPED, "partial_rotary_factor": 0.5, "num_key_value_heads": 1}),
     "mistral": ("Mistral", {**_GROUPED, "sliding_window": 7}),

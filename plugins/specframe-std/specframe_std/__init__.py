@@ -20,6 +20,10 @@ def specframe_register_verifiers(register: Register) -> None:
 @hookimpl
 def specframe_register_acceptance_rules(register: Register) -> None:
     register("greedy", "specframe_std.acceptance.greedy:Greedy")
+    register("rejection", "specframe_std.acceptance.rejection:Rejection")
+    register("block", "specframe_std.acceptance.block:Block")
+    register("gumbel", "specframe_std.acceptance.gumbel:Gumbel")
+    register("typical", "specframe_std.acceptance.typical:Typical")
 
 
 @hookimpl

@@ -12,9 +12,15 @@ class Greedy:
     """Accepts draft tokens while they are the target's most likely ones: the target's own greedy output."""
 
     lossless = True
+    sharpen = False
+    compares = False
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
+
+    def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the most likely token, (B,)."""
+        return logits_BV.argmax(-1)
 
     def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
         """Return the longest agreeing prefix and the target's choice after it.

@@ -8,12 +8,13 @@ import torch
 from specframe.errors import CompositionError
 from specframe.run import Run
 from specframe.runner import ModelRunner
+from specframe.sampling import shape
 from specframe.seating import Seating
 from specframe.types import Batch, Draft
 
 
 class ModelDrafter:
-    """Proposes the most likely continuation under a small language model.
+    """Proposes a small language model's own continuation, chosen as the acceptance rule asks.
 
     After a round the cache may lack the last two tokens of a row (the last draft token is never fed when it is proposed, and
     the bonus token is the target's). Every row is therefore fed exactly its last two tokens first and one token after that:
@@ -26,12 +27,13 @@ class ModelDrafter:
         if run.draft_model is None:
             raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
         self._cache = run.open_cache(ModelRunner(run.draft_model, "draft"))
+        self._rule = run.rule
         self._vocabulary = min(run.runner.vocabulary, self._cache.runner.vocabulary)
         self._seating = Seating(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
 
     def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens per row, each the draft model's most likely."""
+        """Return ``draft_length`` tokens per row with the logits they were chosen from."""
         self._seating.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         if batch.prefill:
@@ -42,10 +44,14 @@ class ModelDrafter:
 
         width = max(2, int((batch.lengths - cached).max()))
         self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
-        ids_BT, tokens = batch.last_tokens(width), []
+        ids_BT, logits = batch.last_tokens(width), []
+        tokens_BK = batch.tokens_BS[:, :0]
         for offset in range(draft_length):
-            logits_B1V = self._cache.feed(batch, ids_BT, offset)
-            ids_BT = logits_B1V[..., : self._vocabulary].argmax(-1)
-            tokens.append(ids_BT)
+            logits_B1V = self._cache.feed(batch, ids_BT, offset)[..., : self._vocabulary]
+            logits_B1V = shape(batch, tokens_BK, logits_B1V, self._rule.sharpen)
+            ids_BT = self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
+            tokens_BK = torch.cat([tokens_BK, ids_BT], dim=1)
+            if self._rule.compares:
+                logits.append(logits_B1V)
         cached[:] = batch.lengths + draft_length - 1
-        return Draft(torch.cat(tokens, dim=1))
+        return Draft(tokens_BK, torch.cat(logits, dim=1) if self._rule.compares else None)

@@ -1,0 +1,38 @@
+"""Block verification (Sun et al. 2024): decide on the whole draft jointly."""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.noise import Stream, uniform
+from specframe.types import Batch, Draft, Verdict
+from specframe_std.acceptance.rejection import Rejection, likelihoods, probabilities, residual, verdict
+
+
+class Block(Rejection):
+    """Accepts the longest prefix that a joint test passes: lossless, and never fewer tokens on average than rejection.
+
+    With p_0 = 1 and p_i = min(1, p_{i-1} * P(x_i) / Q(x_i)), prefix i passes with probability h_i = S_i / (S_i + 1 - p_i), where
+    S_i = sum over x of max(0, p_i P(x | x_1..x_i) - Q(x | x_1..x_i)); the whole draft with h_K = p_K.
+    """
+
+    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+        """Return the longest passing prefix and a sample from max(0, p_i P - Q) after it."""
+        target_BTV = logits_BTV.float().softmax(-1)
+        draft_BKV = probabilities(draft, logits_BTV.shape[-1])
+        ratios_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
+        joint = [torch.ones_like(ratios_BK[:, :1] if draft.length else logits_BTV[:, :1, 0], dtype=torch.float32)]
+        for place in range(draft.length):
+            joint.append((joint[-1] * ratios_BK[:, place : place + 1]).clamp(max=1))
+        joint_BT = torch.cat(joint, dim=1)
+
+        accepted_B = torch.zeros_like(batch.lengths_B)
+        if draft.length:
+            left_BK = (joint_BT[:, 1:-1, None] * target_BTV[:, 1:-1] - draft_BKV[:, 1:]).clamp_(min=0).sum(-1)
+            inner_BK = left_BK / (left_BK + 1 - joint_BT[:, 1:-1])
+            passing_BK = torch.cat([inner_BK.nan_to_num(1.0), joint_BT[:, -1:]], dim=1)
+            drawn_BK = uniform(self._seed, batch.streams_B[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
+            places_K = torch.arange(1, draft.length + 1, device=accepted_B.device)
+            accepted_B = torch.where(drawn_BK <= passing_BK, places_K, 0).amax(1)
+        scale_B = joint_BT.gather(1, accepted_B[:, None])[:, 0]
+        return verdict(self._seed, batch, draft, accepted_B, residual(accepted_B, target_BTV, draft_BKV, scale_B))

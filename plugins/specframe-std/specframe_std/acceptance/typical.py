@@ -1,0 +1,35 @@
+"""Typical acceptance (Medusa, Cai et al. 2024). Not lossless."""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.types import Batch, Draft, Verdict
+from specframe_std.acceptance.rejection import Rejection, likelihoods, verdict
+
+
+class Typical(Rejection):
+    """Accepts a draft token whose probability exceeds min(epsilon, delta * exp(-entropy)). NOT lossless: it favours the draft.
+
+    Options:
+        epsilon: the threshold where the target is certain; 0.09 as published.
+        delta: its factor where the target is not; 0.3 as published.
+    """
+
+    lossless = False
+    compares = False
+
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
+        if not 0 < epsilon <= 1 or delta <= 0:
+            raise ValueError(f"epsilon must be in (0, 1] and delta above 0, got {epsilon} and {delta}")
+        self._epsilon, self._delta = epsilon, delta
+
+    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+        """Return the longest typical prefix and a sample from the target after it."""
+        target_BTV = logits_BTV.float().softmax(-1)
+        entropy_BT = torch.special.entr(target_BTV).sum(-1)
+        threshold_BT = (self._delta * torch.exp(-entropy_BT)).clamp(max=self._epsilon)
+        typical_BK = likelihoods(target_BTV, draft) > threshold_BT[:, : draft.length]
+        accepted_B = typical_BK.long().cumprod(1).sum(1)
+        rows = torch.arange(len(accepted_B), device=accepted_B.device)
+        return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, accepted_B])

@@ -1,0 +1,131 @@
+"""What ``specframe run`` shows: progress, completions, figures."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+import attrs
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from specframe.cli.results import Record
+from specframe.cli.tables import show_table
+from specframe.observers import RunReport, Watcher
+from specframe.types import RoundReport
+
+FIGURES = (
+    "sequences",
+    "errors",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "rounds",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance_histogram",
+    "realign_share",
+    "padding_share",
+    "grouping_rate",
+    "target_forwards",
+    "draft_forwards",
+    "peak_kv_bytes",
+)
+
+
+class Display(Watcher):
+    """Completions on standard output as they finish; on standard error, where it is a terminal, a progress bar.
+
+    It is an observer: the bar moves with every round.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        self._out, error = Console(highlight=False), Console(stderr=True)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=error,
+            transient=True,
+            redirect_stdout=False,
+            disable=not error.is_terminal,
+        )
+        if self._out.is_terminal and error.is_terminal:
+            self._out = error  # printed through the console that draws the bar, so that the two do not mix
+        self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
+        self._tokens = self._drafted = self._accepted = 0
+        self._started = 0.0
+
+    def __enter__(self) -> Self:
+        """Start the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+    def decoding(self) -> None:
+        """Say that models are loaded and the clock runs."""
+        self._started = time.perf_counter()
+        self._bar.update(self._task, description="decoding")
+
+    def round(self, report: RoundReport) -> None:
+        """Move the bar's figures."""
+        self._tokens += int(report.gained.sum())
+        self._drafted += report.draft.length * len(report.sequences)
+        self._accepted += int(report.accepted.sum())
+        speed = self._tokens / (time.perf_counter() - self._started)
+        rate = f", acceptance {self._accepted / self._drafted:.2f}" if self._drafted else ""
+        self._bar.update(self._task, figures=f"{speed:,.0f} tokens/s{rate}")
+
+    def completion(self, kept: Record) -> None:
+        """Show one finished prompt."""
+        self._bar.advance(self._task)
+        mark = f"[{kept['index']}]"
+        if kept["finish_reason"] == "error":
+            click.echo(f"{mark} error: {kept['error']}", err=True)
+            return
+        heading = f"{mark} {kept['finish_reason']}, {len(kept['token_ids'])} tokens"
+        if not self._out.is_terminal:
+            click.echo(f"{heading}\n{kept['prompt']}{kept['text']}\n")
+            return
+        text = Text.assemble((mark, "bold cyan"), (heading.removeprefix(mark) + "\n", "dim"))
+        text.append(visible(kept["prompt"]), "dim")
+        text.append(visible(kept["text"]) + "\n")
+        self._out.print(text, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """Return text whose escape characters are shown, not obeyed, by a terminal."""
+    return text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
+
+
+def show_figures(report: RunReport, failed: int) -> None:
+    """Print a run's figures, and where its time went; ``failed`` counts prompts that could not be read, too."""
+    report = attrs.evolve(report, errors=failed)
+    rows = [(name, figure(getattr(report, name))) for name in FIGURES]
+    show_table(("figure", "value"), rows, numbers=True)
+    click.echo()
+    shares = report.stage_shares
+    stages = sorted(report.stage_seconds.items(), key=lambda item: -item[1])
+    show_table(("stage", "seconds", "share"), [(s, f"{t:.3f}", f"{shares[s]:.3f}") for s, t in stages], numbers=True)
+    click.echo()
+
+
+def figure(value: float | dict[int, int]) -> str:
+    """Return a figure as text: ``accepted:rounds`` pairs for a histogram."""
+    if isinstance(value, dict):
+        return " ".join(f"{accepted}:{rounds}" for accepted, rounds in value.items()) or "-"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -1,0 +1,33 @@
+"""Tables: drawn on a terminal, plain aligned columns everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", numbers: bool = False) -> None:
+    """Print a table on standard output; ``numbers``: all but the first column are numbers."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        plain(columns, rows)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if numbers and place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns two spaces apart, a line per row whatever its width."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,103 @@
+"""Grids: several values per option, expanded into cells, each checked before any model is loaded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from specframe.errors import CompositionError, OptionError
+
+Cell = dict[str, Any]
+"""One value per option: what :class:`specframe.Pipeline` takes."""
+
+
+@attrs.frozen
+class Grid:
+    """The cells that can be run, and those whose strategies do not fit each other, with the sentence that says why."""
+
+    cells: list[Cell]
+    refused: list[tuple[Cell, str]] = attrs.Factory(list)
+
+
+def split_list(text: str) -> list[str]:
+    """Split a comma list of values; a part with ``=`` is an option of the name before it.
+
+    ``ragged,masking,positions=content,eqspec`` is ``ragged``, ``masking,positions=content`` and ``eqspec``.
+    """
+    values: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        if not part:
+            raise OptionError(f"the list {text!r}: expected a value between two commas, got nothing")
+        if "=" not in part:
+            values.append(part)
+        elif values:
+            values[-1] += f",{part}"
+        else:
+            raise OptionError(f"the list {text!r}: expected a name before {part!r}, as in 'name,{part}'")
+    return list(dict.fromkeys(values))
+
+
+def expand(options: Mapping[str, Any]) -> list[Cell]:
+    """Return one cell per combination of values, the last option varying fastest.
+
+    A text is split as a comma list, a list gives its elements, anything else is a single value.
+    """
+    axes = [values(given) for given in options.values()]
+    return [dict(zip(options, chosen, strict=True)) for chosen in itertools.product(*axes)]
+
+
+def values(given: Any) -> list[Any]:
+    """Return the values of one option."""
+    if isinstance(given, str):
+        return split_list(given)
+    if isinstance(given, list | tuple):
+        if not given:
+            raise OptionError("a list of values: expected at least one, got none")
+        return list(given)
+    return [given]
+
+
+def checked(cells: Iterable[Cell]) -> Grid:
+    """Return the cells after checking every value, with those set apart whose strategies do not fit each other.
+
+    Raises:
+        SpecframeError: a value that nothing provides, or no cell that can be run.
+    """
+    grid = Grid([])
+    for cell in cells:
+        try:
+            check_cell(cell)
+        except CompositionError as fault:
+            grid.refused.append((cell, str(fault)))
+        else:
+            grid.cells.append(cell)
+    if not grid.cells:
+        raise CompositionError(grid.refused[0][1] if grid.refused else "the grid has no cell")
+    return grid
+
+
+def check_cell(cell: Cell) -> None:
+    """Compose one cell's strategies and look its models up, without loading them."""
+    from specframe import models
+    from specframe.compose import compose
+    from specframe.pipeline import at_least_one, choose
+    from specframe.plugins import registry
+
+    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
+    for name in (target, draft_model):
+        if isinstance(name, str):
+            models.resolve(name)
+    defaults: Cell = {"verify": "chain", "accept": "greedy", "align": "ragged", "schedule": None, "kv": None}
+    roles = {role: cell.get(role, default) for role, default in {**defaults, "draft_length": 5}.items()}
+    compose(registry(), drafter=drafter, **roles)
+    at_least_one("batch_size", cell.get("batch_size", 8))
+    models.pick_dtype(cell.get("dtype", "auto"), models.pick_device(cell.get("device", "auto")))
+
+
+def varying(cells: Iterable[Cell]) -> list[str]:
+    """Return the options that differ between cells, in the cells' own order."""
+    cells = list(cells)
+    return [option for option in cells[0] if any(cell[option] != cells[0][option] for cell in cells)] if cells else []

@@ -1,0 +1,67 @@
+"""Random numbers that depend on what they are for, and on nothing else.
+
+A number is a hash of (seed, sequence, position, stream), so a sequence draws the same numbers whatever its row, its batch or the
+number of rounds it took. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), in int64 arithmetic that wraps
+alike on every device.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+_STEP = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed number
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Stream(IntEnum):
+    """What a random number is for: numbers of different streams are independent."""
+
+    TARGET = 1
+    """Choosing the target's own token."""
+    DRAFT = 2
+    """Choosing a draft token."""
+    ACCEPT = 3
+    """Accepting a draft token."""
+
+
+def hashed(*parts: torch.Tensor | int) -> torch.Tensor:
+    """Return a well-mixed int64 for every combination of the parts, which broadcast against each other."""
+    state = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        state = _mix(state * _STEP + part + _STEP)
+    return state
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: torch.Tensor, places: int) -> torch.Tensor:
+    """Return ``x`` shifted right as if it were unsigned."""
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def uniform(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+    """Return float64 numbers in (0, 1), one for each pair of sequence index and position; the two broadcast."""
+    bits = _shifted(_keys(seed, sequences, positions, stream), 11)
+    return (bits.double() + 0.5) * 2.0**-53
+
+
+def gumbel(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int, vocabulary: int) -> torch.Tensor:
+    """Return float32 standard Gumbel noise of shape (..., vocabulary), one vector for each pair.
+
+    Adding it to logits and taking the arg max samples from their softmax.
+    """
+    ids = torch.arange(vocabulary, device=positions.device)
+    bits = _shifted(_mix(_keys(seed, sequences, positions, stream)[..., None] + ids * _STEP), 32)
+    exponential = -torch.log1p(-(bits.float() + 0.5) * 2.0**-32)
+    return -exponential.log()
+
+
+def _keys(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+    return hashed(seed, stream, sequences, positions)

@@ -1,0 +1,34 @@
+"""One suite per role. Subclass it, override ``make`` and run pytest::
+
+    class TestMyDrafter(DrafterSuite):
+        def make(self):
+            return MyDrafter()          # or "my-drafter", "my-drafter,option=3"
+
+``make`` returns a new strategy each time, or the name it is registered under. The other roles are played by fakes and by
+the standard strategies. Every suite inherits :class:`DecodingSuite`: whatever the role, what is decoded with the strategy
+equals the reference decoder's tokens, for ragged batches, in any order and batch size, wherever sequences stop.
+"""
+
+from __future__ import annotations
+
+from specframe.testing.conformance.acceptance import AcceptanceRuleSuite
+from specframe.testing.conformance.alignment import AlignmentSuite
+from specframe.testing.conformance.decoding import DecodingSuite
+from specframe.testing.conformance.drafter import DrafterSuite
+from specframe.testing.conformance.kv import KVBackendSuite
+from specframe.testing.conformance.policy import DraftLengthPolicySuite
+from specframe.testing.conformance.scheduler import SchedulerSuite
+from specframe.testing.conformance.stops import StopSuite
+from specframe.testing.conformance.verifier import VerifierSuite
+
+__all__ = [
+    "AcceptanceRuleSuite",
+    "AlignmentSuite",
+    "DecodingSuite",
+    "DraftLengthPolicySuite",
+    "DrafterSuite",
+    "KVBackendSuite",
+    "SchedulerSuite",
+    "StopSuite",
+    "VerifierSuite",
+]

@@ -1,0 +1,87 @@
+"""Acceptance rules: which draft tokens stand, and the token after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from specframe.testing import fakes, harness
+from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
+from specframe.types import Draft, Verdict
+
+VOCABULARY = 11
+
+
+class AcceptanceRuleSuite(DecodingSuite):
+    """Tests of an acceptance rule. Targets and drafts here are certain: all that counts is where they agree."""
+
+    role = "acceptance rule"
+
+    @property
+    def lossless(self) -> bool:
+        """What the rule promises."""
+        return bool(self.object().lossless)
+
+    def judge(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
+        """Judge drafts against a target that is certain of ``choices``; return the verdict and the standing tokens."""
+        rule: Any = self.object()
+        rule.start(harness.open_run(fakes.fake_target(), rows=len(choices), capacity=8))
+        pool = harness.open_pool(harness.requests([[1 + row] for row in range(len(choices))], 9))
+        batch = pool.batch(pool.admit(len(choices)))
+        logits_BTV = certain(torch.tensor(choices))
+        tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(choices), -1)
+        draft = Draft(tokens_BK, certain(tokens_BK))
+        before = logits_BTV.clone(), tokens_BK.clone()
+        verdict = rule.judge(batch, draft, logits_BTV)
+        assert torch.equal(logits_BTV, before[0]), "judging changed the logits"
+        assert torch.equal(tokens_BK, before[1]), "judging changed the draft"
+        accepted, tokens = verdict.host()
+        return verdict, [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+
+    def test_full_acceptance(self) -> None:
+        """A draft that is right in full yields K + 1 tokens."""
+        assert self.judge([[3, 4, 5, 6]], [[3, 4, 5]])[1] == [[3, 4, 5, 6]]
+
+    @pytest.mark.parametrize("wrong", [0, 1, 2])
+    def test_first_wrong_token_ends_the_draft(self, wrong: int) -> None:
+        """What stands ends before the first wrong token, which the target's own replaces; later luck does not count."""
+        self.require_lossless()
+        drafted = [3, 4, 5]
+        drafted[wrong] = 9
+        assert self.judge([[3, 4, 5, 6]], [drafted])[1] == [[3, 4, 5][: wrong + 1]]
+
+    def test_rows_are_judged_alone(self) -> None:
+        """Each row is judged by its own tokens, whatever stands beside it."""
+        self.require_lossless()
+        choices = [[3, 4, 5], [6, 7, 8], [1, 2, 3]]
+        drafted = [[3, 4], [9, 7], [1, 9]]
+        assert self.judge(choices, drafted)[1] == [[3, 4, 5], [6], [1, 2]]
+        assert self.judge(choices[::-1], drafted[::-1])[1] == [[1, 2], [6], [3, 4, 5]]
+
+    def test_empty_draft(self) -> None:
+        """Without a draft one token stands, the target's own."""
+        assert self.judge([[3], [4]], [[], []])[1] == [[3], [4]]
+
+    def test_shapes(self) -> None:
+        """A verdict has whole numbers: accepted (B), between 0 and K, and tokens (B, K + 1)."""
+        verdict, _ = self.judge([[3, 4, 5], [6, 7, 8]], [[3, 4], [9, 7]])
+        assert verdict.accepted_B.shape == (2,)
+        assert verdict.tokens_BT.shape == (2, 3)
+        assert {verdict.accepted_B.dtype, verdict.tokens_BT.dtype} == {torch.long}
+        assert 0 <= int(verdict.accepted_B.min()) <= int(verdict.accepted_B.max()) <= 2
+
+    def test_right_drafts_stand(self) -> None:
+        """Rounds of right drafts yield K + 1 tokens each, up to the end."""
+        target, _ = fake_pair()
+        asked = usual_requests(target, new=11, stop=False)
+        results = self.verify(self.pipeline(target, fakes.always_right(harness.truth(target, asked))), asked)
+        assert {result.metrics.num_spec_steps for result in results} == {2}
+        assert {result.metrics.num_accepted_draft_tokens for result in results} == {8}
+
+
+def certain(tokens: torch.Tensor) -> torch.Tensor:
+    """Return logits that leave no doubt about these tokens."""
+    return fakes.CERTAIN * one_hot(tokens, VOCABULARY).float()

@@ -1,0 +1,75 @@
+"""Alignments: tokens keep their places and positions, whatever is rejected, moved or gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from specframe import runner
+from specframe.compose import fitting_backends
+from specframe.plugins import registry
+from specframe.testing import fakes, harness
+from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
+
+SCHEDULERS = ("fixed", "continuous", "same-length,window=4")
+
+
+class AlignmentSuite(DecodingSuite):
+    """Tests of an alignment, on every installed KV backend that can carry it and under each standard scheduler."""
+
+    role = "alignment"
+
+    @property
+    def lossless(self) -> bool:
+        """What the alignment promises."""
+        return bool(self.object().lossless)
+
+    def surroundings(self) -> Sequence[dict[str, Any]]:
+        """Return every KV backend that fits, with each scheduler."""
+        backends = fitting_backends(registry(), self.object())
+        return [{"kv": kv, "schedule": schedule} for kv in backends for schedule in SCHEDULERS]
+
+    def test_asks_for_what_is_there(self) -> None:
+        """The scheduler and the KV backend it asks for are installed, and the backend can carry it."""
+        alignment = self.object()
+        assert alignment.kv in fitting_backends(registry(), alignment)
+        assert alignment.scheduler in registry().names("scheduler")
+
+    @pytest.mark.parametrize("architecture", ["mistral", "gemma3", "opt"])
+    def test_windows_and_learned_positions(self, architecture: str, surroundings: dict[str, Any]) -> None:
+        """Sliding windows, mixed layers and learned positions see what they see in the reference."""
+        target, draft = real_pair(architecture, "good")
+        self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target, new=6))
+
+    def test_draft_model_is_fed_few_tokens(self, surroundings: dict[str, Any]) -> None:
+        """After the prompt the draft model is fed at most K + 1 tokens per row and round, however rows are moved."""
+        target, draft = fake_pair()
+        feeds = harness.Feeds()
+        self.verify(self.pipeline(target, draft, observers=[feeds], **surroundings), usual_requests(target))
+        assert feeds.decoding
+        for round in feeds.decoding:
+            assert 0 < sum(tokens for _, tokens in round.draft) <= round.report.draft.length + 1
+            assert {rows for rows, _ in round.draft + round.target} == {round.rows}
+
+    def test_full_acceptance(self, surroundings: dict[str, Any]) -> None:
+        """Rounds of right drafts yield K + 1 tokens for every row."""
+        target, _ = fake_pair()
+        asked = usual_requests(target, new=11, stop=False)
+        drafter = fakes.always_right(harness.truth(target, asked))
+        results = self.verify(self.pipeline(target, drafter, **surroundings), asked)
+        assert {result.metrics.num_spec_steps for result in results} == {2}
+
+    def test_prompts_read_in_chunks(self, surroundings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Prompts read in several passes, rows that have not begun beside rows that have, are cached alike."""
+        monkeypatch.setattr(runner, "PREFILL_TOKENS", 8)
+        target, draft = fake_pair()
+        self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))
+
+    def test_longest_row_leaves(self) -> None:
+        """When the longest row is gone, what was aligned to it goes on."""
+        target, draft = fake_pair()
+        prompts = harness.random_prompts([30, 3, 1, 25, 2], 61, seed=6)
+        asked = harness.requests(prompts, [2, 16, 12, 3, 9])
+        self.verify(self.pipeline(target, draft), asked)

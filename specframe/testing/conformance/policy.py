@@ -1,0 +1,63 @@
+"""Draft-length policies: a number in range, and no other token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness
+from specframe.testing.conformance.decoding import RIGHT, DecodingSuite, fake_pair, usual_requests
+from specframe.types import Batch, RoundReport
+
+
+class Recorder:
+    """A policy that writes down what another one says."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy, self.maximum = policy, policy.maximum
+        self.said: list[Any] = []
+
+    def draft_length(self, batch: Batch) -> int:
+        """Return and note the other policy's draft length."""
+        self.said.append(self._policy.draft_length(batch))
+        return self.said[-1]
+
+    def observe(self, report: RoundReport) -> None:
+        """Let the other policy learn."""
+        self._policy.observe(report)
+
+
+class DraftLengthPolicySuite(DecodingSuite):
+    """Tests of a draft-length policy."""
+
+    role = "draft-length policy"
+
+    def recorded(self, right: fakes.Right) -> tuple[Recorder, harness.Feeds]:
+        """Decode drafts of a given quality and return what the policy said and what was fed."""
+        target, _ = fake_pair()
+        asked = usual_requests(target, new=24, stop=False)
+        recorder, feeds = Recorder(self.object()), harness.Feeds()
+        drafter = fakes.ScriptedDrafter(harness.truth(target, asked), right)
+        pipe: Pipeline = harness.pipeline(target, drafter, batch_size=3, draft_length=recorder, observers=[feeds])
+        self.verify(pipe, asked)
+        return recorder, feeds
+
+    def test_draft_lengths_are_in_range(self) -> None:
+        """Every round's draft length is a whole number from 0 to the policy's maximum, whatever the acceptance."""
+        for right in RIGHT.values():
+            recorder, _ = self.recorded(right)
+            assert recorder.said
+            assert all(type(said) is int and 0 <= said <= recorder.maximum for said in recorder.said)
+
+    def test_asked_once_per_round(self) -> None:
+        """The policy is asked once in each round that decodes, and drafts are no longer than it said."""
+        recorder, feeds = self.recorded(None)
+        assert len(recorder.said) == len(feeds.decoding)
+        lengths = [round.report.draft.length for round in feeds.decoding]
+        assert all(length <= said for length, said in zip(lengths, recorder.said, strict=True))
+
+    def test_maximum_is_a_whole_number(self) -> None:
+        """The maximum is known before the run: caches are made for it."""
+        maximum = self.object().maximum
+        assert type(maximum) is int
+        assert maximum >= 0

@@ -1,0 +1,117 @@
+"""Where sequences stop inside a block of several tokens, and what their neighbours get."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from specframe.testing import fakes, harness
+from specframe.testing.conformance.base import Suite
+from specframe.types import Request, Result
+
+BLOCK = 4
+"""Draft tokens of a round. Place 0 of a continuation is the token the prompt's round gives; then come blocks of 5."""
+
+PLACES = {
+    "prompt-round": 0,
+    "first": 1,
+    "second": 2,
+    "middle": 3,
+    "last-draft": 4,
+    "bonus": 5,
+    "first-of-next": 6,
+    "middle-of-next": 8,
+    "bonus-of-next": 10,
+}
+"""Places in a continuation, by what they are when every draft token is right."""
+
+RIGHT = {"all-right": None, "two-right": 2, "all-wrong": 0}
+NEW = 12
+
+
+@functools.cache
+def stop_target() -> fakes.FakeModel:
+    """Return a target with so many tokens that they hardly repeat."""
+    return fakes.fake_target(vocabulary=509, eos=0)
+
+
+@functools.cache
+def stop_prompts(count: int) -> tuple[tuple[int, ...], ...]:
+    """Return ragged prompts with continuations in which no token comes twice."""
+    found: list[tuple[int, ...]] = []
+    for seed in range(10 * count):
+        prompt = harness.random_prompts([1 + 3 * len(found)], 509, seed)[0]
+        tokens = harness.continuation(stop_target(), prompt, 16)
+        if len({*tokens, *prompt}) == 16 + len(set(prompt)):
+            found.append(tuple(prompt))
+        if len(found) == count:
+            return tuple(found)
+    raise AssertionError("no prompts with distinct tokens")
+
+
+def ending_at(prompt: tuple[int, ...], place: int | None, kind: str, index: int) -> Request:
+    """Return a request whose continuation ends with the token at ``place``, by an eos id or by its length."""
+    if place is None:
+        return Request(index, [*prompt], NEW)
+    if kind == "length":
+        return Request(index, [*prompt], place + 1)
+    return Request(index, [*prompt], NEW, frozenset({harness.continuation(stop_target(), prompt, NEW)[place]}))
+
+
+class StopSuite(Suite):
+    """Sequences that stop at every place of a block, alone and together."""
+
+    def stopping(self, places: list[int | None], kinds: list[str], right: fakes.Right = None) -> list[Result]:
+        """Decode rows of one batch that end at these places and assert that each ends right there."""
+        asked = [
+            ending_at(prompt, place, kind, index)
+            for index, (prompt, place, kind) in enumerate(
+                zip(stop_prompts(len(places)), places, kinds, strict=True)
+            )
+        ]
+        target = stop_target()
+        pipe = self.pipeline(target, self.scripted(target, asked, right), batch_size=len(places))
+        results = self.verify(pipe, asked)
+        for result in results:
+            count = result.metrics
+            after_prompt = len(result.token_ids) - 1
+            assert 0 <= after_prompt - count.num_accepted_draft_tokens <= max(count.num_spec_steps, after_prompt)
+            assert count.num_accepted_draft_tokens <= count.num_draft_tokens
+        return results
+
+    @pytest.mark.parametrize("right", RIGHT)
+    @pytest.mark.parametrize("kind", ["eos", "length"])
+    @pytest.mark.parametrize("place", PLACES)
+    def test_row_stops(self, place: str, kind: str, right: str) -> None:
+        """A row that stops is cut there; its neighbours get what they get without it."""
+        results = self.stopping([None, PLACES[place], None], [kind] * 3, RIGHT[right])
+        if self.lossless:
+            assert [len(result.token_ids) for result in results] == [NEW, PLACES[place] + 1, NEW]
+            assert results[1].finish_reason == kind
+
+    @pytest.mark.parametrize("kinds", [("eos", "eos"), ("eos", "length"), ("length", "length")], ids="-".join)
+    def test_two_rows_stop_in_one_round(self, kinds: tuple[str, str]) -> None:
+        """Two rows that stop at different places of one block are each cut at their own."""
+        self.stopping([2, 4, None], [*kinds, "eos"])
+
+    def test_all_rows_stop_in_one_round(self) -> None:
+        """A batch may end in one round, every row at its own place."""
+        self.stopping([1, 3, 5], ["eos", "length", "eos"])
+
+    def test_rows_stop_in_every_round(self) -> None:
+        """A batch that loses a row each round stays right to the last row."""
+        self.stopping([0, 2, 5, 7, None], ["eos", "length", "eos", "length", "eos"], {0: 4, 1: 0, 2: 2, 3: 1, 4: 3})
+
+    def test_stop_id_in_the_prompt_does_not_stop(self) -> None:
+        """Only generated tokens stop a sequence: the prompt may hold the stop id anywhere."""
+        target, prompts = stop_target(), stop_prompts(3)
+        asked = harness.requests(prompts, NEW, [{p[0]} | {p[-1]} for p in prompts])
+        results = self.verify(self.pipeline(target, self.scripted(target, asked)), asked)
+        if self.lossless:
+            assert [len(result.token_ids) for result in results] == [NEW] * 3
+
+    def test_one_token(self) -> None:
+        """A sequence of one new token ends with the round that read its prompt."""
+        results = self.stopping([0, 0, 0], ["length"] * 3)
+        assert [result.metrics.num_spec_steps for result in results] == [0, 0, 0]

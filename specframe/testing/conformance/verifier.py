@@ -1,0 +1,68 @@
+"""Verifiers: the target's logits after every token of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from specframe.testing import fakes, harness, zoo
+from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
+from specframe.types import Batch, Draft, Verdict
+
+
+class VerifierSuite(DecodingSuite):
+    """Tests of a verifier."""
+
+    role = "verifier"
+
+    def scored(self, target: PreTrainedModel, draft_length: int, compare: Callable) -> None:
+        """Score prompts, then a draft of arbitrary tokens, and compare with the target run on whole sequences."""
+        asked = harness.requests(harness.random_prompts([5, 1, 8], target.config.vocab_size), 9)
+        run = harness.open_run(target, rows=3, capacity=32)
+        verifier, pool = self.object(), harness.open_pool(asked)
+        verifier.start(run)
+        batch = pool.batch(pool.admit(3))
+        logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+        compare(logits_B1V, whole(target, batch, torch.empty(3, 0, dtype=torch.long)))
+        pool.advance(batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1)))
+
+        batch = pool.batch(pool.live)
+        draft_BK = torch.arange(3 * draft_length).reshape(3, draft_length)
+        compare(verifier.score(batch, Draft(draft_BK)), whole(target, batch, draft_BK))
+
+    def test_scores_are_the_targets(self) -> None:
+        """Every score is the target's logit after the tokens before it, and after nothing else."""
+        self.scored(fakes.fake_target(), 3, torch.testing.assert_close)
+
+    def test_scores_of_a_real_model(self) -> None:
+        """On a real architecture scores are the target's own but for rounding."""
+        self.scored(zoo.build("qwen3"), 3, lambda a, b: torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4))
+
+    def test_empty_draft(self) -> None:
+        """A round without a draft scores one place: plain decoding."""
+        self.scored(fakes.fake_target(), 0, torch.testing.assert_close)
+
+    def test_one_pass_per_round(self) -> None:
+        """A round that decodes runs the target once, on K + 1 tokens per row."""
+        target, draft = real_pair("qwen3", "good")
+        feeds = harness.Feeds()
+        self.verify(self.pipeline(target, draft, observers=[feeds]), usual_requests(target))
+        for round in feeds.decoding:
+            assert round.target == [(round.rows, round.report.draft.length + 1)]
+
+    def test_plain_decoding(self) -> None:
+        """Without a drafter the output is the same."""
+        target, _ = fake_pair()
+        self.verify(self.pipeline(target, None), usual_requests(target))
+
+
+@torch.inference_mode()
+def whole(target: PreTrainedModel, batch: Batch, draft_BK: torch.Tensor) -> torch.Tensor:
+    """Return the logits (B, K + 1, V) of the target run on each whole sequence, without a cache."""
+    rows = []
+    for row, length in enumerate(batch.lengths):
+        ids = torch.cat([batch.tokens_BS[row, :length], draft_BK[row]])[None]
+        rows.append(target(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, length - 1 :])
+    return torch.stack(rows)

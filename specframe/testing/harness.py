@@ -1,0 +1,181 @@
+"""Decode requests through a pipeline, hold them against the reference decoder, and watch what was fed.
+
+A request's stop ids and length are its own here, so that one batch can hold rows that end in different ways.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from specframe.compose import strategy
+from specframe.observers import Watcher
+from specframe.pipeline import Pipeline
+from specframe.plugins import registry
+from specframe.pool import Pool
+from specframe.reference import reference_decode
+from specframe.run import Run
+from specframe.runner import ModelRunner
+from specframe.types import Request, Result, RoundReport
+from specframe.watch import Watch
+
+Prompts = Sequence[Sequence[int]]
+
+
+def requests(
+    prompts: Prompts, new: int | Sequence[int] = 8, stop: Set[int] | list[Set[int]] = frozenset()
+) -> list[Request]:
+    """Return one request per prompt; ``new`` and ``stop`` are for all, or a list with one entry for each."""
+    lengths = [new] * len(prompts) if isinstance(new, int) else list(new)
+    stops = list(stop) if isinstance(stop, list) else [stop] * len(prompts)
+    return [
+        Request(index, [*prompt], length, frozenset(ids))
+        for index, (prompt, length, ids) in enumerate(zip(prompts, lengths, stops, strict=True))
+    ]
+
+
+def random_prompts(lengths: Iterable[int], vocabulary: int, seed: int = 0) -> list[list[int]]:
+    """Return one prompt of random ids per length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def pipeline(target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
+    """Return a pipeline on loaded models.
+
+    Args:
+        target: the target.
+        draft: a draft model, a drafter, or None for plain decoding.
+        options: those of :class:`specframe.Pipeline`. With ``drafter=`` the draft model goes to that drafter.
+    """
+    model = draft if isinstance(draft, torch.nn.Module) else None
+    pipe = Pipeline(target=target, **{"drafter": draft, **options})
+    if pipe.draft_model is None:
+        pipe.draft_model = model  # type: ignore[assignment]
+    return pipe
+
+
+def decode(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
+    """Decode requests and return their results, by index."""
+    return sorted(pipe._decode(list(asked), []), key=lambda result: result.index)
+
+
+@functools.lru_cache(maxsize=4096)
+def _continuation(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tuple(reference_decode(model, list(prompt), count))
+
+
+def continuation(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
+    """Return the reference decoder's ``count`` tokens after a prompt, fewer where the model's context ends."""
+    cached = -(-count // 16) * 16
+    return list(_continuation(model, tuple(prompt), cached))[:count]
+
+
+def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) -> list[list[int]]:
+    """Return the continuation of every request, by index and ``beyond`` its end: what a scripted drafter goes by."""
+    found: list[list[int]] = [[] for _ in range(1 + max(request.index for request in asked))]
+    for request in asked:
+        found[request.index] = continuation(model, request.prompt_ids, request.max_new_tokens + beyond)
+    return found
+
+
+def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
+    """Return the tokens and the finish reason that the reference decoder gives a request."""
+    tokens = continuation(model, request.prompt_ids, request.max_new_tokens)
+    for place, token in enumerate(tokens):
+        if token in request.stop_token_ids:
+            return tokens[: place + 1], "eos"
+    return tokens, "length"
+
+
+def assert_exact(model: PreTrainedModel, asked: Sequence[Request], results: Sequence[Result]) -> None:
+    """Assert that results are those of the reference decoder, token for token, in the order asked."""
+    assert [result.index for result in results] == [request.index for request in asked]
+    for request, result in zip(asked, results, strict=True):
+        tokens, reason = expected(model, request)
+        assert result.token_ids == tokens, difference(model, request, result.token_ids, tokens)
+        assert result.finish_reason == reason, (
+            f"request {request.index} ended with {result.finish_reason}, not {reason}"
+        )
+
+
+def difference(model: PreTrainedModel, request: Request, got: list[int], want: list[int]) -> str:
+    """Say where two continuations part, and how far apart the target's two best logits are there."""
+    place = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+    gap = logit_gap(model, [*request.prompt_ids, *want[:place]])
+    return (
+        f"request {request.index} parts from the reference at token {place} (gap {gap:.2g}): got {got}, expected {want}"
+    )
+
+
+@torch.inference_mode()
+def logit_gap(model: PreTrainedModel, ids: list[int]) -> float:
+    """Return the difference of the target's two best logits after some tokens: near 0 is a tie."""
+    mask = torch.ones(1, len(ids), dtype=torch.long) if model.config.model_type != "specframe-fake" else None
+    best, second = model(torch.tensor([ids]), attention_mask=mask).logits[0, -1].topk(2).values.tolist()
+    return best - second
+
+
+def check(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
+    """Decode requests, assert that they are exact, and return the results."""
+    results = decode(pipe, asked)
+    assert_exact(pipe.target_model, asked, results)
+    return results
+
+
+@attrs.frozen
+class Round:
+    """What one round fed: (rows, tokens per row) of each forward pass."""
+
+    report: RoundReport
+    target: list[tuple[int, int]]
+    draft: list[tuple[int, int]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the round."""
+        return len(self.report.sequences)
+
+
+class Feeds(Watcher):
+    """Records what each round fed to the target and to the draft model."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+        self._fed: dict[str, list[tuple[int, int]]] = {"target": [], "draft": []}
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Note a forward pass."""
+        self._fed[model].append((rows, tokens))
+
+    def round(self, report: RoundReport) -> None:
+        """Close the round."""
+        self.rounds.append(Round(report, self._fed["target"], self._fed["draft"]))
+        self._fed = {"target": [], "draft": []}
+
+    @property
+    def decoding(self) -> list[Round]:
+        """The rounds that did not read prompts."""
+        return [round for round in self.rounds if not round.report.prefill]
+
+
+def open_run(
+    target: PreTrainedModel, rows: int, capacity: int, align: Any = "ragged", kv: Any = None, draft: Any = None
+) -> Run:
+    """Return a run, as strategies are handed it, for tests that call a strategy directly."""
+    alignment = strategy(registry(), "alignment", align)
+    backend = strategy(registry(), "KV backend", kv or alignment.kv)
+    run = Run(ModelRunner(target, "target"), alignment, backend, rows, capacity, Watch(), draft_model=draft)
+    alignment.start(run)
+    return run
+
+
+def open_pool(asked: Sequence[Request], rows: int | None = None, beyond: int = 16, context: int = 2**20) -> Pool:
+    """Return a pool of requests with ``rows`` rows, one for each request unless told otherwise."""
+    capacity = beyond + max(len(request.prompt_ids) + request.max_new_tokens for request in asked)
+    return Pool(asked, rows or len(asked), capacity, context)

@@ -1,0 +1,536 @@
+"""Aliases, loading of models and tokenizers, and what fits what, on small models of the real classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    BertConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+)
+
+from specframe import models
+from specframe.errors import ModelError, OptionError, UnknownNameError
+from specframe.plugins import Entry, ModelAlias, Registry
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 257,
+}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, head_dim=8)),
+}
+ASK_HUB = models._ask_hub
+ALPHABET = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def tokenizer_of(vocabulary: dict[str, int], *extra: str) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer without merges; ``extra`` are special tokens after the end and padding ones."""
+    backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
+    tokenizer.add_tokens(list(extra), special_tokens=True)
+    return tokenizer
+
+
+def save(family: str, folder: Path) -> PreTrainedModel:
+    """Save a randomly initialised model and its tokenizer; return the model."""
+    torch.manual_seed(0)
+    factory, config = FAMILIES[family]
+    model = factory(config).eval()
+    model.save_pretrained(folder)
+    tokenizer_of(ALPHABET).save_pretrained(folder)
+    return model
+
+
+def copy_to_hub_cache(folder: Path, cache: Path, repository: str) -> None:
+    """Lay a saved model out as the hub's cache does."""
+    root = cache / f"models--{repository.replace('/', '--')}"
+    shutil.copytree(folder, root / "snapshots" / ("0" * 40))
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("0" * 40)
+
+
+def sized(size: int) -> SimpleNamespace:
+    """Stand in for a model of which only the size of its vocabulary is asked."""
+    return SimpleNamespace(config=LlamaConfig(**SIZES | {"vocab_size": size}))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model that tests only read."""
+    folder = tmp_path_factory.mktemp("saved") / "llama"
+    save("llama", folder)
+    return folder
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A saved model that a test may break."""
+    return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No network, an empty hub cache, an empty user's folder and two plugins' aliases."""
+    offered = {
+        "big": ModelAlias("big", "org/big", None, "some-models"),
+        "small": ModelAlias("small", "org/small", "big", "some-models"),
+    }
+    drafters = {"drafter": {"none": Entry("drafter", "none", object, "some-drafters")}}
+    monkeypatch.setattr(models, "registry", lambda: Registry(entries=drafters, models=offered))
+    monkeypatch.setattr(models, "_ask_hub", lambda repository: ConnectionError("Name or service not known"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def load_fault(location: str | Path, role: str = "target") -> str:
+    """Return the message that loading fails with, which is one line."""
+    with pytest.raises(ModelError) as caught:
+        models.load_model(str(location), role, CPU, torch.float32)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_is_loaded_back_unchanged(family: str, tmp_path: Path) -> None:
+    """A directory gives the same class, in eval mode, with the same logits and next tokens."""
+    saved = save(family, tmp_path / family)
+    loaded = models.load_model(str(tmp_path / family), "target", CPU, torch.float32)
+    ids = torch.tensor(models.load_tokenizer(str(tmp_path / family))("hello, world").input_ids)[None]
+    assert type(loaded) is type(saved)
+    assert not loaded.training
+    with torch.inference_mode():
+        expected, got = saved(ids).logits, loaded(ids).logits
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+    torch.testing.assert_close(got, expected)
+
+
+def test_dtype_is_applied_and_paths_are_taken(llama: Path) -> None:
+    """A path object loads, in the precision asked for."""
+    assert models.load_model(llama, "draft", CPU, torch.bfloat16).dtype is torch.bfloat16
+
+
+def test_a_loaded_model_is_returned_as_it_is() -> None:
+    """A loaded model keeps its identity and its precision."""
+    factory, config = FAMILIES["llama"]
+    model = factory(config).to(torch.float16)
+    assert models.load_model(model, "target", CPU, torch.float32) is model
+    assert model.dtype is torch.float16
+
+
+def test_the_hub_cache_is_read_without_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached model and its tokenizer load by hub id and by alias, and nobody asks the hub."""
+    copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
+    monkeypatch.setattr(models, "_ask_hub", lambda repository: pytest.fail("the hub was asked"))
+    for name in ("org/big", "big"):
+        assert models.load_model(name, "target", CPU, torch.float32).config.vocab_size == 300
+        assert len(models.load_tokenizer(name)) == 258
+
+
+def test_a_cached_model_without_its_tokenizer_asks_the_hub(llama: Path, tmp_path: Path) -> None:
+    """A tokenizer that is not in the cache is reported as such, and no empty one is made in its place."""
+    copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
+    next((tmp_path / "hub").rglob("tokenizer.json")).unlink()
+    with pytest.raises(ModelError, match=r"model 'big' \(org/big\) is not on disk, or not all of it"):
+        models.load_tokenizer("big")
+
+
+def test_a_model_that_is_not_on_disk_without_network() -> None:
+    """The sentence names role, alias and hub id, says why, and how to point at a local copy."""
+    assert load_fault("big") == (
+        "target 'big' (org/big) is not on disk, or not all of it, and the hub is out of reach (Name or service not "
+        "known): pass the directory of a local copy, or name that once with `specframe models add big PATH`"
+    )
+    assert "`specframe models add ALIAS PATH`" in load_fault("org/other", "draft")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder"])
+def test_a_path_that_does_not_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is no hub id either is refused by the hub's own client, before any network."""
+    monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
+    assert f"target {name!r} is not on disk" in load_fault(name)
+    assert "the hub has no public model of that id" in load_fault(name)
+
+
+def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that never answers costs the time limit and no more."""
+    monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
+    monkeypatch.setattr(models, "HUB_SECONDS", 0.1)
+    monkeypatch.setattr(models.HfApi, "model_info", lambda *_, **__: time.sleep(3))
+    started = time.monotonic()
+    assert "the hub is out of reach (no answer in 0.1 s)" in load_fault("org/other")
+    assert time.monotonic() - started < 2
+
+
+def test_offline_mode_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the hub client's offline mode on, no request is made and the sentence says why."""
+    monkeypatch.setattr(models, "_ask_hub", ASK_HUB)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "offline mode is enabled" in load_fault("org/other")
+
+
+def test_what_the_hub_offers_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the hub has the model, transformers is called once more with leave to download."""
+    calls = []
+
+    class Factory:
+        @staticmethod
+        def from_pretrained(location: str, **options: object) -> str:
+            calls.append((location, options["local_files_only"], options["trust_remote_code"]))
+            return "fetched"
+
+    monkeypatch.setattr(models, "_ask_hub", lambda repository: None)
+    monkeypatch.setattr(models, "AutoTokenizer", Factory)
+    assert models.load_tokenizer("big") == "fetched"
+    assert calls == [("org/big", False, False)]
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    """A directory that holds no model is named."""
+    (tmp_path / "empty").mkdir()
+    assert load_fault(tmp_path / "empty") == (
+        f"target '{tmp_path / 'empty'}' is a directory without config.json: expected the directory of a saved model"
+    )
+
+
+def test_a_directory_without_weights(copy: Path) -> None:
+    """A configuration alone is not a model."""
+    (copy / "model.safetensors").unlink()
+    expected = "cannot be read: expected one of *.safetensors, *.bin in the directory, got none"
+    assert load_fault(copy) == f"the weights of target '{copy}' {expected}"
+
+
+def test_truncated_weights(copy: Path) -> None:
+    """Weights that were cut off are reported, not half loaded."""
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert load_fault(copy).startswith(f"the weights of target '{copy}' cannot be read: ")
+
+
+def test_missing_tensors(copy: Path) -> None:
+    """A tensor that is not in the file is an error, where transformers would make up random numbers."""
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    expected = "lack 1 tensors of the model, the first 'lm_head.weight'"
+    assert load_fault(copy, "draft") == f"the weights of draft '{copy}' {expected}"
+
+
+def test_tensors_of_another_shape(copy: Path) -> None:
+    """Weights that do not fit the configuration are an error."""
+    tensors = load_file(copy / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(3, 3)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    assert load_fault(copy).startswith(f"the weights of target '{copy}' cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (T5Config(architectures=["T5ForConditionalGeneration"]), "T5ForConditionalGeneration"),
+        (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
+        (T5Config(), "T5Config"),
+    ],
+)
+def test_other_kinds_of_models_are_refused(config: T5Config | BertConfig, kind: str, tmp_path: Path) -> None:
+    """Encoder-decoders and masked language models are refused before their weights are read."""
+    config.save_pretrained(tmp_path)
+    assert load_fault(tmp_path) == f"target '{tmp_path}' is a {kind}: expected a causal language model"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"model_type": "unheard-of"}',
+        '{"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.Config"}}',
+    ],
+)
+def test_a_configuration_that_transformers_cannot_read(text: str, copy: Path) -> None:
+    """Broken JSON, an unknown kind of model and custom code are errors, and nothing is asked on the terminal."""
+    (copy / "config.json").write_text(text)
+    assert load_fault(copy).startswith(f"the configuration of target '{copy}' cannot be read: ")
+
+
+def test_something_that_is_no_model() -> None:
+    """An object of another type is refused with what was expected."""
+    with pytest.raises(ModelError, match="the draft is a int: expected an alias, a directory, a hub id or a loaded"):
+        models.load_model(5, "draft", CPU, torch.float32)
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_loaded_by_name_and_by_model(llama: Path) -> None:
+    """A directory and the model loaded from it give the same tokenizer, which round-trips text."""
+    by_name = models.load_tokenizer(llama)
+    by_model = models.load_tokenizer(models.load_model(llama, "target", CPU, torch.float32))
+    assert by_name.decode(by_name("naïve ☃").input_ids) == "naïve ☃"
+    assert by_name.get_vocab() == by_model.get_vocab()
+
+
+def test_a_model_made_in_memory_has_no_tokenizer() -> None:
+    """A loaded model that came from nowhere gives None."""
+    factory, config = FAMILIES["llama"]
+    assert models.load_tokenizer(factory(config)) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_directory_without_a_tokenizer(family: str, tmp_path: Path) -> None:
+    """A named model without a tokenizer is an error, also where transformers would make an empty one."""
+    save(family, tmp_path / family)
+    (tmp_path / family / "tokenizer.json").unlink()
+    with pytest.raises(
+        ModelError, match=r"the tokenizer of model '.*' cannot be read: expected one of tokenizer\.json"
+    ):
+        models.load_tokenizer(tmp_path / family)
+    assert models.load_tokenizer(models.load_model(tmp_path / family, "target", CPU, torch.float32)) is None
+
+
+def test_a_broken_tokenizer(copy: Path) -> None:
+    """A tokenizer file that was cut off is one sentence."""
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"^the tokenizer of model '.*' cannot be read: .*$"):
+        models.load_tokenizer(copy)
+
+
+def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
+    """A SentencePiece file that cannot be read comes with the packages that reading one takes."""
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer.model").write_bytes(b"\xff" * 100)
+    (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(ModelError, match=r"\(a tokenizer\.model takes the packages sentencepiece and protobuf\)$"):
+        models.load_tokenizer(copy)
+
+
+def test_stop_tokens_of_every_source(llama: Path) -> None:
+    """Numbers and lists from the generation settings, the configuration and the tokenizer are joined."""
+    model = models.load_model(llama, "target", CPU, torch.float32)
+    tokenizer = models.load_tokenizer(llama)
+    model.generation_config.eos_token_id = [7, 8]
+    model.config.eos_token_id = 9
+    assert models.stop_token_ids(model, tokenizer) == {7, 8, 9, 256}
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    assert models.stop_token_ids(model, None) == frozenset()
+
+
+# ---- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def test_padding_of_the_embedding_is_no_difference() -> None:
+    """One tokenizer and two sizes of the embedding fit, however far apart the sizes."""
+    models.check_vocabularies(sized(300), sized(4096), tokenizer_of(ALPHABET), tokenizer_of(ALPHABET))
+
+
+def test_tokens_that_one_side_added_are_no_difference() -> None:
+    """Special tokens at ids that the other side does not use fit, on either side."""
+    plain, extended = tokenizer_of(ALPHABET), tokenizer_of(ALPHABET, "<think>", "</think>")
+    models.check_vocabularies(sized(300), sized(300), plain, extended)
+    models.check_vocabularies(sized(300), sized(300), extended, plain)
+
+
+def test_a_token_with_another_id_is_refused() -> None:
+    """The first token, by id, that has another id in the draft is named with both ids."""
+    swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
+    first = f"in 2 tokens: the first, 'a', has id {ALPHABET['a']} in the target and {ALPHABET['b']} in the draft"
+    with pytest.raises(ModelError, match=first):
+        models.check_vocabularies(sized(300), sized(300), tokenizer_of(ALPHABET), tokenizer_of(swapped))
+
+
+def test_an_id_with_another_token_is_refused() -> None:
+    """An added token at the id of another added token is refused."""
+    target, draft = tokenizer_of(ALPHABET, "<user>"), tokenizer_of(ALPHABET, "<think>")
+    with pytest.raises(ModelError, match="in 2 tokens: the first, '<user>', has id 258 in the target and none in"):
+        models.check_vocabularies(sized(300), sized(300), target, draft)
+
+
+def test_a_vocabulary_that_covers_a_small_part_is_refused() -> None:
+    """More tokens known to one side alone than were ever added to a model are a difference."""
+    larger = tokenizer_of(ALPHABET, *(f"<extra {number}>" for number in range(models.VOCABULARY_SLACK + 1)))
+    with pytest.raises(ModelError, match="in 257 tokens: the first, '<extra 0>', has id 258 in the target and none"):
+        models.check_vocabularies(sized(600), sized(600), larger, tokenizer_of(ALPHABET))
+
+
+@pytest.mark.parametrize("known", [None, "target", "draft"])
+def test_sizes_are_compared_where_a_tokenizer_is_unknown(known: str | None) -> None:
+    """Without both tokenizers, a padding's worth of difference passes and more does not."""
+    tokenizers = [tokenizer_of(ALPHABET) if side == known else None for side in ("target", "draft")]
+    models.check_vocabularies(sized(151936), sized(152064), *tokenizers)
+    with pytest.raises(ModelError, match="32000 ids in the target and 151936 in the draft"):
+        models.check_vocabularies(sized(32000), sized(151936), *tokenizers)
+
+
+# ---- aliases ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aliases become locations; hub ids and directories stay as they are."""
+    monkeypatch.chdir(llama.parent)
+    assert models.resolve("big") == "org/big"
+    assert models.resolve("someone/something") == "someone/something"
+    assert models.resolve(str(llama)) == str(llama)
+    assert models.resolve("llama") == "llama"
+
+
+def test_an_alias_of_the_user_wins(llama: Path) -> None:
+    """The user's alias hides a plugin's of the same name and keeps its pairing."""
+    models.add_alias("small", llama)
+    assert models.resolve("small") == str(llama)
+    assert models.paired_target("small") == "big"
+
+
+def test_an_unknown_name_lists_the_known(llama: Path) -> None:
+    """The error lists aliases of plugins and of the user, and the nearest."""
+    models.add_alias("mine", llama)
+    with pytest.raises(
+        UnknownNameError, match="unknown model 'bigg': expected one of big, mine, small; did you mean 'big'"
+    ):
+        models.resolve("bigg")
+
+
+def test_pairs() -> None:
+    """A draft's alias knows its target; targets and strangers have none."""
+    assert [models.paired_target(name) for name in ("small", "big", "lookup,k=3")] == ["big", None, None]
+
+
+def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
+    """Aliases are added one by one to a file that is made on first use and reads back."""
+    models.add_alias("one", llama)
+    models.add_alias("two.b-c_d", str(llama))
+    assert models.user_aliases() == {"one": str(llama), "two.b-c_d": str(llama)}
+    assert (home / "models.toml").read_text() == f'[models]\n"one" = "{llama}"\n"two.b-c_d" = "{llama}"\n'
+
+
+def test_odd_paths_survive_the_file(llama: Path, tmp_path: Path) -> None:
+    """Quotes, backslashes and letters beyond ASCII in a path read back."""
+    odd = Path(shutil.copytree(llama, tmp_path / 'a "b" \\ ü 😀'))
+    models.add_alias("odd", odd)
+    assert models.user_aliases() == {"odd": str(odd)}
+
+
+@pytest.mark.parametrize("alias", ["", "a/b", "a b", "-a", "a,b", "a=b"])
+def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
+    """A name that could be read as a path, an option or a list is refused and nothing is written."""
+    with pytest.raises(ModelError, match="expected letters, digits"):
+        models.add_alias(alias, llama)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("alias", ["auto", "none"])
+def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
+    """A name that ``drafter`` already understands is refused."""
+    with pytest.raises(ModelError, match=f"alias '{alias}' already means a drafter"):
+        models.add_alias(alias, llama)
+
+
+def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
+    """A path that is missing or holds no config.json is refused."""
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ModelError, match=r"expected a model's directory, with a config\.json"):
+            models.add_alias("mine", path)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("text", ["[models", "[models]\na = 1", "models = 3"])
+def test_a_broken_alias_file(text: str, home: Path) -> None:
+    """A file that is no TOML, or holds other things, is named."""
+    home.mkdir()
+    (home / "models.toml").write_text(text)
+    with pytest.raises(ModelError, match=rf"the aliases in {home / 'models.toml'}"):
+        models.user_aliases()
+
+
+def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: Path) -> None:
+    """Every alias is listed with its pairing, who offers it, and whether it is on disk."""
+    copy_to_hub_cache(llama, tmp_path / "hub", "org/big")
+    home.mkdir()
+    gone = tmp_path / "gone"
+    (home / "models.toml").write_text(f"[models]\nmine = {json.dumps(str(llama))}\ngone = {json.dumps(str(gone))}\n")
+    assert models.aliases() == [
+        ("big", "org/big", None, "some-models", "cached"),
+        ("gone", str(gone), None, "you", "not on disk"),
+        ("mine", str(llama), None, "you", "local"),
+        ("small", "org/small", "big", "some-models", "not on disk"),
+    ]
+
+
+# ---- device and precision --------------------------------------------------------------------------------------------
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto is CUDA where there is one; names pass."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert models.pick_device("auto") == models.pick_device("cpu") == models.pick_device(CPU) == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert models.pick_device("auto") == torch.device("cuda")
+    assert models.pick_device("cuda:1") == torch.device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpu", "device 'gpu': expected auto, cpu, cuda or cuda:N"),
+        ("cuda:x", "device 'cuda:x': expected auto, cpu, cuda or cuda:N"),
+        ("cuda", "device 'cuda' is not there: expected one of this machine's 0 CUDA devices, or cpu"),
+        ("cuda:3", "device 'cuda:3' is not there: expected one of this machine's 0 CUDA devices, or cpu"),
+    ],
+)
+def test_bad_devices(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown device and a CUDA device that is not there are told apart."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(OptionError) as caught:
+        models.pick_device(name)
+    assert str(caught.value) == message
+
+
+def test_dtypes() -> None:
+    """Auto follows the device; both spellings and torch's own objects are understood."""
+    cuda = torch.device("cuda")
+    assert (models.pick_dtype("auto", CPU), models.pick_dtype("auto", cuda)) == (torch.float32, torch.bfloat16)
+    expected = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    expected |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    assert {name: models.pick_dtype(name, cuda) for name in expected} == expected
+    assert models.pick_dtype(torch.float16, CPU) is torch.float16
+
+
+def test_bad_dtypes() -> None:
+    """An unknown precision is refused with a list of the known."""
+    with pytest.raises(OptionError) as caught:
+        models.pick_dtype("int8", CPU)
+    assert str(caught.value) == "dtype 'int8': expected one of auto, float32, bfloat16, float16, fp32, bf16, fp16"
