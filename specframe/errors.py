@@ -39,3 +39,19 @@ class ModelError(SpecframeError):
 
 class PromptError(SpecframeError):
     """One prompt that cannot be decoded; the others go on."""
+
+
+class InvariantError(SpecframeError):
+    """An invariant that a run did not keep: which one, in which round, for which row.
+
+    Args:
+        invariant: "position", "mask", "cache", "bonus", "stop" or "row".
+        round: number of the round, from 1.
+        row: row of the batch.
+        index: which prompt the row answers.
+        detail: what was expected and what was got.
+    """
+
+    def __init__(self, invariant: str, round: int, row: int, index: int, detail: str) -> None:
+        self.invariant, self.round, self.row, self.index = invariant, round, row, index
+        super().__init__(f"round {round}, row {row} (prompt {index}): invariant {invariant!r} is broken: {detail}")

@@ -160,7 +160,7 @@ def load_model(
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"the weights of {source} lack {len(missing)} tensors of the model, the first {missing[0]!r}")
     try:
-        return model.eval().to(device)
+        return model.to(device)  # from_pretrained has put it into eval mode
     except RuntimeError as error:
         raise ModelError(f"{source} cannot be moved to {device}: {_reason(error)}") from error
 

@@ -32,10 +32,12 @@ class Stopwatch(Watcher):
 
     On CUDA a mark is an event: the device's own time between marks, read once both have passed, with no synchronisation. Time
     that the caller spends between rounds is nobody's.
+
+    It is also the clock that requests arrive by: the time of all rounds, and the idle time that was jumped over.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
+        self.seconds = self.idle = 0.0
         self._cuda = device.type == "cuda"
         self._stages: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
@@ -61,6 +63,15 @@ class Stopwatch(Watcher):
             self._round_started = None
         while self._slices and self._slices[0][2].query():
             self._read(*self._slices.popleft())
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, at the end of the latest round."""
+        return self.seconds + self.idle
+
+    def jump(self, moment: float) -> None:
+        """Go on at a later moment: nothing happens until then."""
+        self.idle += max(0.0, moment - self.now)
 
     def stages(self) -> dict[str, float]:
         """Return seconds per stage. On CUDA this waits for the last marks."""

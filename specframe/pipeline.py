@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specframe import models
+from specframe.checks import Checks
+from specframe.arrivals import checked_arrivals
 from specframe.compose import compose
 from specframe.decode import Strategies, decode
 from specframe.errors import ModelError, OptionError, PromptError
@@ -43,6 +45,7 @@ class Pipeline:
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.protocols.Observer`.
+        check: verify the invariants of :mod:`specframe.checks` all along; slow.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -65,10 +68,11 @@ class Pipeline:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         observers: Iterable[Observer] = (),
+        check: bool = False,
     ) -> None:
         self.batch_size = at_least_one("batch_size", batch_size)
         self.seed = seed
-        self._observers = list(observers)
+        self._observers, self._check = list(observers), check
         target, strategy, draft_name = choose(target, drafter)
         self.composition = compose(
             registry(),
@@ -100,28 +104,48 @@ class Pipeline:
         """The figures of the latest run, so far or in all."""
         return run_report(*self._meters, self._errors, self._kv_bytes)
 
-    def generate(self, prompts: Iterable[Prompt], max_new_tokens: int = 64) -> Iterator[Result]:
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int = 64,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+    ) -> Iterator[Result]:
         """Decode prompts and yield their results in the order asked.
 
         Args:
             prompts: strings, or lists of token ids.
             max_new_tokens: tokens generated per prompt unless it stops before.
+            arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
+            sort: take up the shortest prompts first, among those that arrive together.
         """
-        completed = self.as_completed(prompts, max_new_tokens)
+        completed = self.as_completed(prompts, max_new_tokens, arrivals=arrivals, sort=sort)
         return in_order(completed)
 
-    def as_completed(self, prompts: Iterable[Prompt], max_new_tokens: int = 64) -> Iterator[Result]:
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int = 64,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+    ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
         at_least_one("max_new_tokens", max_new_tokens)
+        prompts = list(prompts)
+        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
         requests: list[Request] = []
         failed: list[Result] = []
-        for index, prompt in enumerate(prompts):
+        for index, (prompt, arrival) in enumerate(zip(prompts, moments, strict=True)):
             try:
                 ids = self.encode(prompt)
             except PromptError as error:
                 failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
             else:
-                requests.append(Request(index, ids, max_new_tokens, self._stop_token_ids))
+                requests.append(Request(index, ids, max_new_tokens, self._stop_token_ids, arrival=arrival))
+        if sort:
+            requests.sort(key=lambda request: len(request.prompt_ids))
         return self._decode(requests, failed)
 
     def _decode(self, requests: list[Request], failed: list[Result]) -> Iterator[Result]:
@@ -161,18 +185,19 @@ class Pipeline:
         return ids
 
     def _run(self, requests: list[Request]) -> Iterator[Result]:
-        watch = Watch([*self._meters, *self._observers, *self._registered_observers()])
-        use = self.composition
+        checks = Checks() if self._check else None
+        watch = Watch([*self._meters, *self._observers, *self._registered_observers(), *([checks] if checks else [])])
+        use = checks.around(self.composition) if checks else self.composition
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
         rows = min(use.scheduler.rows(self.batch_size), len(requests))
         capacity = longest + use.policy.maximum + 1
-        run = Run(
+        run = (checks.run if checks else Run)(
             self._runner, use.alignment, use.rule, use.kv, rows, capacity, watch, seed=self.seed, draft_model=self.draft_model
         )
         strategies = Strategies(use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
-        pool = Pool(requests, rows, capacity, self._runner.context, self._runner.device)
+        pool = Pool(requests, rows, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
         for sequence in decode(pool, strategies, watch):
             self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
             yield self._result(sequence)
@@ -192,6 +217,7 @@ class Pipeline:
             sequence.finish_reason,
             sequence.metrics,
             prompt_tokens=len(request.prompt_ids),
+            latency=self._meters[1].now - request.arrival,
         )
 
 

@@ -63,7 +63,7 @@ class Entry:
         module, _, attribute = self.reference.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # a stranger's module may raise anything
             raise PluginError(
                 f"{self.kind} {self.name!r} of {self.distribution} refers to {self.reference!r}, which does not import: {error}"
             ) from error

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from specframe.arrivals import Clock, HandClock
 from specframe.seating import Seating
 from specframe.types import Batch, Draft, Request, RoundReport, Sequence, Verdict
 
@@ -19,16 +20,25 @@ class Pool:
     each round. A waiting request costs its token ids and nothing else.
 
     Args:
-        requests: what to decode, in order of arrival.
+        requests: what to decode. One that has not arrived yet is not seen; those that arrive together keep their order.
         rows: sequences that may be live at once.
         capacity: places per row: the longest sequence, and the draft tokens beyond its end.
         context: the target's longest sequence, in tokens.
+        clock: tells when requests arrive; without one, time passes only where there is nothing to do.
     """
 
     def __init__(
-        self, requests: Iterable[Request], rows: int, capacity: int, context: int, device: torch.device | str = "cpu"
+        self,
+        requests: Iterable[Request],
+        rows: int,
+        capacity: int,
+        context: int,
+        device: torch.device | str = "cpu",
+        clock: Clock | None = None,
     ) -> None:
-        self.waiting: deque[Request] = deque(requests)
+        self._coming = deque(sorted(requests, key=lambda request: request.arrival))
+        self._waiting: deque[Request] = deque()
+        self._clock = clock or HandClock()
         self.live: list[Sequence] = []
         self.rows, self.context = rows, context
         self._seating = Seating(rows)
@@ -41,11 +51,27 @@ class Pool:
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=device)
         self._rounds = 0
 
+    @property
+    def waiting(self) -> deque[Request]:
+        """Requests that have arrived and have no row yet. When there is nothing else to do, the next to arrive has."""
+        if self._coming:
+            self._let_in()
+        return self._waiting
+
+    def _let_in(self) -> None:
+        now, idle = self._clock.now, not self.live and not self._waiting
+        if idle and now < (following := self._coming[0].arrival):
+            self._clock.jump(following)
+            now = following
+        while self._coming and self._coming[0].arrival <= now:
+            self._waiting.append(self._coming.popleft())
+
     def admit(self, count: int) -> list[Sequence]:
         """Make up to ``count`` waiting requests live, as many as there are free rows, and return them."""
-        admitted = []
-        while self.waiting and len(admitted) < count and len(self.live) < self.rows:
-            request = self.waiting.popleft()
+        admitted: list[Sequence] = []
+        waiting = self.waiting
+        while waiting and len(admitted) < count and len(self.live) < self.rows:
+            request = waiting.popleft()
             limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
             admitted.append(Sequence(request, limit))
             self.live.append(admitted[-1])
@@ -113,10 +139,10 @@ class Pool:
         np.put_along_axis(self._tokens[: len(batch)], places, tokens, axis=1)
         batch.lengths[:] += gained
 
-        standing = np.minimum(accepted, gained)
-        if draft.length:
-            drafted = np.minimum(draft.length, room)
-            for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
+        drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus
+        standing = np.minimum(np.minimum(accepted, gained), drafted)
+        for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
+            if d:
                 sequence.metrics.count(d, a)
         finished = [self._finish(batch, row, bool(stopped[row])) for row in np.flatnonzero(stopped | (gained == room))]
         if finished:

@@ -56,7 +56,7 @@ class TestQueue(unittest.TestCase):
 
     def test_put(self):
 '''
-BUILT_IN = tuple(_BUILT_IN.split("=====\n"))
+BUILT_IN = tuple(text.rstrip("\n") for text in _BUILT_IN.split("=====\n"))
 """Starts of Python code, short and long, for a run that was given no prompts."""
 
 KEYS = ("prompt", "text", "turns")
@@ -96,6 +96,8 @@ def from_file(path: str) -> list[Prompt]:
 
 def read(path: str, name: str) -> str:
     """Return a file's text, a byte-order mark left out."""
+    if path == "-" and sys.stdin is None:
+        raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8-sig")
@@ -117,7 +119,7 @@ def holds_prompt(line: str) -> bool:
     """Return whether a line is a JSON object with a key that may hold a prompt."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(entry, dict) and any(key in entry for key in KEYS)
 
@@ -128,6 +130,10 @@ def from_json(line: str, place: str) -> Prompt:
         return checked(prompt_text(json.loads(line)), place)
     except json.JSONDecodeError as error:
         return Prompt(line, f"{place}: expected a JSON object, got {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError):
+        return Prompt(
+            line, f"{place}: expected a JSON object, got one nested too deep or with numbers too long to read"
+        )
     except PromptError as error:
         return Prompt(line, f"{place}: {error}")
 

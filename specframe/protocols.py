@@ -76,7 +76,7 @@ class Alignment(Strategy, Protocol):
 
     lossless: bool
     requires: frozenset[str]
-    """What a KV store must be able to do: of "scatter", "append", "shift"."""
+    """What a KV store must be able to do: of "scatter", "append", "shift", "grow" (take more columns than the capacity)."""
     scheduler: str
     """The scheduler it asks for unless told otherwise."""
     kv: str
@@ -123,7 +123,7 @@ class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
     provides: frozenset[str]
-    """What its stores can do: of "scatter", "append", "shift"."""
+    """What its stores can do: of "scatter", "append", "shift", "grow" (take more columns than the capacity)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots; it is also a ``transformers.Cache``."""

@@ -141,12 +141,16 @@ class CachedModel:
         Returns:
             (B, keep, V) logits.
         """
-        with self._watch.stage("align"):
-            self.layout.arrange(batch)
-        placement = self.layout.place(batch, ids_BT.shape[1], offset)
+        placement = self.place(batch, ids_BT, offset)
         self.forwards += 1
         self._watch.forward(self.runner.role, *ids_BT.shape)
         return self.runner.forward(ids_BT, placement, self.store, keep)
+
+    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
+        """Return where the tokens about to be fed go, after moving whatever has to move for them."""
+        with self._watch.stage("align"):
+            self.layout.arrange(batch)
+        return self.layout.place(batch, ids_BT.shape[1], offset)
 
     def read(self, batch: Batch, offset: int = 0) -> torch.Tensor | None:
         """Feed rows of which nothing is cached up to their length + ``offset``, in chunks.

@@ -14,7 +14,7 @@ from specframe.plugins import registry
 
 PYPROJECT = """\
 [build-system]
-requires = ["setuptools>=77"]
+requires = ["setuptools>=64"]
 build-backend = "setuptools.build_meta"
 
 [project]
@@ -31,8 +31,8 @@ test = ["pytest>=8.2"]
 [project.entry-points.specframe]
 $name = "$module"
 
-[tool.setuptools]
-packages = ["$module"]
+[tool.setuptools.packages.find]
+where = ["src"]
 """
 
 README = """\
@@ -45,7 +45,7 @@ A drafter for specframe: it proposes the last tokens of each row over again.
     specframe run --drafter $name
     specframe run --drafter $name,span=8
 
-`$module/drafter.py` is the drafter, `$module/__init__.py` registers it, `tests/` holds it to what every drafter keeps.
+`drafter.py` in `src/$module` is the drafter, `__init__.py` registers it, `tests` holds it to what every drafter keeps.
 Other hooks are in `specframe.hookspecs`, the roles they serve in `specframe.protocols`.
 """
 
@@ -90,7 +90,7 @@ class $title:
 '''
 
 TESTS = '''\
-"""What every drafter keeps, and what this one does."""
+"""The drafter, held to what every drafter keeps."""
 
 from $module.drafter import $title
 from specframe.testing.conformance import DrafterSuite
@@ -111,8 +111,8 @@ def files(name: str) -> dict[str, str]:
     templates = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
-        f"{module}/__init__.py": INIT,
-        f"{module}/drafter.py": DRAFTER,
+        f"src/{module}/__init__.py": INIT,
+        f"src/{module}/drafter.py": DRAFTER,
         "tests/test_drafter.py": TESTS,
     }
     return {path: string.Template(text).substitute(words) for path, text in templates.items()}
@@ -132,7 +132,7 @@ def write(name: str, parent: Path = Path()) -> Path:
         folder.mkdir()
         for path, text in files(name).items():
             file = folder / path
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PluginError(f"{str(folder)!r} cannot be written: {error.strerror}") from error

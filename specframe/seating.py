@@ -82,10 +82,11 @@ class Seating:
                 displaced.append(occupant)
         free = (row for row in range(len(batch), len(before)) if after[row] is None)
         for occupant in displaced:
-            row = next(free, None)
-            if row is None:
-                raise ValueError(f"{len(before)} rows cannot hold {len(batch)} sequences and {len(displaced)} displaced ones")
-            after[row] = occupant
+            place = next(free, None)
+            if place is None:
+                others = sum(s is not None and not s.finished and id(s) not in chosen for s in before)
+                raise ValueError(f"{len(before)} rows cannot hold a batch of {len(batch)} and {others} other sequences")
+            after[place] = occupant
         self._row, self._seated = after, batch if isinstance(batch, list) else list(batch)
         self._row_of = {id(s): row for row, s in enumerate(after) if s is not None}
         moved = [(row, row_of[key]) for key, row in self._row_of.items() if row_of.get(key, row) != row]

@@ -32,6 +32,8 @@ class Request:
     """What its logits go through before a token is chosen."""
     stream: int = 0
     """Which stream of random numbers is its own."""
+    arrival: float = 0.0
+    """Seconds after the start of the run at which it may first be seen."""
 
 
 @attrs.define
@@ -211,3 +213,5 @@ class Result:
     error: str | None = None
     """Why it failed, when ``finish_reason`` is "error"."""
     prompt_tokens: int = 0
+    latency: float = 0.0
+    """Seconds from its arrival to its end, on the run's clock."""

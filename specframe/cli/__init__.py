@@ -14,6 +14,9 @@ from specframe.plugins import Entry, registry
 
 BUILT_IN = {
     "run": "specframe.cli.run:run",
+    "compare": "specframe.cli.compare:compare",
+    "verify": "specframe.cli.verify:verify",
+    "trace": "specframe.cli.trace:trace",
     "plugins": "specframe.cli.plugins:plugins",
     "models": "specframe.cli.models:models",
 }

@@ -46,7 +46,7 @@ class Display(Watcher):
     """
 
     def __init__(self, total: int, done: int) -> None:
-        self._out, error = Console(highlight=False), Console(stderr=True)
+        self._out, self._err = Console(highlight=False), Console(stderr=True, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -54,13 +54,13 @@ class Display(Watcher):
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
-            console=error,
+            console=self._err,
             transient=True,
             redirect_stdout=False,
-            disable=not error.is_terminal,
+            disable=not self._err.is_terminal,
         )
-        if self._out.is_terminal and error.is_terminal:
-            self._out = error  # printed through the console that draws the bar, so that the two do not mix
+        if self._out.is_terminal and self._err.is_terminal:
+            self._out = self._err  # printed through the console that draws the bar, so that the two do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
         self._tokens = self._drafted = self._accepted = 0
         self._started = 0.0
@@ -95,7 +95,7 @@ class Display(Watcher):
         self._bar.advance(self._task)
         mark = f"[{kept['index']}]"
         if kept["finish_reason"] == "error":
-            click.echo(f"{mark} error: {kept['error']}", err=True)
+            self._err.print(Text(f"{mark} error: {kept['error']}"), soft_wrap=True)
             return
         heading = f"{mark} {kept['finish_reason']}, {len(kept['token_ids'])} tokens"
         if not self._out.is_terminal:

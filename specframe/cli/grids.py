@@ -11,8 +11,8 @@ from specframe.cli.options import pipeline_options
 from specframe.errors import OptionError
 from specframe.grid import split_list
 
-SINGLE = frozenset({"config", "device", "dtype", "seed"})
-"""Options that stay what they are: one value for the whole grid."""
+SINGLE = frozenset({"config"})
+"""Options that take one value for the whole grid."""
 
 
 class ListOf(click.ParamType):
@@ -36,7 +36,7 @@ class ListOf(click.ParamType):
 
 
 def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that make a pipeline, those that describe a scheme as comma lists, to a command."""
+    """Add the options that make a pipeline, all but ``--config`` as comma lists, to a command."""
     present = list(getattr(command, "__click_params__", ()))
     command = pipeline_options(command)
     for option in command.__click_params__:  # type: ignore[attr-defined]

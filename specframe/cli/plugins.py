@@ -105,8 +105,12 @@ def documentation(factory: Any) -> str:
 
 def description(entry: Entry) -> str:
     """Return an entry's heading, docstring, traits and options."""
-    factory = entry.factory
-    lines = [f"{entry.kind} {entry.name}, of {entry.distribution} ({origin(factory)})"]
+    heading = f"{entry.kind} {entry.name}, of {entry.distribution}"
+    try:
+        factory = entry.factory
+    except PluginError as fault:
+        return f"{heading}\n\n    cannot be used: {fault}"
+    lines = [f"{heading} ({origin(factory)})"]
     lines += ["", *documentation(factory).splitlines()] if documentation(factory) else []
     traits = {
         "lossless": lossless(entry),

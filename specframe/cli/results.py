@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-def record(result: Result, index: int, prompt: Prompt) -> Record:
+def record(result: Result, prompt: Prompt) -> Record:
     """Return what is kept of one result; nothing in it depends on the clock."""
     metrics = attrs.asdict(result.metrics)
     metrics["acceptance_histogram"] = dict(sorted(result.metrics.acceptance_histogram.items()))
     metrics["mean_acceptance_length"] = result.metrics.mean_acceptance_length
     metrics["draft_acceptance_rate"] = result.metrics.draft_acceptance_rate
     kept = {
-        "index": index,
+        "index": result.index,
         "prompt": prompt.text,
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "metrics": metrics,
     }
-    return kept | ({"error": result.error} if result.error else {})
+    error = prompt.fault or result.error
+    return kept | {"error": error} if error else kept
 
 
 def parsed(line: bytes, place: str) -> Record:
@@ -62,7 +63,7 @@ class ResultFile:
 
     def __init__(self, path: str, prompts: list[Prompt], settings: Record) -> None:
         self.path = Path(path).resolve()
-        self._name, self._prompts, self._settings = path, prompts, settings
+        self._name, self._prompts, self._settings = path, prompts, dict(sorted(settings.items()))
         self._lines: dict[int, str] = {}
         if self.path.exists() and not self.path.is_file():
             raise OptionError(f"--output: expected a file, got {path!r}, which is something else")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens generated per prompt, unless it stops before.",
 )
+@click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
 @click.option("--output", metavar="FILE.jsonl", help="Write each result to a file as it finishes.")
 @click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
 @click.pass_context
@@ -58,7 +59,8 @@ def run(
     asked = gather(prompt, prompts)
     file = None
     if output is not None:
-        file = ResultFile(output, asked, {**options, "max_new_tokens": max_new_tokens})
+        settings = {key: value for key, value in options.items() if key != "check"}  # a check changes no result
+        file = ResultFile(output, asked, settings | {"max_new_tokens": max_new_tokens})
         file.resume() if resume else file.refuse_existing()
     if failed := decode_all(asked, file, options, max_new_tokens):
         click.echo(f"{failed} of {len(asked)} prompts failed", err=True)
@@ -77,12 +79,12 @@ def decode_all(asked: list[Prompt], file: ResultFile | None, options: dict[str, 
     from specframe.cli.display import Display, show_figures
 
     done = file.done if file else set()
-    todo = {index: prompt for index, prompt in enumerate(asked) if index not in done}
+    left = len(asked) - len(done)
     reasons: list[str] = []
-    with Display(len(asked), len(done)) as display, interruptible(reasons, len(todo), file):
-        pipe = pipeline(options, display) if any(prompt.fault is None for prompt in todo.values()) else None
+    with Display(len(asked), len(done)) as display, interruptible(reasons, left, file):
+        pipe = pipeline(options, display) if left else None
         with file.writing() if file else contextlib.nullcontext():
-            for kept in records(pipe, todo, max_new_tokens):
+            for kept in records(pipe, asked, done, max_new_tokens) if pipe else ():
                 if file:
                     file.write(kept)
                 display.completion(kept)
@@ -91,7 +93,7 @@ def decode_all(asked: list[Prompt], file: ResultFile | None, options: dict[str, 
     if pipe:
         show_figures(pipe.report, failed)
         click.echo(combination(pipe, options))
-    elif file and not todo:
+    elif file:
         click.echo(f"{file.path} holds all {len(asked)} results already", err=True)
     return failed
 
@@ -118,17 +120,15 @@ def pipeline(options: dict[str, Any], display: Display) -> Pipeline:
     return pipe
 
 
-def records(pipe: Pipeline | None, todo: dict[int, Prompt], max_new_tokens: int) -> Iterator[Record]:
-    """Yield what is kept of each prompt as it finishes, those that could not be read first."""
-    from specframe.types import Result, SequenceMetrics
+def records(pipe: Pipeline, asked: list[Prompt], done: set[int], max_new_tokens: int) -> Iterator[Record]:
+    """Yield what is kept of each prompt that is not done, as it finishes.
 
-    sound = [index for index, prompt in todo.items() if prompt.fault is None]
-    for index, prompt in todo.items():
-        if prompt.fault is not None:
-            yield record(Result(index, "", [], "error", SequenceMetrics(), error=prompt.fault), index, prompt)
-    if pipe is not None:
-        for result in pipe.as_completed([todo[index].text for index in sound], max_new_tokens):
-            yield record(result, sound[result.index], todo[sound[result.index]])
+    Prompts keep their index, on which random choices depend: what is not to be decoded is passed on as an empty prompt.
+    """
+    texts = ["" if index in done or prompt.fault else prompt.text for index, prompt in enumerate(asked)]
+    for result in pipe.as_completed(texts, max_new_tokens):
+        if result.index not in done:
+            yield record(result, asked[result.index])
 
 
 def combination(pipe: Pipeline, options: dict[str, Any]) -> str:

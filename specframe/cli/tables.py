@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", numbers: bool = False) -> None:
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> None:
     """Print a table on standard output; ``numbers``: all but the first column are numbers."""
     from rich.console import Console
 
@@ -15,10 +15,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
     if not console.is_terminal:
         plain(columns, rows)
         return
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(box=SIMPLE_HEAD, header_style="bold")
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if numbers and place else "left", overflow="fold")
     for row in rows:

@@ -14,7 +14,7 @@ from specframe.run import Run
 from specframe.types import Batch, Draft
 
 CERTAIN = 100.0
-"""Logit of a fake's choice above all others: its distribution is a point mass, so that every lossless rule is greedy."""
+"""Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
 
 
 class FakeConfig(PreTrainedConfig):
@@ -53,6 +53,7 @@ class FakeModel(PreTrainedModel):
     def __init__(self, config: FakeConfig) -> None:
         super().__init__(config)
         self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self._size, self._seed, self._slip_every = config.vocab_size, config.seed, config.slip_every
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
@@ -71,25 +72,25 @@ class FakeModel(PreTrainedModel):
         """Return logits (B, T, V), or those of the last ``logits_to_keep`` tokens."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-        keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.dtype)
-        values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.dtype)
+        keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.anchor.dtype)
+        values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.anchor.dtype)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, 0)
-        pairs_BS = torch.cat([keys, values], dim=-1)[:, 0].long() @ keys.new_tensor([8191, 131, 524287]).long()
+        token_BS, position_BS = keys[:, 0].long().unbind(-1)
+        pairs_BS = token_BS * 8191 + position_BS * 131 + values[:, 0, :, 0].long() * 524287
         visible_BTS = _visible(attention_mask, input_ids.shape[1], keys.shape[2], input_ids.device)
-        sums_BT = (visible_BTS * _mix(pairs_BS + self.config.seed)[:, None]).sum(-1) + position_ids
+        sums_BT = (visible_BTS * _mix(pairs_BS + self._seed)[:, None]).sum(-1) + position_ids
         return CausalLMOutputWithPast(
             logits=self._logits(_mix(sums_BT[:, -logits_to_keep:])), past_key_values=past_key_values
         )
 
     def _logits(self, hash_BT: torch.Tensor) -> torch.Tensor:
-        size = self.config.vocab_size
-        choice_BT = hash_BT % size
-        if self.config.slip_every:
-            slips = _mix(hash_BT + 1) % self.config.slip_every == 0
-            choice_BT = (choice_BT + slips) % size
-        noise_BTV = _mix(hash_BT[..., None] + 9176 * torch.arange(size, device=hash_BT.device)) / 2**31
-        return (noise_BTV + CERTAIN * one_hot(choice_BT, size)).to(self.dtype)
+        choice_BT = hash_BT % self._size
+        if self._slip_every:
+            slips = _mix(hash_BT + 1) % self._slip_every == 0
+            choice_BT = (choice_BT + slips) % self._size
+        others_BTV = (hash_BT[..., None] >> torch.arange(self._size, device=hash_BT.device) % 31) & 1
+        return others_BTV.to(self.anchor.dtype).scatter_(2, choice_BT[..., None], CERTAIN)
 
 
 def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
@@ -101,11 +102,9 @@ def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.d
 
 def _mix(numbers: torch.Tensor) -> torch.Tensor:
     """Scatter whole numbers over 31 bits."""
-    bits = 2**31 - 1
-    numbers = numbers & bits
-    for factor in (0x2C1B3C6D, 0x297A2D39):
-        numbers = ((numbers ^ (numbers >> 15)) * factor) & bits
-    return numbers ^ (numbers >> 16)
+    numbers = numbers * 0x9E3779B1
+    numbers = (numbers ^ (numbers >> 29)) * 0x2C1B3C6D
+    return (numbers ^ (numbers >> 32)) & 0x7FFFFFFF
 
 
 def fake_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: int = 0) -> FakeModel:

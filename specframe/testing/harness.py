@@ -165,12 +165,28 @@ class Feeds(Watcher):
 
 
 def open_run(
-    target: PreTrainedModel, rows: int, capacity: int, align: Any = "ragged", kv: Any = None, draft: Any = None
+    target: PreTrainedModel,
+    rows: int,
+    capacity: int,
+    *,
+    align: Any = "ragged",
+    accept: Any = "greedy",
+    kv: Any = None,
+    draft: Any = None,
 ) -> Run:
     """Return a run, as strategies are handed it, for tests that call a strategy directly."""
     alignment = strategy(registry(), "alignment", align)
     backend = strategy(registry(), "KV backend", kv or alignment.kv)
-    run = Run(ModelRunner(target, "target"), alignment, backend, rows, capacity, Watch(), draft_model=draft)
+    run = Run(
+        runner=ModelRunner(target, "target"),
+        alignment=alignment,
+        rule=strategy(registry(), "acceptance rule", accept),
+        kv=backend,
+        rows=rows,
+        capacity=capacity,
+        watch=Watch(),
+        draft_model=draft,
+    )
     alignment.start(run)
     return run
 

@@ -88,10 +88,13 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 NAMES = tuple(_MODELS)
 
 
-def build(name: str, seed: int = 0) -> PreTrainedModel:
-    """Return a small random model of an architecture in :data:`NAMES`, the same one for the same seed."""
-    family, options = _MODELS[name]
-    return _make(family, {**options, "eos_token_id": EOS, "pad_token_id": EOS}, seed)
+def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+    """Return a small random model of an architecture in :data:`NAMES`, the same one for the same seed.
+
+    ``options`` replace those of its configuration.
+    """
+    family, usual = _MODELS[name]
+    return _make(family, {**usual, "eos_token_id": EOS, "pad_token_id": EOS, **options}, seed)
 
 
 def good_draft(model: PreTrainedModel, seed: int = 0, noise: float = 0.01) -> PreTrainedModel:
@@ -106,7 +109,7 @@ def good_draft(model: PreTrainedModel, seed: int = 0, noise: float = 0.01) -> Pr
 
 def bad_draft(seed: int = 1) -> PreTrainedModel:
     """Return an unrelated model of one layer with the zoo's vocabulary: it hardly ever agrees with anything."""
-    return _make("Qwen3", {**_GROUPED, "num_hidden_layers": 1, "eos_token_id": EOS, "pad_token_id": EOS}, seed)
+    return build("qwen3", seed, num_hidden_layers=1, tie_word_embeddings=False)
 
 
 def _make(family: str, options: dict[str, Any], seed: int) -> PreTrainedModel:

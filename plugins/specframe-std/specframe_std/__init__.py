@@ -24,6 +24,7 @@ def specframe_register_acceptance_rules(register: Register) -> None:
     register("block", "specframe_std.acceptance.block:Block")
     register("gumbel", "specframe_std.acceptance.gumbel:Gumbel")
     register("typical", "specframe_std.acceptance.typical:Typical")
+    register("synthetic", "specframe_std.acceptance.synthetic:Synthetic")
 
 
 @hookimpl
@@ -31,6 +32,9 @@ def specframe_register_alignments(register: Register) -> None:
     register("ragged", "specframe_std.alignments.ragged:Ragged")
     register("eqspec", "specframe_std.alignments.eqspec:EqSpec")
     register("exspec", "specframe_std.alignments.exspec:ExSpec")
+    register("rollback", "specframe_std.alignments.rollback:Rollback")
+    register("masking", "specframe_std.alignments.masking:Masking")
+    register("padding", "specframe_std.alignments.padding:Padding")
 
 
 @hookimpl

@@ -8,7 +8,8 @@ Stages, each skipped when its result is in the work directory and resumed from i
     tokenizer   byte-level BPE of 2,048 entries on the training modules
     target      next-token prediction on the training modules
     rollouts    the target's own greedy continuations of training snippets
-    draft       distillation: the target's distribution and its most likely token, on source text and on the rollouts
+    lessons     the target's most likely tokens after every token of the rollouts and of as many half source snippets
+    draft       distillation on the lessons, from the target's own embeddings
     evaluate    loss and draft acceptance on held-out modules
     export      safetensors in bfloat16 with tokenizer files, loadable by ``AutoModelForCausalLM``
 
@@ -49,8 +50,8 @@ TARGET = Qwen3Config(
     bos_token_id=None, eos_token_id=0, pad_token_id=0,
 )  # fmt: skip
 DRAFT = Qwen3Config(
-    vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    intermediate_size=320, max_position_embeddings=2048, tie_word_embeddings=True,
+    vocab_size=VOCABULARY, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    intermediate_size=96, max_position_embeddings=2048, tie_word_embeddings=True,
     bos_token_id=None, eos_token_id=0, pad_token_id=0,
 )  # fmt: skip
 
@@ -200,13 +201,27 @@ def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def distillation_loss(draft: Qwen3ForCausalLM, target: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Half the KL divergence from the target's distribution, half the cross entropy of its most likely token."""
-    with torch.no_grad():
-        goal = target(input_ids=ids, use_cache=False).logits.flatten(0, 1)
-    logits = draft(input_ids=ids, use_cache=False).logits.flatten(0, 1)
-    soft = F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
-    return 0.5 * soft + 0.5 * F.cross_entropy(logits, goal.argmax(-1))
+@torch.no_grad()
+def teach(target: Qwen3ForCausalLM, ids: torch.Tensor, k: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the target's ``k`` most likely tokens after every token of ``ids`` and their probabilities, (N, T, k) each."""
+    likely, chances = [], []
+    for part in ids.split(32):
+        top = target(input_ids=part, use_cache=False).logits.softmax(-1).topk(k)
+        likely.append(top.indices.short())
+        chances.append(top.values.half())
+        print(f"teacher: {32 * len(likely)}/{len(ids)}", flush=True)
+    return torch.cat(likely), torch.cat(chances)
+
+
+def distillation_loss(
+    draft: Qwen3ForCausalLM, ids: torch.Tensor, likely: torch.Tensor, chances: torch.Tensor
+) -> torch.Tensor:
+    """Cross entropy with the target's distribution, half of it with all mass on the target's most likely token."""
+    scores = draft(input_ids=ids, use_cache=False).logits
+    logs = scores.gather(-1, likely.long()) - scores.logsumexp(-1, keepdim=True)
+    weights = 0.5 * chances.float()
+    weights[..., 0] += 0.5
+    return -(weights * logs).sum(-1).mean()
 
 
 @torch.no_grad()
@@ -319,17 +334,23 @@ def main(arguments: list[str] | None = None) -> None:
         torch.save(roll_out(target, stream, options.rollouts, prompt=64, new=128), rollouts_file)
     rollouts = torch.load(rollouts_file)
 
+    lessons_file = work / "lessons.pt"
+    if not lessons_file.exists():
+        snippets = windows(stream, options.rollouts // 2, rollouts.shape[1], 0, salt=2)
+        ids = torch.cat([rollouts, snippets])
+        torch.save((ids, *teach(target, ids)), lessons_file)
+    lessons = torch.load(lessons_file)
+
     if not (work / "draft.pt").exists():
-        quick_draft, quick_target = fast(draft), fast(target)
+        draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+        quick_draft = fast(draft)
 
         def draft_loss(step: int) -> torch.Tensor:
-            if step % 3 == 0:
-                return distillation_loss(quick_draft, quick_target, windows(stream, 8, WINDOW, step, salt=2))
             generator = torch.Generator().manual_seed(SEED + step)
-            chosen = torch.randint(len(rollouts), (20,), generator=generator)
-            return distillation_loss(quick_draft, quick_target, rollouts[chosen])
+            chosen = torch.randint(len(lessons[0]), (16,), generator=generator)
+            return distillation_loss(quick_draft, *(part[chosen] for part in lessons))
 
-        train("draft", draft, draft_loss, options.draft_steps, (6e-3, 4e-3), work)
+        train("draft", draft, draft_loss, options.draft_steps, (6e-3, 2e-3), work)
     draft.load_state_dict(torch.load(work / "draft.pt"))
     draft.to(torch.bfloat16).float().eval()
 

@@ -4,9 +4,9 @@
         def make(self):
             return MyDrafter()          # or "my-drafter", "my-drafter,option=3"
 
-``make`` returns a new strategy each time, or the name it is registered under. The other roles are played by fakes and by
-the standard strategies. Every suite inherits :class:`DecodingSuite`: whatever the role, what is decoded with the strategy
-equals the reference decoder's tokens, for ragged batches, in any order and batch size, wherever sequences stop.
+``make`` returns a new strategy each time, or the name it is registered under. The other roles are played by fakes and
+by the standard strategies. Every suite inherits :class:`DecodingSuite`: whatever the role, what is decoded with the
+strategy equals the reference decoder's tokens, for ragged batches, in any order and batch size, wherever rows stop.
 """
 
 from __future__ import annotations

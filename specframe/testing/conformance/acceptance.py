@@ -43,6 +43,7 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def test_full_acceptance(self) -> None:
         """A draft that is right in full yields K + 1 tokens."""
+        self.require_lossless()
         assert self.judge([[3, 4, 5, 6]], [[3, 4, 5]])[1] == [[3, 4, 5, 6]]
 
     @pytest.mark.parametrize("wrong", [0, 1, 2])
@@ -75,6 +76,7 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def test_right_drafts_stand(self) -> None:
         """Rounds of right drafts yield K + 1 tokens each, up to the end."""
+        self.require_lossless()
         target, _ = fake_pair()
         asked = usual_requests(target, new=11, stop=False)
         results = self.verify(self.pipeline(target, fakes.always_right(harness.truth(target, asked))), asked)

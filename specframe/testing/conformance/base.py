@@ -54,7 +54,7 @@ class Suite:
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
         """Return a pipeline with the strategy under test; ``draft`` is a draft model or a scripted drafter."""
         options = {"draft_length": self.draft_length, "batch_size": 3, **self.companions, **options}
-        return harness.pipeline(target, draft, **options, **{OPTIONS[self.role]: self.make()})
+        return harness.pipeline(target, draft, **{**options, OPTIONS[self.role]: self.make()})
 
     def scripted(self, target: PreTrainedModel, asked: Sequence[Request], right: fakes.Right = None) -> Any:
         """Return a drafter of which the given number of tokens is right. Suites of drafters return a draft model."""

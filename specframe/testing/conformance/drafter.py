@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
-from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
 from specframe.types import Request
@@ -24,10 +23,6 @@ class DrafterSuite(DecodingSuite):
         """Return a draft model about as good as the script asks for: the drafter under test writes its own."""
         slips = {None: 0, 0: 1}.get(right, 3) if right is None or isinstance(right, int) else 2
         return fakes.fake_draft(target, slips) if isinstance(target, fakes.FakeModel) else None
-
-    def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
-        """Return a pipeline with the drafter under test and a draft model."""
-        return super().pipeline(target, draft, **options)
 
     def watch(self, **options: Any) -> list[harness.Round]:
         """Decode the usual requests and return what the decoding rounds fed."""

@@ -26,7 +26,9 @@ class VerifierSuite(DecodingSuite):
         batch = pool.batch(pool.admit(3))
         logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
         compare(logits_B1V, whole(target, batch, torch.empty(3, 0, dtype=torch.long)))
-        pool.advance(batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1)))
+        pool.advance(
+            batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1))
+        )
 
         batch = pool.batch(pool.live)
         draft_BK = torch.arange(3 * draft_length).reshape(3, draft_length)
@@ -46,7 +48,7 @@ class VerifierSuite(DecodingSuite):
 
     def test_one_pass_per_round(self) -> None:
         """A round that decodes runs the target once, on K + 1 tokens per row."""
-        target, draft = real_pair("qwen3", "good")
+        target, draft = real_pair("qwen3")
         feeds = harness.Feeds()
         self.verify(self.pipeline(target, draft, observers=[feeds]), usual_requests(target))
         for round in feeds.decoding:

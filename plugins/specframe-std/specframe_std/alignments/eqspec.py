@@ -55,10 +55,14 @@ class LeftPadded:
     def arrange(self, batch: Batch) -> None:
         """Shift rows that do not end with the others."""
         padding, cached = self._rows(batch)
-        width = int(cached.max())
+        width = self.width(padding, cached)
         offsets = np.where(cached > 0, width - cached - padding, 0)
         self._store.shift(offsets, width)
         padding[:] = width - cached
+
+    def width(self, padding: np.ndarray, cached: np.ndarray) -> int:
+        """Return the columns that rows of these paddings and cached lengths are realigned to."""
+        return int(cached.max())
 
     def place(self, batch: Batch, width: int, offset: int) -> Placement:
         """Append ``width`` columns; a row with fewer tokens than columns gets padding before its first."""

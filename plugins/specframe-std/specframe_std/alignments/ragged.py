@@ -44,7 +44,8 @@ class RaggedLayout:
         """Return slots equal to positions."""
         device = batch.lengths_B.device
         order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
-        slots_BT = order_BT.where(order_BT >= 0, self._spare) if batch.prefill else order_BT
+        padded = int(batch.lengths.min()) + offset < width
+        slots_BT = order_BT.where(order_BT >= 0, self._spare) if padded else order_BT
         return Placement(order_BT, slots_BT, order_BT, torch.arange(batch.longest + offset, device=device)[None])
 
     def keep(self, batch: Batch, kept: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from specframe.types import KVShape, Placement, Sequence
 class Dynamic:
     """Grows by concatenation and holds no more columns than the batch has; what published schemes run on."""
 
-    provides = frozenset({"append", "shift"})
+    provides = frozenset({"append", "shift", "grow"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""

@@ -7,7 +7,7 @@ from specframe.types import Batch
 
 
 class Continuous:
-    """Replaces a finished row at once by the next waiting prompt."""
+    """Replaces a finished row at once by the next waiting prompt, except when that would pass over live rows twice."""
 
     equal_lengths = False
 
@@ -18,5 +18,7 @@ class Continuous:
 
     def next_batch(self, pool: Pool) -> Batch | None:
         """Return the prompts that just found a place, or else all live rows."""
-        sequences = pool.admit(self._batch_size - len(pool.live)) or pool.live
+        passed_over = any(sequence.waited for sequence in pool.live)
+        admitted = [] if passed_over else pool.admit(self._batch_size - len(pool.live))
+        sequences = admitted or pool.live
         return pool.batch(sequences) if sequences else None

@@ -12,9 +12,9 @@ class SameLength:
     """Groups sequences of equal length from a window, so that nothing has to be realigned.
 
     In order: a full group, the longest-waiting first; the largest group of at least half the batch; else the
-    sequences that waited longest, whatever their lengths. A sequence that has waited ``patience`` rounds goes before all of
-    that, together with those of its own length and then the next longest-waiting, so none waits more than
-    ``patience`` + window / batch size rounds.
+    sequences that waited longest, whatever their lengths. Sequences that have waited ``patience`` rounds go before all
+    of that and before new prompts, the longest-waiting first, together with those of its length, so none waits more
+    than ``patience`` + window / batch size rounds (rounded up).
 
     Options:
         window: live sequences to choose from, W; 48 as published, never less than the batch size.
@@ -37,7 +37,8 @@ class SameLength:
 
     def next_batch(self, pool: Pool) -> Batch | None:
         """Return new prompts while the window has room for them, or else the best group."""
-        sequences = pool.admit(self._batch_size) or self._group(pool)
+        overdue = any(sequence.waited >= self._patience for sequence in pool.live)
+        sequences = ([] if overdue else pool.admit(self._batch_size)) or self._group(pool)
         return pool.batch(sequences) if sequences else None
 
     def _group(self, pool: Pool) -> list[Sequence]:
@@ -46,8 +47,9 @@ class SameLength:
         for sequence in by_wait:
             groups[pool.length(sequence)].append(sequence)
         if by_wait and by_wait[0].waited >= self._patience:
-            first = groups[pool.length(by_wait[0])]
-            return [*first, *(s for s in by_wait if s not in first)][: self._batch_size]
+            overdue = [sequence for sequence in by_wait if sequence.waited >= self._patience]
+            alike = groups[pool.length(by_wait[0])]
+            return list(dict.fromkeys([*overdue, *alike, *by_wait]))[: self._batch_size]
         best = max(groups.values(), key=lambda group: (min(len(group), self._batch_size), group[0].waited), default=[])
         if 2 * min(len(best), self._batch_size) >= min(self._batch_size, len(by_wait)):
             return best[: self._batch_size]

@@ -1,0 +1,133 @@
+"""Write what is generated of the documentation, each part from the code it describes.
+
+docs/hooks.md    from the hook specifications and the protocols
+docs/cli.md      from the commands
+README.md        its table of strategies, from what specframe-std registers
+
+python docs/generate.py            write it
+python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+os.environ["SPECFRAME_PLUGINS"] = "std,tiny"  # the pages describe this repository, whatever else is installed
+
+from specframe import hookspecs
+from specframe.cli import BUILT_IN, cli
+from specframe.plugins import ROLES, discover
+
+ROOT = Path(__file__).parent.parent
+HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
+WIDTH = 100
+REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
+STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+LABEL = re.compile(r"^(Called|Argument|Must|Must not): ", flags=re.MULTILINE)
+
+
+def hooks() -> str:
+    """Return hooks.md: every hook's docstring, and the protocol of what is registered through it."""
+    specs = [spec for name, spec in vars(hookspecs).items() if name.startswith("specframe_register_")]
+    parts = ["# Hooks", plain(hookspecs.__doc__ or "").partition("\n\n")[2].rpartition("\n\n")[0]]
+    for spec in specs:
+        text = inspect.getdoc(spec) or ""
+        parts += [f"## {spec.__name__}", f"`{signature(spec)}`", bulleted(plain(text))]
+        parts += [fenced(module, name) for module, name in REFERENCE.findall(text)]
+    parts += ["## What every role in a round has in common", fenced("specframe.protocols", "Strategy")]
+    parts += [
+        "## What alignments and KV backends make",
+        *(fenced("specframe.protocols", n) for n in ("Layout", "KVStore")),
+    ]
+    return page("specframe/hookspecs.py and specframe/protocols.py", parts)
+
+
+def fenced(module: str, name: str) -> str:
+    """Return the source of a class as a code block, which documents and is not run."""
+    return f"```py\n{inspect.getsource(getattr(importlib.import_module(module), name))}```"
+
+
+def signature(function: Callable[..., None]) -> str:
+    """Return a hook's name and parameters."""
+    return function.__name__ + str(inspect.signature(function)).partition(" ->")[0].replace("'", "")
+
+
+def plain(text: str) -> str:
+    """Return a docstring's markup as Markdown."""
+    text = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
+    return text.replace("``", "`").strip()
+
+
+def bulleted(text: str) -> str:
+    """Return a hook's docstring with the parts of its schema as a list."""
+    purpose, _, schema = text.partition("\n\n")
+    return f"{purpose}\n\n" + LABEL.sub(r"- **\1:** ", schema).replace("\n", "\n  ").replace("\n  - **", "\n- **")
+
+
+def commands() -> str:
+    """Return cli.md: the help of every command, as a terminal shows it."""
+    parts = ["# The command line", "What `--help` says of each command."]
+    group = click.Context(cli, info_name="specframe", terminal_width=WIDTH, max_content_width=WIDTH)
+    built_in = {name: command for name in BUILT_IN if (command := cli.get_command(group, name))}
+    for context in walk(group, built_in):
+        parts += [f"## {context.command_path}", f"```text\n{context.get_help()}\n```"]
+    return page("the commands in specframe/cli", parts)
+
+
+def walk(context: click.Context, children: dict[str, click.Command]) -> Iterator[click.Context]:
+    """Yield the context of a command and of every command below it."""
+    yield context
+    for name, command in children.items():
+        below = command.commands if isinstance(command, click.Group) else {}
+        yield from walk(click.Context(command, info_name=name, parent=context), below)
+
+
+def readme() -> str:
+    """Return README.md with its table of strategies, by role and name."""
+    registry = discover()
+    rows = ["| role | name | what it does | lossless |", "| --- | --- | --- | --- |"]
+    for role in ROLES:
+        for name in registry.names(role):
+            factory = registry.entry(role, name).factory
+            says = {True: "yes", False: "no", None: ""}[getattr(factory, "lossless", None)]
+            rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
+    return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("README.md"))
+
+
+def page(origin: str, parts: list[str]) -> str:
+    """Return a page's text."""
+    return HEADING.format(source=origin) + "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+FILES: dict[str, Callable[[], str]] = {"docs/hooks.md": hooks, "docs/cli.md": commands, "README.md": readme}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or check them, and return the exit status."""
+    stale = {name: text for name, make in FILES.items() if current(name) != (text := make())}
+    if "--check" in arguments:
+        for name in stale:
+            print(f"{name} is not up to date: run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    for name, text in stale.items():
+        (ROOT / name).write_text(text, encoding="utf-8")
+        print(f"wrote {name}")
+    return 0
+
+
+def current(name: str) -> str:
+    """Return a file's present text; nothing when there is none."""
+    path = ROOT / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Forced acceptance: what a scheme costs, whatever the drafter is worth."""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.noise import Stream, uniform
+from specframe.run import Run
+from specframe.types import Batch, Draft, Verdict
+from specframe_std.acceptance.greedy import Greedy
+
+
+class Synthetic(Greedy):
+    """Lets draft tokens stand at a given rate, whatever they are, to separate cost from drafter quality: NOT lossless.
+
+    Which tokens stand depends on the seed, the sequence and the position alone. The bonus token is the target's most
+    likely one.
+
+    Options (one of them; rate=0.7 without any):
+        rate: each draft token stands with this probability, given that all before it do.
+        profile: such a probability per place of the draft, as in 0.9/0.7/0.5; the last goes on.
+        length: so many stand, as far as the draft reaches; of 2.5, two or three with equal odds.
+    """
+
+    lossless = False
+
+    def __init__(
+        self, rate: float | None = None, profile: str | float | None = None, length: float | None = None
+    ) -> None:
+        given = {"rate": rate, "profile": profile, "length": length}
+        if len(named := [option for option, value in given.items() if value is not None]) > 1:
+            raise ValueError(f"expected one of rate, profile and length, got {' and '.join(named)}")
+        self._length = None if length is None else at_least_zero("length", length)
+        self._rates = rates(profile) if profile is not None else [probability("rate", 0.7 if rate is None else rate)]
+
+    def start(self, run: Run) -> None:
+        """Take the seed."""
+        self._seed = run.seed
+
+    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+        """Return as many draft tokens as chance or the length says, and the target's choice after them."""
+        positions_BK = batch.positions(0, draft.length)
+        drawn_BK = uniform(self._seed, batch.streams_B[:, None], positions_BK, Stream.ACCEPT)
+        stands_BK = (drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
+        choices_BT = logits_BTV.argmax(-1)
+        tokens_BK = draft.tokens_BK.where(stands_BK.bool(), choices_BT[:, :-1])
+        return Verdict(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))
+
+    def _chances(self, drawn_BK: torch.Tensor) -> torch.Tensor:
+        """Return the probability that each place of the draft stands, given all before it, (K,)."""
+        places_K = torch.arange(drawn_BK.shape[1], device=drawn_BK.device)
+        if self._length is not None:
+            return (self._length - places_K).clamp(0, 1)
+        return drawn_BK.new_tensor(self._rates)[places_K.clamp(max=len(self._rates) - 1)]
+
+
+def rates(profile: str | float) -> list[float]:
+    """Return the probabilities of a profile."""
+    return [probability("profile", part) for part in str(profile).split("/")]
+
+
+def probability(option: str, given: str | float) -> float:
+    """Return a number from 0 to 1."""
+    number = at_least_zero(option, given)
+    if number > 1:
+        raise ValueError(f"{option}: expected probabilities from 0 to 1, got {given!r}")
+    return number
+
+
+def at_least_zero(option: str, given: str | float) -> float:
+    """Return a finite number of at least 0."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{option}: expected a number of at least 0, got {given!r}")
+    return number

@@ -1,0 +1,103 @@
+"""BSP: rejected tokens stay in the cache and are masked (Su et al. 2023)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specframe.protocols import KVStore
+from specframe.run import Run
+from specframe.seating import Seating
+from specframe.types import Batch, Draft, Placement, Verdict
+from specframe_std.alignments.published import choice
+
+
+class Masking:
+    """Masks rejected tokens, moves nothing; reproduces the published flaw of position ids that drift: NOT lossless.
+
+    Options:
+        positions: "published" counts every column since the row's first, rejected tokens included; "content" counts the
+            row's own tokens, which makes it lossless.
+    """
+
+    lossless = False
+    requires = frozenset({"append", "grow"})
+    scheduler = "fixed"
+    kv = "dynamic"
+
+    def __init__(self, positions: str = "published") -> None:
+        self._content = choice("positions", positions, "content")
+        self.lossless = self._content
+
+    def start(self, run: Run) -> None:
+        """Take the target's cache."""
+        self._target = run.target
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:
+        """Return the layout of one cache; no capacity bounds it."""
+        return MaskedColumns(store, rows, self._content)
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        """Mask the rejected tokens."""
+        accepted, _ = verdict.host()
+        self._target.keep(batch, batch.lengths + accepted)
+        return verdict
+
+
+class MaskedColumns:
+    """Every forward appends columns for all rows at once; a row's is empty when it was not there or forgot the token.
+
+    ``order_RS`` holds, per row and column, the place of the column's token in its row, negative where it holds none.
+    """
+
+    def __init__(self, store: KVStore, rows: int, content: bool) -> None:
+        self._store, self._seating, self._content = store, Seating(rows), content
+        self._columns = np.zeros(rows, dtype=np.int64)
+        self._order_RS: torch.Tensor | None = None
+        self._first_R1: torch.Tensor | None = None
+
+    def arrange(self, batch: Batch) -> None:
+        """Let the store and the columns' orders follow the batch."""
+        self._rows(batch)
+
+    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        """Mask the columns of all but the first ``kept[i]`` tokens of row i."""
+        order_BS, _ = self._rows(batch)
+        kept_B1 = torch.from_numpy(kept).to(order_BS.device)[:, None]
+        order_BS.masked_fill_(order_BS >= kept_B1, -1)
+
+    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+        """Append ``width`` columns."""
+        order_BS, first_B1 = self._rows(batch)
+        column = int(self._columns[: len(batch)].max())
+        self._columns[: len(batch)] = column + width
+        order_BT = batch.positions(offset - width, width)
+        order_BS[:, column : column + width] = order_BT
+        slots_BT = torch.arange(column, column + width, device=order_BT.device).expand_as(order_BT)
+        starts_B1 = order_BT[:, :1] <= 0
+        first_B1.copy_(torch.where(starts_B1, column - order_BT[:, :1], first_B1))
+        positions_BT = order_BT if self._content else slots_BT - first_B1
+        return Placement(positions_BT, slots_BT, order_BT, order_BS[:, : column + width])
+
+    def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the batch's orders, with room for what it may append, and first columns, as views."""
+        self._store.arrange(batch.sequences)
+        order_RS, first_R1 = self._room(batch)
+        moves = self._seating.arrange(batch.sequences)
+        moves.apply(order_RS, first_R1)
+        moves.apply_host(self._columns)
+        order_RS[moves.fresh] = -1
+        self._columns[moves.fresh] = 0
+        return order_RS[: len(batch)], first_R1[: len(batch)]
+
+    def _room(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all rows' orders and first columns, with room for the columns that a forward of this batch appends."""
+        needed = int(self._columns.max()) + batch.tokens_BS.shape[1]
+        rows, device = len(self._columns), batch.lengths_B.device
+        if self._order_RS is None or self._first_R1 is None:
+            self._first_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
+            self._order_RS = torch.full((rows, needed), -1, dtype=torch.long, device=device)
+        elif self._order_RS.shape[1] < needed:
+            more = self._order_RS.new_full((rows, 2 * needed - self._order_RS.shape[1]), -1)
+            self._order_RS = torch.cat([self._order_RS, more], dim=1)
+        return self._order_RS, self._first_R1

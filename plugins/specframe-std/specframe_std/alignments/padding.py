@@ -1,0 +1,73 @@
+"""DSD: pad again without taking the old padding away (Yan et al. 2025)."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.protocols import KVStore
+from specframe.types import Batch, Draft, Placement, Verdict
+from specframe_std.alignments.eqspec import EqSpec, LeftPadded
+from specframe_std.alignments.published import choice
+
+
+class Padding(EqSpec):
+    """Pads rows anew without unpadding them; reproduces the published flaws of mask, positions and bonus: NOT lossless.
+
+    Rows only ever grow wider. With all three fixes it is lossless, and still wasteful.
+
+    Options:
+        mask: "published" lets padding be attended to; "content" hides it.
+        positions: "published" is the column's number, padding included; "content" counts the row's own tokens.
+        bonus: "published" emits the draft's own next token where it was rejected; "target" the target's.
+    """
+
+    lossless = False
+    requires = frozenset({"append", "shift", "grow"})
+
+    def __init__(self, mask: str = "published", positions: str = "published", bonus: str = "published") -> None:
+        self._mask = choice("mask", mask, "content")
+        self._positions = choice("positions", positions, "content")
+        self._bonus = choice("bonus", bonus, "target")
+        self.lossless = self._mask and self._positions and self._bonus
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> Inflating:
+        """Return the layout of one cache; no capacity bounds it."""
+        return Inflating(store, rows, self._mask, self._positions)
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        """Realign the rows and return the verdict, its bonus token the draft's where a draft token was rejected."""
+        return super().commit(batch, draft, verdict if self._bonus else with_draft_bonus(draft, verdict))
+
+
+def with_draft_bonus(draft: Draft, verdict: Verdict) -> Verdict:
+    """Return the verdict with the rejected draft token in the bonus token's place; a full acceptance stays as it is."""
+    if not draft.length:
+        return verdict
+    place_B1 = verdict.accepted_B[:, None]
+    own_B1 = verdict.tokens_BT.gather(1, place_B1)
+    drafted_B1 = draft.tokens_BK.gather(1, place_B1.clamp(max=draft.length - 1))
+    bonus_B1 = torch.where(place_B1 < draft.length, drafted_B1, own_B1)
+    return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+
+
+class Inflating(LeftPadded):
+    """Left padding is never removed: a row that gained less than another gets the difference on top of what it had."""
+
+    def __init__(self, store: KVStore, rows: int, mask: bool, positions: bool) -> None:
+        super().__init__(store, rows)
+        self._mask, self._positions = mask, positions
+
+    def width(self, padding: np.ndarray, cached: np.ndarray) -> int:
+        """Return the columns the widest row takes with the padding it has."""
+        return int((padding + cached).max())
+
+    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+        """Append ``width`` columns; unless fixed, padding is seen and a token's position is its column."""
+        placement = super().place(batch, width, offset)
+        if not self._mask:
+            extent = placement.key_order_BS.shape[1]
+            key_order_BS = torch.arange(extent, device=placement.slots_BT.device)[None]
+            placement = attrs.evolve(placement, order_BT=placement.slots_BT, key_order_BS=key_order_BS)
+        return placement if self._positions else attrs.evolve(placement, positions_BT=placement.slots_BT)

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from specframe.testing.conformance import KVBackendSuite
+
+
+class TestDynamic(KVBackendSuite):
+    """Grows by concatenation."""
+
+    def make(self) -> str:
+        return "dynamic"
+
+
+class TestSlab(KVBackendSuite):
+    """Preallocated."""
+
+    def make(self) -> str:
+        return "slab"

@@ -1,0 +1,99 @@
+"""When requests arrive: all at once, at random with a given rate, or as a file says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from specframe.errors import OptionError
+
+
+class Clock(Protocol):
+    """What requests arrive by."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    def jump(self, moment: float) -> None:
+        """Go on at a later moment: nothing happens until then."""
+
+
+class HandClock:
+    """A clock that moves only when told to."""
+
+    now: float = 0.0
+
+    def jump(self, moment: float) -> None:
+        """Go on at a later moment."""
+        self.now = max(self.now, moment)
+
+
+def arrival_times(given: str, count: int, seed: int = 0) -> list[float]:
+    """Return when each of ``count`` requests arrives, in seconds.
+
+    Args:
+        given: ``poisson:RATE``, requests per second on average, or a file with one number of seconds per line.
+        count: how many requests there are.
+        seed: of the random arrivals.
+
+    Raises:
+        OptionError: neither a rate above 0 nor a file of ``count`` numbers.
+    """
+    kind, colon, rate = given.partition(":")
+    if kind == "poisson" and colon:
+        return poisson(positive(rate), count, seed)
+    return checked_arrivals(from_file(given), count, given)
+
+
+def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
+    """Return ``count`` moments of a Poisson process: the times between them are exponential with mean 1 / ``rate``."""
+    return np.random.default_rng(seed).exponential(1 / rate, count).cumsum().tolist()
+
+
+def positive(rate: str) -> float:
+    """Return a rate; raise :class:`OptionError` when it is no number above 0."""
+    try:
+        number = float(rate)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise OptionError(f"arrivals: expected a rate above 0 in requests per second, as in 'poisson:2', got {rate!r}")
+    return number
+
+
+def from_file(path: str) -> list[float]:
+    """Return the numbers in a file, one per line, blank lines passed over."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise OptionError(
+            f"arrivals: expected poisson:RATE or a file of seconds, one number per line, and {path!r} cannot be read: "
+            f"{reason}"
+        ) from error
+    numbers = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                numbers.append(float(line))
+            except ValueError:
+                raise OptionError(
+                    f"arrivals: {path} line {number}: expected a number of seconds, got {line.strip()[:40]!r}"
+                ) from None
+    return numbers
+
+
+def checked_arrivals(moments: Iterable[float], count: int, name: str = "the list") -> list[float]:
+    """Return the moments as numbers; raise :class:`OptionError` unless there is one of at least 0 for each request."""
+    moments = [float(moment) for moment in moments]
+    if len(moments) != count:
+        raise OptionError(f"arrivals: {name} holds {len(moments)} numbers: expected {count}, one for each prompt")
+    wrong = next((moment for moment in moments if not 0 <= moment < math.inf), None)
+    if wrong is not None:
+        raise OptionError(f"arrivals: {name} holds {wrong}: expected seconds from the start, 0 or more")
+    return moments

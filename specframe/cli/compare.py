@@ -1,0 +1,211 @@
+"""``specframe compare``: a grid of schemes under equal conditions, and a report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shlex
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.grids import grid_options
+from specframe.cli.options import WholeNumber
+from specframe.cli.run import gather
+from specframe.errors import OptionError, SpecframeError
+
+if TYPE_CHECKING:
+    from specframe.grid import Grid
+    from specframe.report.compare import Progress, Settings
+    from specframe.report.results import Comparison
+
+DEFAULTS = {"align": "ragged,eqspec,exspec", "batch_size": "1,4,8"}
+"""What is compared unless something else is asked for."""
+
+
+class Remembered(click.Command):
+    """A command that knows the arguments it was called with."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments in ``ctx.meta``, as they were typed."""
+        ctx.meta["specframe.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def grid_with_defaults(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a grid, with more than one value where that makes a comparison."""
+    command = grid_options(command)
+    for option in command.__click_params__:  # type: ignore[attr-defined]
+        option.default = DEFAULTS.get(option.name, option.default)
+    return command
+
+
+@click.command(cls=Remembered)
+@click.argument("prompt", nargs=-1)
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
+)
+@click.option("--limit", metavar="N", type=WholeNumber(1), help="Only the first N prompts.")
+@grid_with_defaults
+@click.option(
+    "--max-new-tokens",
+    metavar="N",
+    type=WholeNumber(1),
+    default=64,
+    show_default=True,
+    help="Tokens generated per prompt, unless it stops before.",
+)
+@click.option(
+    "--repeats", metavar="N", type=WholeNumber(1), default=3, show_default=True, help="Times each cell is run."
+)
+@click.option(
+    "--warm-up",
+    metavar="N",
+    type=WholeNumber(0),
+    default=1,
+    show_default=True,
+    help="Short runs before each run that counts.",
+)
+@click.option(
+    "--arrivals",
+    metavar="poisson:RATE|FILE",
+    help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
+)
+@click.option("--arrival-seed", metavar="N", type=WholeNumber(0), default=0, show_default=True, help="Of the arrivals.")
+@click.option("--sort", is_flag=True, help="Take up short prompts first.")
+@click.option(
+    "--output",
+    metavar="FOLDER",
+    default="comparison",
+    show_default=True,
+    help="Where results and report go; what it holds of this comparison already is not run again.",
+)
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    prompt: tuple[str, ...],
+    prompts: str | None,
+    limit: int | None,
+    output: str,
+    max_new_tokens: int,
+    repeats: int,
+    warm_up: int,
+    arrivals: str | None,
+    arrival_seed: int,
+    sort: bool,
+    **options: Any,
+) -> None:
+    """Compare schemes: every combination of the values given, and plain decoding at each batch size.
+
+    Cells are run in turns, each several times. The folder then holds results.jsonl (a line per run), report.html (one
+    page that needs no network) and figures/ (the page's figures as PNG, SVG and CSV). A comparison that was
+    interrupted goes on when the same command is given again.
+
+    Exits with status 1 when a cell could not be run.
+    """
+    require_matplotlib()
+    from specframe.arrivals import arrival_times
+    from specframe.grid import checked, expand
+    from specframe.report.compare import Settings
+
+    texts = readable(prompt, prompts)[:limit]
+    moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
+    grid = checked(expand(options))
+    settings = Settings(texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort)
+    command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
+    comparison = run_grid(grid, settings, output, command)
+    show(comparison, output)
+    if any(comparison.fault(case) for case in comparison.cases):
+        ctx.exit(1)
+
+
+def require_matplotlib() -> None:
+    """Raise :class:`SpecframeError` when what draws the report is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SpecframeError(
+            "specframe compare draws with matplotlib, which is not installed: pip install 'specframe[lab]'"
+        )
+
+
+def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:
+    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
+    asked = gather(arguments, path)
+    if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
+        raise OptionError(f"prompts: {fault}")
+    return [prompt.text for prompt in asked]
+
+
+def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
+    """Run what is missing of a comparison, and say which cells do not fit together."""
+    import transformers
+
+    from specframe.report.compare import compare as run
+
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # it warns of pad ids in prompts, which are tokens like others here
+    for cell, why in grid.refused:
+        click.echo(f"left out: {', '.join(f'{k} {v}' for k, v in cell.items() if v is not None)}: {why}", err=True)
+    with telling() as progress:
+        return run(grid, settings, output, command, progress)
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[Progress]:
+    """Say on standard error what is being run; where that is a terminal, in one line that moves."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    done = 0
+
+    def tell(step: Any, line: dict[str, Any] | None) -> None:
+        nonlocal done
+        name = f"repeat {step.repeat + 1}, {step.case}"
+        if line is None:
+            bar.update(task, total=step.total, completed=step.number - 1, description=name)
+            return
+        done = step.number
+        bar.update(task, completed=step.number)
+        outcome = line.get("error") or f"{line['figures']['tokens_per_second']:,.0f} tokens/s"
+        if "error" in line or not console.is_terminal:
+            click.echo(f"[{step.number}/{step.total}] {name}: {outcome}", err=True)
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading models", total=None)
+        try:
+            yield tell
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f" after run {done}: the same command goes on from there") from None
+
+
+def show(comparison: Comparison, output: str) -> None:
+    """Write the report and print its summary."""
+    from specframe.cli.tables import show_table
+    from specframe.report.page import write_report
+    from specframe.report.summary import COLUMNS, findings, summary
+    from specframe.report.tables import tables
+
+    figures = tables(comparison)
+    page = write_report(comparison, figures, output)
+    show_table(COLUMNS, summary(comparison, figures), numbers=True)
+    click.echo()
+    for sentence in findings(comparison, figures):
+        click.echo(sentence)
+    click.echo(f"\n{page}")

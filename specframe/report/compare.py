@@ -1,0 +1,202 @@
+"""Run a grid of cells under equal conditions: loaded once, warmed up alike, in turns."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+import transformers
+
+import specframe
+from specframe import models
+from specframe.errors import SpecframeError
+from specframe.grid import Grid
+from specframe.loading import LoadedModels
+from specframe.observers import RunReport
+from specframe.report.gauges import Positions, Waits
+from specframe.report.results import Comparison, Folder, Line
+from specframe.report.schemes import Case, cases
+
+WARM_UP_TOKENS = 8
+"""New tokens per prompt of a warm-up run."""
+
+
+@attrs.frozen
+class Settings:
+    """What all cells of a comparison share."""
+
+    prompts: list[str]
+    max_new_tokens: int = 64
+    repeats: int = 3
+    warm_up: int = 1
+    """Short runs of a cell before each run of it that counts."""
+    arrivals: list[float] | None = None
+    arrivals_as: str | None = None
+    """How the arrivals were asked for."""
+    sort: bool = False
+
+    def about(self) -> dict[str, Any]:
+        """Return the settings as they are kept; prompts and arrivals by a digest of what they are."""
+        return {
+            "prompts": f"{len(self.prompts)} ({digest(self.prompts)})",
+            "max_new_tokens": self.max_new_tokens,
+            "repeats": self.repeats,
+            "warm_up": self.warm_up,
+            "arrivals": f"{self.arrivals_as} ({digest(self.arrivals)})" if self.arrivals else None,
+            "sort": self.sort,
+        }
+
+
+@attrs.frozen
+class Step:
+    """One run to come."""
+
+    case: Case
+    repeat: int
+    number: int
+    total: int
+
+
+Progress = Callable[[Step, Line | None], None]
+"""Told of every step, before it with no line and after it with its line."""
+
+
+def compare(
+    grid: Grid,
+    settings: Settings,
+    folder: str | os.PathLike[str],
+    command: str = "",
+    progress: Progress = lambda step, line: None,
+) -> Comparison:
+    """Run what is missing of a comparison and return all of it.
+
+    Every model is loaded before the first run. A cell that fails keeps the sentence that says why in place of its
+    figures, and the others go on.
+
+    Args:
+        grid: checked cells.
+        settings: what they share.
+        folder: where results are kept, and taken from when they are there already.
+        command: the command line, for the report.
+        progress: called before and after every run.
+    """
+    planned = cases(grid.cells)
+    kept = Folder(folder, about(grid, planned, settings, command))
+    todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
+    loaded = LoadedModels()
+    for cell in {step.case.key: step.case.cell for step in todo}.values():
+        loaded.pipeline(cell)
+    failed: dict[str, str] = {}
+    for step in todo:
+        progress(step, None)
+        line = {"error": failed[step.case.key]} if step.case.key in failed else run(step, settings, loaded)
+        if "error" in line:
+            failed[step.case.key] = line["error"]
+        kept.add(step.case, step.repeat, line)
+        progress(step, line)
+    return kept.comparison(planned)
+
+
+def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> dict[str, Any]:
+    """Return everything that tells one comparison from another, and where it was run."""
+    return {
+        "command": command,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "settings": settings.about(),
+        "environment": environment({case.cell["device"] for case in planned}),
+        "cells": [attrs.asdict(case) for case in planned],
+        "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
+    }
+
+
+def environment(devices: set[str]) -> dict[str, Any]:
+    """Return the versions and the devices that a comparison is run with."""
+    return {
+        "specframe": specframe.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": ", ".join(sorted({device_name(models.pick_device(device)) for device in devices})),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is sold as."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"CPU {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
+    """Yield every run of a comparison: all cells once, then all again, there and back.
+
+    A machine that gets slower or faster meanwhile then does so for all cells alike.
+    """
+    order = [
+        (case, repeat)
+        for repeat in range(repeats)
+        for case in (planned if repeat % 2 == 0 else planned[::-1])
+        if case.timed or repeat == 0
+    ]
+    for number, (case, repeat) in enumerate(order, start=1):
+        yield Step(case, repeat, number, len(order))
+
+
+def run(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+    """Run one cell once and return its line; with what went wrong in place of figures where it cannot be run."""
+    try:
+        return measure(step, settings, loaded)
+    except (
+        Exception
+    ) as fault:  # a broken strategy may raise anything, as a device without memory does; the others go on
+        kind = "" if isinstance(fault, SpecframeError) else f"{type(fault).__name__}: "
+        return {"error": f"{kind}{str(fault).partition(chr(10))[0][:500]}"}
+
+
+def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+    """Warm a new pipeline up, then decode all prompts with it."""
+    positions, waits = Positions(), Waits()
+    pipe = loaded.pipeline(step.case.cell, [positions, waits])
+    for _ in range(settings.warm_up if step.case.timed else 0):
+        list(pipe.generate(settings.prompts[: step.case.batch_size], min(WARM_UP_TOKENS, settings.max_new_tokens)))
+    gc.collect()
+    results = list(
+        pipe.generate(settings.prompts, settings.max_new_tokens, arrivals=settings.arrivals, sort=settings.sort)
+    )
+    ids = [result.token_ids for result in results]
+    return {
+        "lossless": pipe.composition.lossless,
+        "figures": figures(pipe.report),
+        "drafted_by_position": positions.drafted.tolist(),
+        "accepted_by_position": positions.accepted.tolist(),
+        "longest_wait": waits.longest,
+        "latencies": [None if result.finish_reason == "error" else result.latency for result in results],
+        "tokens_digest": digest(ids),
+        **({"token_ids": ids} if step.repeat == 0 else {}),
+    }
+
+
+def figures(report: RunReport) -> dict[str, Any]:
+    """Return a run's figures by name, the derived ones among them."""
+    derived = {name: getattr(report, name) for name in ("tokens_per_second", "stage_shares", "realign_share")}
+    return attrs.asdict(report) | derived
+
+
+def digest(value: Any) -> str:
+    """Return a short text that tells one value from another."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

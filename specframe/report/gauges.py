@@ -1,0 +1,42 @@
+"""Observers of what only a comparison asks for; the clock stands still while they count."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specframe.observers import Watcher
+from specframe.types import RoundReport
+
+
+class Positions(Watcher):
+    """Counts, for every place in the draft, how often a token was drafted there and how often it stood."""
+
+    drafted = accepted = np.zeros(0, dtype=np.int64)
+
+    def round(self, report: RoundReport) -> None:
+        """Count one round; the first of a run starts anew. What lies beyond a row's own end was not drafted."""
+        if report.number == 1:
+            self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
+        count = report.draft.length
+        if count > len(self.drafted):
+            self.drafted, self.accepted = (np.pad(n, (0, count - len(n))) for n in (self.drafted, self.accepted))
+        room = np.array([sequence.limit for sequence in report.sequences]) - report.lengths
+        places = np.arange(count)
+        self.drafted[:count] += (room[:, None] > places).sum(0)
+        self.accepted[:count] += (report.accepted[:, None] > places).sum(0)
+
+
+class Waits(Watcher):
+    """Notes the most rounds that any sequence was passed over between two rounds of its own."""
+
+    longest = 0
+
+    def round(self, report: RoundReport) -> None:
+        """Note one round; the first of a run starts anew."""
+        if report.number == 1:
+            self.longest = 0
+            self._latest: dict[int, int] = {}
+        for sequence in report.sequences:
+            index = sequence.request.index
+            self.longest = max(self.longest, report.number - self._latest.get(index, report.number) - 1)
+            self._latest[index] = report.number

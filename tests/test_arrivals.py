@@ -1,0 +1,204 @@
+"""Requests that arrive over time: when they are seen, in which order, and how long they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specframe import observers
+from specframe.arrivals import HandClock, arrival_times, poisson
+from specframe.errors import OptionError
+from specframe.observers import Watcher
+from specframe.pool import Pool
+from specframe.report.gauges import Waits
+from specframe.testing import harness
+from specframe.testing.fakes import fake_draft, fake_target
+from specframe.types import Request, RoundReport
+
+
+class Seconds(Watcher):
+    """A clock on which every forward pass of the target takes one second, and a record of who was read when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.read: dict[int, float] = {}
+        self.rows: list[int] = []
+
+    def perf_counter(self) -> float:
+        """Stand in for ``time.perf_counter``."""
+        return self.now
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Let a second pass."""
+        self.now += model == "target"
+
+    def round(self, report: RoundReport) -> None:
+        """Note when a prompt has been read."""
+        self.rows.append(len(report.sequences))
+        if report.prefill:
+            self.read.update({sequence.request.index: self.now for sequence in report.sequences})
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """Replace the clock that runs are timed with."""
+    clock = Seconds()
+    monkeypatch.setattr(observers, "time", clock)
+    return clock
+
+
+def asked(*arrivals: float) -> list[Request]:
+    return [Request(index, [1, 2], 4, arrival=moment) for index, moment in enumerate(arrivals)]
+
+
+def indices(requests) -> list[int]:
+    return [request.index for request in requests]
+
+
+# ---- the pool --------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_not_arrived_is_not_seen():
+    clock = HandClock()
+    pool = Pool(asked(0, 2, 1, 0), 8, 16, 64, clock=clock)
+    assert indices(pool.waiting) == [0, 3]
+    assert indices(sequence.request for sequence in pool.admit(8)) == [0, 3]
+    assert pool.admit(8) == []
+    clock.now = 1.5
+    assert indices(pool.waiting) == [2]
+    clock.now = 2.0
+    assert indices(pool.waiting) == [2, 1]
+
+
+def test_time_jumps_only_when_nothing_is_left_to_do():
+    clock = HandClock()
+    pool = Pool(asked(3, 5), 8, 16, 64, clock=clock)
+    (first,) = pool.admit(8)
+    assert (first.request.index, clock.now) == (0, 3)
+    assert (pool.admit(8), clock.now) == ([], 3)
+    pool.live.clear()
+    (second,) = pool.admit(8)
+    assert (second.request.index, clock.now) == (1, 5)
+
+
+def test_a_jump_that_falls_short_by_rounding_still_lets_the_next_in():
+    class Late(HandClock):
+        def jump(self, moment: float) -> None:
+            self.now = float(np.nextafter(moment, 0))
+
+    assert len(Pool(asked(0.1), 1, 16, 64, clock=Late()).waiting) == 1
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_latency_counts_from_the_arrival_and_idle_time_takes_none(seconds: Seconds):
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=2, observers=[seconds])
+    results = list(pipe.generate([[1, 2], [3, 4], [5, 6]], 3, arrivals=[0, 0, 10]))
+    assert [result.latency for result in results] == [3, 3, 3]
+    assert pipe.report.seconds == 6
+    assert seconds.now == 6
+
+
+def test_a_request_is_taken_up_after_its_arrival(seconds: Seconds):
+    """Rounds end at 1, 2, 3, ...: what arrives at 1.5 is read in the round from 2 to 3, and not before."""
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=2, observers=[seconds])
+    results = list(pipe.generate([[1, 2], [3, 4]], 6, arrivals=[0, 1.5]))
+    assert seconds.read == {0: 1, 1: 3}
+    assert results[1].latency == seconds.now - 1.5
+
+
+def test_order_of_arrival_decides_who_is_first_and_results_keep_the_order_asked(seconds: Seconds):
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=1, observers=[seconds])
+    results = list(pipe.generate([[1], [2], [3]], 2, arrivals=[0.3, 0.1, 0.2]))
+    assert sorted(seconds.read, key=seconds.read.__getitem__) == [1, 2, 0]
+    assert [result.index for result in results] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_arrivals_change_no_token(align: str):
+    target = fake_target()
+    prompts = harness.random_prompts([3, 5, 4, 9, 3, 7], 61)
+    pipe = harness.pipeline(target, fake_draft(target), align=align, batch_size=3)
+    at_once = [result.token_ids for result in pipe.generate(prompts, 12)]
+    over_time = [result.token_ids for result in pipe.generate(prompts, 12, arrivals=poisson(100, 6))]
+    assert over_time == at_once
+
+
+def test_sorting_takes_short_prompts_first_and_keeps_the_order_of_results(seconds: Seconds):
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=1, observers=[seconds])
+    prompts = harness.random_prompts([5, 2, 9, 2], 60, seed=3)
+    results = list(pipe.generate(prompts, 2, sort=True))
+    assert sorted(seconds.read, key=seconds.read.__getitem__) == [1, 3, 0, 2]
+    assert [result.index for result in results] == [0, 1, 2, 3]
+    assert [result.token_ids for result in results] == [result.token_ids for result in pipe.generate(prompts, 2)]
+
+
+@pytest.mark.parametrize(("window", "patience"), [(8, 1), (12, 4), (24, 16)])
+@pytest.mark.parametrize("rate", [None, 0.5, 4.0])
+def test_nobody_is_passed_over_for_longer_than_the_scheduler_promises(
+    seconds: Seconds, window: int, patience: int, rate: float | None
+):
+    """With and without arrivals: at most patience + window / batch size rounds, rounded up."""
+    target, waits = fake_target(), Waits()
+    pipe = harness.pipeline(
+        target,
+        fake_draft(target),
+        align="exspec",
+        schedule=f"same-length,window={window},patience={patience}",
+        batch_size=4,
+        observers=[seconds, waits],
+    )
+    prompts = harness.random_prompts([1 + 7 * index % 11 for index in range(28)], 61)
+    results = list(pipe.generate(prompts, 12, arrivals=rate and poisson(rate, 28)))
+    assert len(results) == 28
+    assert waits.longest <= patience + -(-window // 4)
+
+
+def test_a_wrong_number_of_arrivals_is_refused():
+    pipe = harness.pipeline(fake_target())
+    with pytest.raises(OptionError, match=r"^arrivals: the list holds 1 numbers: expected 2, one for each prompt$"):
+        pipe.generate([[1], [2]], arrivals=[0])
+    with pytest.raises(OptionError, match=r"holds -1.0: expected seconds from the start, 0 or more$"):
+        pipe.generate([[1]], arrivals=[-1])
+
+
+# ---- how arrivals are asked for --------------------------------------------------------------------------------------
+
+
+def test_poisson_arrivals_have_the_rate_asked_for_and_follow_the_seed():
+    moments = arrival_times("poisson:4", 4000, seed=1)
+    gaps = np.diff([0, *moments])
+    assert (gaps > 0).all()
+    assert np.mean(gaps) == pytest.approx(1 / 4, rel=0.05)
+    assert np.std(gaps) == pytest.approx(1 / 4, rel=0.1)
+    assert moments == arrival_times("poisson:4", 4000, seed=1) != arrival_times("poisson:4", 4000, seed=2)
+
+
+def test_arrivals_from_a_file(tmp_path: Path):
+    (tmp_path / "moments").write_text("0\n\n1.5\n 1.25 \n")
+    assert arrival_times(str(tmp_path / "moments"), 3) == [0, 1.5, 1.25]
+
+
+@pytest.mark.parametrize("given", ["poisson:0", "poisson:-1", "poisson:", "poisson:fast", "poisson:inf", "poisson:nan"])
+def test_a_rate_that_is_none(given: str):
+    with pytest.raises(OptionError, match="expected a rate above 0 in requests per second, as in 'poisson:2', got"):
+        arrival_times(given, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0\n1\n", r"holds 2 numbers: expected 3, one for each prompt$"),
+        ("0\nsoon\n2\n", r"line 2: expected a number of seconds, got 'soon'$"),
+        ("0\n-2\n1\n", r"holds -2.0: expected seconds from the start, 0 or more$"),
+        (None, r"cannot be read: No such file or directory$"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, content: str | None, message: str):
+    if content is not None:
+        (tmp_path / "moments").write_text(content)
+    with pytest.raises(OptionError, match=message):
+        arrival_times(str(tmp_path / "moments"), 3)

@@ -1,0 +1,352 @@
+"""Five broken alignments, and others: the invariant checks name each, and ``verify`` finds each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from specframe_std.alignments.eqspec import EqSpec
+from specframe_std.alignments.masking import MaskedColumns, Masking
+from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_std.kv.slab import Slab, SlabStore
+
+from specframe import hookimpl
+from specframe.errors import InvariantError
+from specframe.grid import checked, expand
+from specframe.plugins import Register, offer, registry
+from specframe.protocols import KVStore
+from specframe.testing import fakes, harness, zoo
+from specframe.types import Batch, Draft, Placement, Request, Verdict
+from specframe.verify import verify
+
+
+class OffByOne(Ragged):
+    """Counts the bonus token twice: positions are one too high as soon as tokens are drafted."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, width: int, offset: int) -> Placement:
+            placement = super().place(batch, width, offset)
+            return attrs.evolve(placement, positions_BT=placement.positions_BT + (not batch.prefill))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
+class Stale(EqSpec):
+    """Keeps the keys and values of rejected tokens."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        self._target.keep(batch, batch.lengths + draft.length)
+        self._target.layout.arrange(batch)
+        return verdict
+
+
+class WrongBonus(Ragged):
+    """Emits another token than the target's own."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        place_B1 = verdict.accepted_B[:, None]
+        bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
+        return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+
+
+class Endless(Ragged):
+    """Lets rows go on after their stop tokens."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        for sequence in batch.sequences:
+            sequence.request = attrs.evolve(sequence.request, stop_token_ids=frozenset())
+        return verdict
+
+
+class Swapped(Ragged):
+    """Moves the keys and values of the batch's rows into each other's place after the prompts."""
+
+    class Layout(RaggedLayout):
+        def arrange(self, batch: Batch) -> None:
+            self._store.arrange(batch.sequences if batch.prefill else batch.sequences[::-1])
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
+FIVE = {
+    "off-by-one": (OffByOne, "position"),
+    "stale": (Stale, "cache"),
+    "wrong-bonus": (WrongBonus, "bonus"),
+    "endless": (Endless, "stop"),
+    "swapped": (Swapped, "row"),
+}
+"""The alignments that have to be caught, and the invariant that each breaks."""
+
+
+class SwappedVerdicts(Ragged):
+    """Gives rows each other's tokens."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        return Verdict(verdict.accepted_B.flip(0), verdict.tokens_BT.flip(0))
+
+
+class SwappedInPlace(Ragged):
+    """Gives rows each other's tokens, by writing to the verdict it was handed."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        verdict.accepted_B.copy_(verdict.accepted_B.flip(0))
+        verdict.tokens_BT.copy_(verdict.tokens_BT.flip(0))
+        return verdict
+
+
+class Reordered(Ragged):
+    """Turns the batch's list of sequences round."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        batch.sequences.reverse()
+        return verdict
+
+
+class Greedier(Ragged):
+    """Lets a rejected token stand."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        tokens_BT = torch.cat([draft.tokens_BK, verdict.tokens_BT[:, -1:]], dim=1)
+        return Verdict(torch.full_like(verdict.accepted_B, draft.length), tokens_BT)
+
+
+class Overlong(Ragged):
+    """Moves the rows' ends."""
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        if batch.prefill:
+            batch.limits[:] += 2
+        return verdict
+
+
+class Unmasked(Masking):
+    """Leaves rejected tokens in the cache for all to see."""
+
+    class Layout(MaskedColumns):
+        def keep(self, batch: Batch, kept: np.ndarray) -> None:
+            self._rows(batch)
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:
+        return self.Layout(store, rows, True)
+
+
+class Shortsighted(Ragged):
+    """Hides every row's first token."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, width: int, offset: int) -> Placement:
+            placement = super().place(batch, width, offset)
+            slots_1S = torch.arange(placement.key_order_BS.shape[1])[None]
+            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
+class Foresight(Ragged):
+    """Lets every query see all tokens that are there."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, width: int, offset: int) -> Placement:
+            placement = super().place(batch, width, offset)
+            return attrs.evolve(placement, order_BT=placement.order_BT.amax(1, keepdim=True).expand(-1, width))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
+OTHERS = {
+    "swapped-verdicts": (SwappedVerdicts, "row"),
+    "swapped-in-place": (SwappedInPlace, "row"),
+    "reordered": (Reordered, "row"),
+    "greedier": (Greedier, "bonus"),
+    "overlong": (Overlong, "stop"),
+    "unmasked": (Unmasked, "cache"),
+    "shortsighted": (Shortsighted, "mask"),
+    "foresight": (Foresight, "mask"),
+}
+"""More ways to be wrong."""
+
+BROKEN = FIVE | OTHERS
+
+
+class BrokenPlugin:
+    """Offers the broken alignments."""
+
+    @hookimpl
+    def specframe_register_alignments(self, register: Register) -> None:
+        for name, (factory, _) in BROKEN.items():
+            register(name, factory)
+
+
+@pytest.fixture(autouse=True)
+def _broken_plugin() -> Iterator[None]:
+    """The broken alignments are registered as any plugin's are."""
+    registry.cache_clear()
+    offer(registry(), BrokenPlugin(), "broken-alignments")
+    yield
+    registry.cache_clear()
+
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)
+
+
+def stop_ids() -> frozenset[int]:
+    """Return a token that ends several of the continuations early."""
+    second = [harness.continuation(TARGET, prompt, 4)[2] for prompt in PROMPTS]
+    return frozenset(second[:3])
+
+
+def asked(new: int = 12) -> list[Request]:
+    return harness.requests(PROMPTS, new, stop_ids())
+
+
+def decode(target: Any = TARGET, draft: Any = DRAFT, **options: Any) -> list[harness.Result]:
+    pipe = harness.pipeline(target, draft, check=True, **{"batch_size": 3, "draft_length": 4, **options})
+    return harness.decode(pipe, asked())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_checks_name_what_is_broken(name: str) -> None:
+    """A run with checks stops with an error that names the invariant, the round, the row and the prompt."""
+    with pytest.raises(InvariantError) as caught:
+        decode(align=name)
+    error = caught.value
+    assert error.invariant == BROKEN[name][1]
+    assert error.round >= 1
+    assert 0 <= error.row < 3
+    assert 0 <= error.index < len(PROMPTS)
+    start = f"round {error.round}, row {error.row} (prompt {error.index}): invariant {error.invariant!r} is broken: "
+    assert str(error).startswith(start)
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``verify`` finds every one of the five without checks, and tells each from a tie."""
+    monkeypatch.setattr("specframe.models.stop_token_ids", lambda *_: stop_ids())
+    grid = checked(expand({"target": TARGET, "drafter": [DRAFT], "align": name, "batch_size": 3, "draft_length": 4}))
+    (outcome,) = verify(grid, PROMPTS, 12)
+    assert outcome.fault is None
+    assert not outcome.sound
+    assert outcome.batch_one is not None
+    assert outcome.batch_one.bugs > 0
+
+
+def test_verify_reports_a_broken_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checks, a cell's fault is the invariant that broke, and the other cells go on."""
+    cell = {"target": TARGET, "drafter": [DRAFT], "align": "stale,ragged", "batch_size": 3, "check": True}
+    broken, good = verify(checked(expand(cell)), PROMPTS, 8)
+    assert "invariant 'cache' is broken" in str(broken.fault)
+    assert not broken.sound
+    assert good.sound
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=4"])
+@pytest.mark.parametrize(
+    "align",
+    [
+        "ragged",
+        "eqspec",
+        "exspec",
+        "rollback",
+        "masking,positions=content",
+        "padding,mask=content,positions=content,bonus=target",
+    ],
+)
+def test_what_is_sound_passes(align: str, schedule: str) -> None:
+    """Lossless combinations run to the end under the checks and decode what they decode without."""
+    harness.assert_exact(TARGET, asked(), decode(align=align, schedule=schedule))
+
+
+@pytest.mark.parametrize("options", [{"kv": "slab"}, {"drafter": None}, {"batch_size": 1}, {"draft_length": 1}])
+def test_other_surroundings_pass(options: dict[str, Any]) -> None:
+    """Checks hold with another KV backend, without a drafter, for a batch of one and for drafts of one token."""
+    harness.assert_exact(TARGET, asked(), decode(align="eqspec", **options))
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3", "float32"), ("gemma3", "bfloat16"), ("opt", "float32")])
+def test_real_models_pass(architecture: str, dtype: str) -> None:
+    """Rounding is no violation: choices that differ from those computed without a cache are near ties."""
+    precision = getattr(torch, dtype)
+    target = zoo.build(architecture).to(precision)
+    results = decode(target, zoo.good_draft(zoo.build(architecture)).to(precision))
+    assert all(result.finish_reason in ("eos", "length") for result in results)
+
+
+@pytest.mark.parametrize(
+    ("align", "invariant"),
+    [
+        ("masking", "position"),
+        ("padding", "position"),
+        ("padding,positions=content", "mask"),
+        ("padding,mask=content,positions=content", "bonus"),
+    ],
+)
+def test_published_flaws_are_named(align: str, invariant: str) -> None:
+    """What is wrong with the alignments that reproduce published flaws is told by the checks."""
+    with pytest.raises(InvariantError) as caught:
+        decode(align=align)
+    assert caught.value.invariant == invariant
+
+
+class Coarse(Slab):
+    """Stores keys and values to one decimal place: whole numbers survive, real ones do not."""
+
+    class Store(SlabStore):
+        def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+            return super()._write(layer, states.round())
+
+    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
+        return self.Store(shapes, rows, capacity + 1, device)
+
+
+def test_wrong_keys_in_the_right_place_are_found() -> None:
+    """A KV backend that keeps something else than it was given shows in the target's choices."""
+    target = zoo.build("qwen3")
+    with pytest.raises(InvariantError, match="computed without a cache") as caught:
+        decode(target, zoo.good_draft(target), kv=Coarse())
+    assert caught.value.invariant == "cache"
+
+
+class HalfShifted(Slab):
+    """Realigns only the first layer's blocks."""
+
+    class Store(SlabStore):
+        def shift(self, offsets: np.ndarray, width: int) -> None:
+            kept = [block[1:].clone() for block in self._blocks]
+            super().shift(offsets, width)
+            for block, rest in zip(self._blocks, kept, strict=True):
+                block[1:] = rest
+
+    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
+        return self.Store(shapes, rows, capacity + 1, device)
+
+
+def test_layers_that_part_are_found() -> None:
+    """A KV backend that moves some layers only is caught where they differ."""
+    target = zoo.build("qwen3")
+    with pytest.raises(InvariantError, match="hold different tokens") as caught:
+        decode(target, zoo.good_draft(target), align="eqspec", kv=HalfShifted())
+    assert caught.value.invariant == "cache"
+
+
+def test_a_rule_that_picks_another_token_is_found() -> None:
+    """A rule that claims to be lossless must give the target's own tokens."""
+    rule = registry().make("acceptance rule", "synthetic,rate=1")
+    rule.lossless = True
+    with pytest.raises(InvariantError, match="not the target's choice") as caught:
+        decode(accept=rule)
+    assert caught.value.invariant == "bonus"
+
+
+def test_a_rule_that_promises_nothing_is_left_alone() -> None:
+    """Forced acceptance is checked for everything but whose tokens they are."""
+    assert len(decode(accept="synthetic,rate=0.5")) == len(PROMPTS)

@@ -1,0 +1,208 @@
+"""The command line as a whole: help, errors, commands of plugins, model names."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import specframe
+from specframe.cli import BUILT_IN, cli
+from specframe.cli.options import pipeline_options
+from specframe.plugins import registry
+
+HELP = """
+import sys
+from specframe.cli import cli
+try:
+    cli(["--help"], prog_name="specframe")
+finally:
+    print("imported:", [name for name in ("torch", "transformers", "rich") if name in sys.modules])
+"""
+
+PLUGIN = '''
+import click
+from specframe import hookimpl
+from specframe.errors import OptionError
+
+@click.command()
+@click.option("--times", default=1)
+def greet(times):
+    """Greet whoever asks."""
+    if times == 13:
+        raise OptionError("times: expected a number that brings no bad luck, got 13")
+    if times == 0:
+        raise KeyboardInterrupt
+    click.echo("hello " * times)
+
+@hookimpl
+def specframe_register_commands(register):
+    register("greet", greet)
+    register("lost", "nowhere.to_be:found")
+    register("number", "greeter:NUMBER")
+
+NUMBER = 4
+'''
+
+
+def invoke(*arguments: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(cli, arguments, prog_name="specframe")
+
+
+def install(site: Path, name: str, code: str) -> None:
+    """Write a module and the metadata of a distribution that offers it as a plugin."""
+    (site / f"{name}.py").write_text(code)
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that Python imports from; what is installed there is discovered anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.cache_clear()
+    yield tmp_path
+    registry.cache_clear()
+    sys.modules.pop("greeter", None)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The help lists every built-in command in well under a second of work, without torch or transformers."""
+    before = os.times()
+    shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
+    after = os.times()
+    assert "imported: []" in shown
+    assert all(f"\n  {name} " in shown for name in BUILT_IN)
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.8
+
+
+def test_installed_command() -> None:
+    """The console script runs the same command line."""
+    script = Path(sys.executable).with_name("specframe")
+    shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shown == f"specframe, version {specframe.__version__}\n"
+
+
+def test_unknown_command() -> None:
+    """A mistyped command is answered with the known ones and the nearest."""
+    result = invoke("plugin", "list")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: unknown command 'plugin': expected one of ")
+    assert result.stderr.endswith("did you mean 'plugins'?\n")
+
+
+def test_commands_of_plugins(site: Path) -> None:
+    """A plugin's command is listed with its help and runs with its options."""
+    install(site, "greeter", PLUGIN)
+    assert "greet    Greet whoever asks." in invoke("--help").stdout
+    assert invoke("greet", "--times", "2").stdout == "hello hello \n"
+
+
+def test_broken_commands_of_plugins(site: Path) -> None:
+    """Commands that do not import, or are none, are listed all the same and say why when they are run."""
+    install(site, "greeter", PLUGIN)
+    assert invoke("--help").stdout.count("(fails to load)") == 2
+    lost, number = invoke("lost", "--any", "thing"), invoke("number")
+    assert (lost.exit_code, number.exit_code) == (2, 2)
+    assert lost.stderr.startswith(
+        "Error: command 'lost' of greeter refers to 'nowhere.to_be:found', which does not import"
+    )
+    assert number.stderr == "Error: command 'number' of greeter: expected a click.Command, got a int\n"
+
+
+def test_plugins_in_conflict(site: Path) -> None:
+    """Two plugins of one name leave the help usable and every other command refused, both distributions named."""
+    install(site, "greeter", PLUGIN)
+    install(site, "other", PLUGIN.replace("greeter:", "other:"))
+    shown = invoke("--help")
+    assert shown.exit_code == 0
+    assert "plugins" in shown.stdout
+    assert "command 'greet' is offered by both greeter and other" in shown.stderr
+    refused = invoke("plugins", "list")
+    assert refused.exit_code == 2
+    assert "is offered by both greeter and other" in refused.stderr
+
+
+def test_faults_are_one_sentence(site: Path) -> None:
+    """An error of specframe's own is one line on standard error and status 2."""
+    install(site, "greeter", PLUGIN)
+    result = invoke("greet", "--times", "13")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: times: expected a number that brings no bad luck, got 13\n"
+
+
+def test_interruption(site: Path) -> None:
+    """An interrupted command exits with status 130 and a short line."""
+    install(site, "greeter", PLUGIN)
+    result = invoke("greet", "--times", "0")
+    assert (result.exit_code, result.stderr.strip()) == (130, "interrupted")
+
+
+def test_options_are_those_of_the_pipeline() -> None:
+    """Every option that describes a pipeline has the name and the default of the parameter it sets."""
+    from specframe import Pipeline
+
+    given: dict[str, object] = {}
+    CliRunner().invoke(click.command()(pipeline_options(lambda **options: given.update(options))), [])
+    parameters = inspect.signature(Pipeline).parameters
+    assert given == {name: parameters[name].default for name in given} | {"draft_length": "5"}
+    assert parameters["draft_length"].default == 5
+    assert {"target", "drafter", "align", "batch_size", "seed"} <= given.keys()
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A saved model, and a home for names that is this test's own."""
+    from specframe.testing import zoo
+
+    monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
+    zoo.build("qwen3").save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_models_list(folder: Path) -> None:
+    """The list has the published pairs, what each drafts for, and who offers them."""
+    lines = {line.split()[0]: line for line in invoke("models", "list").stdout.splitlines()}
+    assert {"qwen3-0.6b", "qwen3-8b", "vicuna-68m", "vicuna-7b", "glm4-draft-0.6b", "glm4-9b", "tiny"} <= lines.keys()
+    assert "qwen3-8b" in lines["qwen3-0.6b"]
+    assert "specframe-std" in lines["qwen3-0.6b"]
+
+
+def test_models_add_and_show(folder: Path) -> None:
+    """A name that was added is listed, and shown with the model's shape."""
+    added = invoke("models", "add", "mine", str(folder))
+    assert (added.exit_code, added.stdout) == (0, f"mine is {folder}\n")
+    assert any(line.startswith("mine") and str(folder) in line for line in invoke("models", "list").stdout.splitlines())
+    shown = dict(line.split(maxsplit=1) for line in invoke("models", "show", "mine").stdout.splitlines())
+    assert (shown["architecture"], shown["vocabulary"], shown["layers"]) == ("Qwen3ForCausalLM", "97", "2")
+
+
+def test_models_show_of_what_is_not_there(folder: Path) -> None:
+    """A model that is not on disk is shown without its shape, with what drafts for it; an unknown name is refused."""
+    shown = invoke("models", "show", "vicuna-7b").stdout
+    assert "lmsys/vicuna-7b-v1.3" in shown
+    assert "vicuna-68m" in shown
+    refused = invoke("models", "show", "vicuna-7")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("did you mean 'vicuna-7b'?\n")
+
+
+def test_models_add_refuses(folder: Path, tmp_path: Path) -> None:
+    """A path that holds no model is refused and nothing is added."""
+    result = invoke("models", "add", "mine", str(tmp_path))
+    assert result.exit_code == 2
+    assert "mine" in result.stderr
+    assert invoke("models", "show", "mine").exit_code == 2

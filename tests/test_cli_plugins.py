@@ -1,0 +1,179 @@
+"""``specframe plugins``: list, show, matrix, new."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specframe.cli import cli
+from specframe.plugins import ROLES, registry
+
+STRATEGIES = '''
+"""A plugin of strategies."""
+from specframe import hookimpl
+
+class Bold:
+    """Takes every draft token as it is; see ``judge``.
+
+    Options:
+        nerve: how much of it.
+    """
+    lossless = False
+    def __init__(self, nerve=0.5, *, witness):
+        pass
+
+@hookimpl
+def specframe_register_acceptance_rules(register):
+    register("bold", Bold)
+
+@hookimpl
+def specframe_register_drafters(register):
+    register("bold", "no.such.module:Drafter")
+'''
+
+
+def invoke(*arguments: str) -> Result:
+    """Run ``specframe plugins`` in this process."""
+    return CliRunner().invoke(cli, ["plugins", *arguments], prog_name="specframe")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of a plain table: columns are at least two spaces apart."""
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a plugin that works in part and one that does not import."""
+    for name, code in {"bold": STRATEGIES, "sick": "import no_such_module"}.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (tmp_path / f"{name}_plugin.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}_plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.cache_clear()
+    yield tmp_path
+    registry.cache_clear()
+    sys.modules.pop("bold_plugin", None)
+
+
+def test_list() -> None:
+    """Every strategy is listed once, under its kind, with its distribution and a summary."""
+    header, *listed = rows(invoke("list").stdout)
+    assert header == ["kind", "name", "lossless", "distribution", "summary"]
+    assert {(row[0], row[1]) for row in listed} == {(entry.kind, entry.name) for entry in registry()}
+    assert {row[0] for row in listed} >= set(ROLES)
+    greedy = next(row for row in listed if row[1] == "greedy")
+    assert greedy[2:4] == ["yes", "specframe-std"]
+    assert all(len(row) >= 4 for row in listed)
+
+
+def test_list_of_what_does_not_work(site: Path) -> None:
+    """A plugin that failed to load and a strategy that does not import are listed with the reason."""
+    listed = rows(invoke("list").stdout)
+    assert ["acceptance rule", "bold", "no", "bold", "Takes every draft token as it is; see `judge`."] in listed
+    broken = next(row for row in listed if row[:2] == ["drafter", "bold"])
+    assert "cannot be used" in broken[-1]
+    failed = next(row for row in listed if row[0] == "(failed to load)")
+    assert failed[1] == "sick"
+    assert "no_such_module" in failed[2]
+
+
+def test_show_everything_of_a_name() -> None:
+    """A name that two kinds share is shown twice, each with its options and their defaults."""
+    shown = invoke("show", "fixed").stdout
+    assert "scheduler fixed, of specframe-std (specframe_std.schedulers.fixed:Fixed)" in shown
+    assert "options: none" in shown
+    assert "draft-length policy fixed" in shown
+    assert ["length", "default 5"] in rows(shown)
+
+
+def test_show_an_alignment() -> None:
+    """An alignment's traits are shown."""
+    shown = invoke("show", "exspec").stdout
+    for line in ("lossless: yes", "requires: append, shift", "scheduler unless told otherwise: same-length"):
+        assert line in shown
+
+
+def test_show_required_options(site: Path) -> None:
+    """Options without a default are marked as required, the docstring is there, and what does not import says so."""
+    shown = invoke("show", "bold").stdout
+    assert "options, as in bold,nerve=0.5,witness=..." in shown
+    assert ["witness", "required"] in rows(shown)
+    assert "nerve: how much of it." in shown
+    assert "drafter bold, of bold\n\n    cannot be used: " in shown
+
+
+def test_show_unknown() -> None:
+    """An unknown name is answered with the nearest."""
+    result = invoke("show", "ragd")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: unknown plugin 'ragd': ")
+    assert result.stderr.endswith("did you mean 'ragged'?\n")
+
+
+def test_matrix() -> None:
+    """The matrix says which alignment runs on which KV backend, and marks what it asks for itself."""
+    header, *lines = rows(invoke("matrix").stdout)
+    table = {line[0]: dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)}
+    assert set(table) == set(registry().names("alignment"))
+    assert table["ragged"] == {
+        "alignment": "ragged",
+        "lossless": "yes",
+        "scheduler": "continuous",
+        "kv dynamic": "no, lacks scatter",
+        "kv slab": "default",
+    }
+    assert (table["exspec"]["kv dynamic"], table["exspec"]["kv slab"]) == ("default", "yes")
+
+
+def test_new_writes_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package has a project file, a hook, a drafter and tests, all under the name asked for."""
+    monkeypatch.chdir(tmp_path)
+    result = invoke("new", "my-drafter")
+    assert result.exit_code == 0
+    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(written) == {
+        "my-drafter/pyproject.toml",
+        "my-drafter/README.md",
+        "my-drafter/src/my_drafter/__init__.py",
+        "my-drafter/src/my_drafter/drafter.py",
+        "my-drafter/tests/test_drafter.py",
+    }
+    assert '[project.entry-points.specframe]\nmy-drafter = "my_drafter"' in written["my-drafter/pyproject.toml"]
+    assert "class MyDrafter:" in written["my-drafter/src/my_drafter/drafter.py"]
+    assert "pip install -e my-drafter" in result.stdout
+    for path, text in written.items():
+        assert "$" not in text, path
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("taken", "exists already"),
+        ("My-Drafter", "lower-case letters"),
+        ("../elsewhere", "lower-case letters"),
+        ("json", "hides no other module"),
+        ("class", "hides no other module"),
+        ("torch", "hides no other module"),
+        ("model", "already installed"),
+        ("tiny-draft", "already installed"),
+    ],
+)
+def test_new_refuses(name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that exists and a name that cannot be a new package's are refused, and nothing is written."""
+    (tmp_path / "taken").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = invoke("new", name)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert name in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert not any((tmp_path / "taken").iterdir())

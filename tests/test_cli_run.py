@@ -1,0 +1,448 @@
+"""``specframe run`` on a small random pair: prompts, options, display, the output file, a new package."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from specframe import prompts
+from specframe.cli import cli
+from specframe.cli.display import FIGURES, Display
+from specframe.testing import zoo
+
+TEST_AND_RUN = """
+import sys, pytest
+from specframe.cli import cli
+assert pytest.main(["-q", "again"]) == 0
+cli(["run", *sys.argv[1:]])
+"""
+CHARACTERS = ["<eos>", "\n", *map(chr, range(32, 127))]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a saved target and a draft that often agrees with it; one token is one character."""
+    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
+    for name, model in {"target": target, "draft": zoo.good_draft(target)}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return ["--target", str(folder / "target"), "--drafter", str(folder / "draft"), "--max-new-tokens", "12"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, given: str | None = None) -> Result:
+    """Run ``specframe run`` in this process; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, ["run", *arguments], prog_name="specframe", input=given)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def records(path: str = "out.jsonl") -> list[dict]:
+    """Return the records of an output file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_from_arguments(pair: list[str]) -> None:
+    """Completions, figures and the combination are printed; nothing goes to standard error."""
+    result = run(*pair, "ab", "def f(x):")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for index, prompt in enumerate(("ab", "def f(x):")):
+        assert f"[{index}] length, 12 tokens\n{prompt}" in result.stdout
+    assert all(f"\n{figure} " in result.stdout for figure in FIGURES[1:])
+    figures = dict(
+        line.split(maxsplit=1) for line in result.stdout.splitlines() if line.split()[:1] in ([f] for f in FIGURES)
+    )
+    assert (figures["sequences"], figures["errors"], figures["tokens"]) == ("2", "0", "24")
+    shares = [
+        float(line.split()[2]) for line in result.stdout.partition("stage ")[2].splitlines()[1:] if line.count(".") == 2
+    ]
+    assert sum(shares) == pytest.approx(1, abs=0.01)
+    assert result.stdout.splitlines()[-1].startswith("this combination is lossless: target ")
+    assert "align ragged, schedule continuous, kv slab, draft length 5, batch size 8" in result.stdout
+
+
+def test_built_in_prompts(pair: list[str]) -> None:
+    """Without prompts, starts of Python code are completed: all different, none blank, each ending its line."""
+    result = run(*pair, "--drafter", "none", "--max-new-tokens", "1")
+    assert len(set(prompts.BUILT_IN)) == 8
+    assert all(prompt.strip() and prompt.endswith("\n") for prompt in prompts.BUILT_IN)
+    assert all(prompt in result.stdout for prompt in prompts.BUILT_IN if len(prompt) < zoo.CONTEXT)
+
+
+def test_text_file(pair: list[str]) -> None:
+    """Every line that is not blank is a prompt, its own blanks kept, whatever the line ending."""
+    Path("p.txt").write_bytes(b"\xef\xbb\xbfone\n\n   \r\n  two \r\nthree")
+    assert run(*pair, "zero", "--prompts", "p.txt", "--output", "out.jsonl").exit_code == 0
+    assert [kept["prompt"] for kept in records()] == ["zero", "one", "  two ", "three"]
+
+
+LINES = '{"prompt": "a b"}\n\n{"text": "c\\nd"}\n{"turns": ["e", "f"], "id": 3}\n'
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.txt", "-"])
+def test_json_lines(name: str, pair: list[str]) -> None:
+    """Objects with prompt, text or turns are read from a file of any name and from standard input."""
+    Path("p.jsonl").write_text(LINES)
+    Path("p.txt").write_text(LINES)
+    assert run(*pair, "--prompts", name, "--output", "out.jsonl", given=LINES).exit_code == 0
+    assert [kept["prompt"] for kept in records()] == ["a b", "c\nd", "e"]
+
+
+def test_standard_input(pair: list[str]) -> None:
+    """Lines of standard input are prompts."""
+    result = run(*pair, "--prompts", "-", given="one\n{two}\n")
+    assert result.exit_code == 0
+    assert "[0] length, 12 tokens\none" in result.stdout
+    assert "[1] length, 12 tokens\n{two}" in result.stdout
+
+
+def test_faults_of_single_prompts(pair: list[str]) -> None:
+    """A prompt that cannot be decoded fails alone, with a sentence that says where it is and what is wrong."""
+    lines = [
+        '{"prompt": "ok"}',
+        '{"prompt": "x"',
+        "[1]",
+        '{"query": 1}',
+        '{"turns": []}',
+        '{"text": 3}',
+        '{"text": ""}',
+    ]
+    lines += [json.dumps({"prompt": "x" * 200}), '{"prompt": "\\ud800"}', "[" * 99999, '{"prompt": "fine"}']
+    Path("p.jsonl").write_text("\n".join(lines))
+    result = run(*pair, "--prompts", "p.jsonl", "--output", "out.jsonl")
+    assert result.exit_code == 1
+    expected = {
+        1: "p.jsonl line 2: expected a JSON object, got Expecting ',' delimiter at column 15",
+        2: "p.jsonl line 3: expected a JSON object, got [1]",
+        3: "p.jsonl line 4: expected one of prompt, text, turns, got query",
+        4: "p.jsonl line 5: turns: expected a list of texts, got []",
+        5: "p.jsonl line 6: text: expected a text, got 3",
+        6: "the prompt is empty: expected at least one token",
+        7: "the prompt has 200 tokens: expected fewer than the target's context of 160",
+        8: "p.jsonl line 9: expected text, got half of a surrogate pair or a byte that is not UTF-8",
+        9: "p.jsonl line 10: expected a JSON object, got one nested too deep or with numbers too long to read",
+    }
+    kept = records()
+    assert {record["index"]: record["error"] for record in kept if record["finish_reason"] == "error"} == expected
+    assert [record["prompt"] for record in kept if record["token_ids"]] == ["ok", "fine"]
+    assert sorted(result.stderr.splitlines()) == sorted(
+        [*(f"[{index}] error: {error}" for index, error in expected.items()), "9 of 11 prompts failed"]
+    )
+    assert "errors                     9" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "holds no prompts: expected one per line"),
+        (b" \n\n", "holds no prompts: expected one per line"),
+        (b"fine\nbad \xff", "is not text: expected UTF-8, got byte 0xff at place 9"),
+    ],
+)
+def test_unreadable_files(content: bytes | None, reason: str) -> None:
+    """A file without prompts is one sentence and status 2."""
+    if content is not None:
+        Path("p.txt").write_bytes(content)
+    result = run("--prompts", "p.txt")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"Error: --prompts: p.txt {reason}\n"
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--batch-size", "0", "--batch-size: expected a whole number of at least 1, got '0'"),
+        ("--batch-size", "2.5", "--batch-size: expected a whole number of at least 1, got '2.5'"),
+        ("--max-new-tokens", "0", "--max-new-tokens: expected a whole number of at least 1, got '0'"),
+        ("--seed", "-1", "--seed: expected a whole number of at least 0, got '-1'"),
+        ("--draft-length", "0", "draft length: expected at least 1, got 0"),
+        ("--align", "exspek", "did you mean 'exspec'?"),
+        ("--accept", "gredy", "did you mean 'greedy'?"),
+        ("--kv", "dynamic", "alignment 'ragged' cannot run on KV backend 'dynamic'"),
+        ("--device", "gpu", "device 'gpu': expected auto, cpu, cuda or cuda:N"),
+        ("--dtype", "int8", "dtype 'int8': expected one of auto, float32"),
+        ("--target", "./nowhere", "nowhere"),
+    ],
+)
+def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -> None:
+    """A value that cannot work is one sentence and status 2, and nothing was decoded or written."""
+    result = run(*pair, "x", "--output", "out.jsonl", option, value)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert reason in result.stderr
+    assert not Path("out.jsonl").exists()
+
+
+def test_config(pair: list[str]) -> None:
+    """A file's values are the defaults, keys with hyphens or underscores; the command line wins."""
+    Path("c.toml").write_text('align = "exspec"\nbatch-size = 2\ndraft_length = 3\noutput = "out.jsonl"\n')
+    result = run(*pair, "x", "--config", "c.toml", "--draft-length", "4")
+    assert result.exit_code == 0
+    settings = records()[0]["settings"]
+    assert (settings["align"], settings["batch_size"], settings["draft_length"]) == ("exspec", 2, "4")
+    assert "align exspec, schedule same-length, kv dynamic, draft length 4, batch size 2" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "--config: c.toml cannot be read: No such file or directory"),
+        ("align = ", "--config: c.toml is not TOML: "),
+        ("batch-sise = 2", "did you mean 'batch-size'?"),
+        ("prompt = 'x'", "unknown option in c.toml 'prompt': "),
+        ("[run]\nalign = 'ragged'", "unknown option in c.toml 'run': "),
+        ("align = ['ragged']", "c.toml: align is a list: expected a text, a number, true or false"),
+        ("batch-size = 0", "--batch-size: expected a whole number of at least 1, got 0"),
+        ("batch-size = true", "--batch-size: expected a whole number of at least 1, got True"),
+    ],
+)
+def test_refused_configs(text: str | None, reason: str, pair: list[str]) -> None:
+    """A file that cannot be used is one sentence and status 2."""
+    if text is not None:
+        Path("c.toml").write_text(text)
+    result = run(*pair, "x", "--config", "c.toml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert reason in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# ---- display ---------------------------------------------------------------------------------------------------------
+
+
+def test_plain_output_is_not_wrapped(pair: list[str]) -> None:
+    """Without a terminal there are no escape codes, and a long line stays one line."""
+    prompt = "a long prompt " * 9
+    result = run(*pair, prompt)
+    assert "\x1b" not in result.output
+    assert f"\n{prompt}" in result.stdout
+
+
+def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a bar shows speed and acceptance while it works, and the prompt is dimmed."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    master, slave = pty.openpty()
+    with ThreadPoolExecutor() as pool:
+        shown = pool.submit(everything, master)
+        with open(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            patch.setattr(sys, "stderr", terminal)
+            with pytest.raises(SystemExit) as ended:
+                cli(["run", *pair, "--batch-size", "1", "aaaa", "bb\x1b[31mbb", ""])
+    text = shown.result()
+    assert ended.value.code == 1
+    assert "loading models" in text
+    assert "tokens/s, acceptance 0." in text
+    assert "\x1b[2maaaa\x1b[0m" in text
+    assert "\x1b[31mbb" not in text
+    assert "[2] error: the prompt is empty" in text
+    assert "tokens_per_second" in text
+
+
+def everything(master: int) -> str:
+    """Return what a terminal shows until its other end is closed."""
+    shown = b""
+    while True:
+        try:
+            shown += os.read(master, 65536)
+        except OSError:
+            return shown.decode()
+
+
+# ---- the output file -------------------------------------------------------------------------------------------------
+
+MANY = [f"prompt {number} " + "x" * (3 * number) for number in range(9)]
+
+
+def test_records(pair: list[str]) -> None:
+    """A line holds the result and the settings, nothing of the clock, and lines are in the order asked."""
+    run(*pair, *MANY, "--batch-size", "3", "--output", "out.jsonl")
+    kept = records()
+    assert [record["index"] for record in kept] == list(range(9))
+    assert [record["prompt"] for record in kept] == MANY
+    assert set(kept[0]) == {"index", "prompt", "text", "token_ids", "finish_reason", "metrics", "settings"}
+    for record in kept:
+        assert record["text"] == "".join(CHARACTERS[token] for token in record["token_ids"] if token)
+        metrics = record["metrics"]
+        assert metrics["num_spec_steps"] == sum(metrics["acceptance_histogram"].values()) > 0
+    assert not any("second" in key or "latency" in key for record in kept for key in (*record, *record["metrics"]))
+
+
+@pytest.mark.parametrize("batch_size", ["1", "3"])
+def test_resume(batch_size: str, pair: list[str]) -> None:
+    """A file out of order and cut off in the middle of a line is completed to what an undisturbed run writes."""
+    options = [*pair, *MANY, "", "--batch-size", batch_size]
+    assert run(*options, "--output", "whole.jsonl").exit_code == 1
+    whole = Path("whole.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    Path("out.jsonl").write_bytes(lines[9] + lines[4] + lines[0] + lines[7][:60])
+    resumed = run(*options, "--output", "out.jsonl", "--resume")
+    assert resumed.exit_code == 1
+    assert sorted(int(line[1]) for line in resumed.stdout.splitlines() if line.startswith("[")) == [1, 2, 3, 5, 6, 7, 8]
+    assert Path("out.jsonl").read_bytes() == whole
+    assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
+
+
+def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted run exits with 130, says what is kept, and is completed by --resume without decoding it again."""
+    options = [*pair, *MANY[:4], "--batch-size", "1", "--output"]
+    run(*options, "whole.jsonl")
+    observe, finished, written = Display.round, [], []
+
+    def interrupt(self: Display, report) -> None:
+        observe(self, report)
+        if len(finished) == 2:
+            written.extend(records())
+            raise KeyboardInterrupt
+        finished.extend(report.finished)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "round", interrupt)
+        result = run(*options, "out.jsonl")
+    assert result.exit_code == 130
+    out = Path("out.jsonl").resolve()
+    expected = f"interrupted after 2 of 4 prompts; {out} holds them, --resume decodes the rest"
+    assert result.stderr.strip() == expected
+    assert [record["index"] for record in written] == [0, 1]
+    assert records() == written
+    resumed = run(*options, "out.jsonl", "--resume", "--check")
+    assert resumed.stdout.count("] length, ") + resumed.stdout.count("] eos, ") == 2
+    assert out.read_bytes() == Path("whole.jsonl").read_bytes()
+
+
+def test_resume_with_nothing_left(pair: list[str]) -> None:
+    """A complete file is left as it is, and no model is loaded for it."""
+    options = [*pair, "x", "--output", "out.jsonl"]
+    run(*options)
+    before = Path("out.jsonl").read_bytes()
+    result = run(*options, "--resume")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "holds all 1 results already" in result.stderr
+    assert Path("out.jsonl").read_bytes() == before
+
+
+def test_resume_from_nothing(pair: list[str]) -> None:
+    """With --resume a file that is not there is started."""
+    assert run(*pair, "x", "--output", "out.jsonl", "--resume").exit_code == 0
+    assert [record["prompt"] for record in records()] == ["x"]
+
+
+def test_existing_results_are_refused(pair: list[str]) -> None:
+    """Without --resume a file with results is not touched."""
+    Path("out.jsonl").write_text("precious\n")
+    result = run(*pair, "x", "--output", "out.jsonl")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: --output: out.jsonl holds results already: pass --resume to complete them, or name another file\n"
+    )
+    assert Path("out.jsonl").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (["x", "z"], "out.jsonl line 2 answers another prompt: expected prompt 1 of those now given"),
+        (["x"], "out.jsonl line 2 answers another prompt: expected prompt 1 of those now given"),
+        (
+            ["x", "y", "--align", "eqspec"],
+            "out.jsonl line 1 was made with align ragged: expected eqspec, as now asked for",
+        ),
+        (["x", "y", "--kv", "slab"], "out.jsonl line 1 was made with kv the default: expected slab, as now asked for"),
+    ],
+)
+def test_resume_of_another_run_is_refused(changed: list[str], reason: str, pair: list[str]) -> None:
+    """A file of other prompts or settings is not continued and not touched."""
+    run(*pair, "x", "y", "--output", "out.jsonl")
+    before = Path("out.jsonl").read_bytes()
+    result = run(*pair, *changed, "--output", "out.jsonl", "--resume")
+    assert (result.exit_code, result.stderr) == (2, f"Error: --resume: {reason}\n")
+    assert Path("out.jsonl").read_bytes() == before
+
+
+def test_resume_of_something_else_is_refused(pair: list[str]) -> None:
+    """A file that is no output of a run is not touched."""
+    for line in (
+        "just text\n",
+        '{"index": 0}\n',
+        "[]\n",
+        '{"index": "0", "prompt": "x", "finish_reason": "eos", "settings": {}}\n',
+    ):
+        Path("out.jsonl").write_text(line)
+        result = run(*pair, "x", "--output", "out.jsonl", "--resume")
+        assert result.exit_code == 2
+        assert "out.jsonl line 1 is no result" in result.stderr
+        assert Path("out.jsonl").read_text() == line
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--resume"], "--resume: expected --output FILE.jsonl with it"),
+        (["--output", "no/such/out.jsonl"], "--output: no/such/out.jsonl cannot be written"),
+        (["--output", "."], "--output: expected a file, got '.'"),
+        (["--output", os.devnull], f"--output: expected a file, got '{os.devnull}'"),
+    ],
+)
+def test_refused_outputs(options: list[str], reason: str, pair: list[str]) -> None:
+    """An output that cannot be written is refused before any work."""
+    result = run(*pair, "x", *options)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+# ---- a package of one's own ------------------------------------------------------------------------------------------
+
+
+def test_a_new_package_installs_passes_its_tests_and_runs(pair: list[str], tmp_path: Path) -> None:
+    """What `plugins new` writes installs in an environment of its own, passes its tests and drafts for a run."""
+    assert CliRunner().invoke(cli, ["plugins", "new", "again"]).exit_code == 0
+    python = environment(tmp_path / "env")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "-e", "again"], check=True)
+    options = [*pair, "--drafter", "again,span=2", "ababab", "--output", "again.jsonl"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, "-c", TEST_AND_RUN, *options], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    run(*pair, "--drafter", "none", "ababab", "--output", "none.jsonl")
+    assert records("again.jsonl")[0]["token_ids"] == records("none.jsonl")[0]["token_ids"]
+    assert records("again.jsonl")[0]["metrics"]["num_draft_tokens"] > 0
+
+
+def environment(folder: Path) -> Path:
+    """Make a virtual environment that also sees what is installed in this one, and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    here = Path(pytest.__file__).parents[1]
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "outer.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
+    return folder / "bin" / "python"

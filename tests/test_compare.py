@@ -1,0 +1,371 @@
+"""``specframe compare``: which runs it makes, in which order, and what happens when they are cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from specframe import loading, models
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.grid import checked, expand
+from specframe.report import compare as comparing
+from specframe.report import page
+from specframe.report.compare import Settings, compare, steps
+from specframe.report.results import ABOUT, RESULTS
+from specframe.report.schemes import cases
+from specframe.testing import zoo
+
+CHARACTERS = ["<eos>", "\n", *map(chr, range(32, 127))]
+GRID = {"align": "ragged,exspec", "batch_size": [2]}
+PROMPTS = ["ab", "def f(x):", "x = 1"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The folders of a saved target and of a draft that often agrees with it; one token is one character."""
+    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
+    found = {}
+    for role, model in {"target": target, "drafter": zoo.good_draft(target)}.items():
+        found[role] = str(folder / role)
+        model.save_pretrained(found[role])
+        tokenizer.save_pretrained(found[role])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working folder of its own, and draws nothing: that is tested elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
+
+
+def command(pair: dict[str, str], *more: str) -> list[str]:
+    """Return the arguments of a small comparison."""
+    named = [text for option, value in pair.items() for text in (f"--{option}", value)]
+    sizes = ["--batch-size", "2", "--repeats", "2", "--max-new-tokens", "6", "--align", "ragged,exspec"]
+    return ["compare", *named, *sizes, "--output", "out", *more, *PROMPTS]
+
+
+def run(*arguments: str) -> Result:
+    """Run the command line in this process; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, arguments, prog_name="specframe")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def lines(folder: str = "out") -> list[dict]:
+    """Return the results of a comparison."""
+    return [json.loads(line) for line in (Path(folder) / RESULTS).read_text(encoding="utf-8").splitlines()]
+
+
+def runs(found: list[dict]) -> list[tuple[str, int, int]]:
+    """Return what was run, in order: scheme, batch size, repeat."""
+    return [(line["scheme"], line["cell"]["batch_size"], line["repeat"]) for line in found]
+
+
+def interrupted_after(count: int):
+    """Return a progress callback that interrupts after so many runs."""
+    seen = []
+
+    def progress(step, line) -> None:
+        seen.extend([step] if line is not None else [])
+        if len(seen) == count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+# ---- which runs ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
+    """It comes first, at every batch size, and at 1 as the reference even where nobody asked to time that."""
+    found = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]}))
+    assert [(case.scheme, case.batch_size, case.timed) for case in found] == [
+        ("plain", 1, False),
+        ("plain", 2, True),
+        ("plain", 4, True),
+        ("ragged", 2, True),
+        ("ragged", 4, True),
+        ("eqspec", 2, True),
+        ("eqspec", 4, True),
+    ]
+    assert {case.cell["drafter"] for case in found if case.plain} == {"none"}
+    assert {case.setting for case in found} == {found[0].setting}
+
+
+def test_plain_decoding_takes_the_target_that_the_drafter_drafts_for():
+    assert {case.cell["target"] for case in cases(expand({"drafter": "qwen3-0.6b", "batch_size": 2}))} == {"qwen3-8b"}
+
+
+def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
+    """What is left to another choice counts as that choice; without a draft, its length does not matter."""
+    found = cases(
+        expand({**pair, "drafter": f"none,{pair['drafter']}", "schedule": [None, "continuous"], "draft_length": "3,5"})
+    )
+    assert [case.scheme for case in found] == [
+        "plain",
+        "plain",
+        "drafter · continuous · K 3",
+        "drafter · continuous · K 5",
+    ]
+
+
+def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
+    grid = {**pair, "align": "ragged", "draft_length": "3,5", "dtype": "float32,bfloat16", "batch_size": [1, 2]}
+    assert list(dict.fromkeys(case.scheme for case in cases(expand(grid)))) == [
+        "plain · float32",
+        "plain · bfloat16",
+        "K 3 · float32",
+        "K 3 · bfloat16",
+        "K 5 · float32",
+        "K 5 · bfloat16",
+    ]
+
+
+def test_settings_that_all_share_are_no_part_of_a_name():
+    windows = "fixed,same-length,window=8,patience=4,same-length,window=8,patience=9"
+    found = cases(
+        expand(
+            {"target": "tiny", "drafter": "b/draft", "align": "ragged,masking,positions=content", "schedule": windows}
+        )
+    )
+    assert [case.scheme for case in found if not case.plain] == [
+        f"{align} · {schedule}"
+        for align in ("ragged", "masking,positions=content")
+        for schedule in ("fixed", "same-length,patience=4", "same-length,patience=9")
+    ]
+
+
+def test_models_of_one_name_are_told_apart():
+    found = cases(expand({"target": "tiny", "drafter": "a/draft,b/draft", "batch_size": 1}))
+    assert [case.scheme for case in found] == ["plain", "a/draft", "b/draft"]
+
+
+def test_cells_take_turns_there_and_back(pair: dict[str, str]):
+    """A drift over the whole comparison then hits all cells alike; the untimed reference runs once."""
+    planned = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": 2}))
+    order = list(steps(planned, 3))
+    assert [(step.case.scheme, step.case.batch_size, step.repeat) for step in order] == [
+        ("plain", 1, 0),
+        ("plain", 2, 0),
+        ("ragged", 2, 0),
+        ("eqspec", 2, 0),
+        ("eqspec", 2, 1),
+        ("ragged", 2, 1),
+        ("plain", 2, 1),
+        ("plain", 2, 2),
+        ("ragged", 2, 2),
+        ("eqspec", 2, 2),
+    ]
+    assert [step.number for step in order] == list(range(1, 11))
+    assert {step.total for step in order} == {10}
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--align", "ragged,sideways"), "unknown alignment 'sideways'"),
+        (("--schedule", "same-length,window=0"), "window must be at least 1"),
+        (("--kv", "slab,paper"), "unknown KV backend 'paper'"),
+        (("--batch-size", "1,0"), "--batch-size: expected a whole number of at least 1, got '0'"),
+        (("--batch-size", "1,,2"), "expected a value between two commas"),
+        (("--draft-length", "3,0"), "draft length: expected at least 1, got 0"),
+        (("--dtype", "float32,float31"), "dtype 'float31'"),
+        (("--drafter", "nobody"), "unknown model 'nobody'"),
+        (("--repeats", "0"), "--repeats: expected a whole number of at least 1, got '0'"),
+        (("--arrivals", "poisson:0"), "arrivals: expected a rate above 0"),
+        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--prompts", "nowhere"), "--prompts: nowhere cannot be read"),
+    ],
+)
+def test_bad_values_are_refused_before_any_model_loads(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str], message: str
+):
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, *wrong))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_without_matplotlib_it_says_how_to_get_it(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(*command(pair))
+    assert result.exit_code == 2
+    assert "matplotlib, which is not installed: pip install 'specframe[lab]'" in result.stderr
+
+
+def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, str]):
+    result = run(*command(pair, "--kv", "dynamic", "--repeats", "1", "--batch-size", "1"))
+    assert result.exit_code == 0
+    assert "align ragged" in result.stderr
+    assert "cannot run on KV backend 'dynamic'" in result.stderr
+    assert "cannot run on KV backend" in json.loads(Path("out", ABOUT).read_text(encoding="utf-8"))["refused"][0]["why"]
+    assert {line["scheme"] for line in lines()} == {"plain", "exspec"}
+
+
+# ---- cut short, and continued ----------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]):
+    """Runs that are there are not run again; a line cut short is."""
+    grid, settings = checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, repeats=2)
+    whole = compare(grid, settings, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compare(grid, settings, "cut", progress=interrupted_after(5))
+    assert len(lines("cut")) == 5 < len(lines("whole")) == 7
+    first = lines("cut")
+    with open(f"cut/{RESULTS}", "a", encoding="utf-8") as file:
+        file.write('{"scheme": "exspec", "cel')
+    numbers = []
+    again = compare(grid, settings, "cut", progress=lambda step, line: numbers.append(step.number))
+    assert min(numbers) == 6
+    assert lines("cut")[:5] == first
+    assert runs(lines("cut")) == runs(lines("whole"))
+    assert [line["tokens_digest"] for line in lines("cut")] == [line["tokens_digest"] for line in lines("whole")]
+    assert [case.key for case in again.cases] == [case.key for case in whole.cases]
+
+
+def test_a_killed_command_is_continued_by_the_same_command(pair: dict[str, str]):
+    """The process is killed with no chance to tidy up."""
+    main = [sys.executable, "-c", "from specframe.cli import main; main()"]
+    process = subprocess.Popen([*main, *command(pair)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while (not Path("out", RESULTS).exists() or len(lines()) < 2) and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = Path("out", RESULTS).read_text(encoding="utf-8")
+    result = run(*command(pair))
+    assert result.exit_code == 0
+    assert Path("out", RESULTS).read_text(encoding="utf-8").startswith(kept[: kept.rindex("\n") + 1])
+    timed = [(scheme, 2, repeat) for scheme in ("plain", "ragged", "exspec") for repeat in (0, 1)]
+    assert sorted(runs(lines())) == sorted([("plain", 1, 0), *timed])
+    assert not {"error"} & set().union(*lines())
+
+
+def test_a_finished_comparison_loads_nothing_and_writes_its_report_again(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
+    before, written = Path("out", RESULTS).read_bytes(), []
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: written.append(folder))
+    assert run(*command(pair, "--repeats", "1")).exit_code == 0
+    assert Path("out", RESULTS).read_bytes() == before
+    assert written == ["out"]
+
+
+def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
+    before = Path("out", RESULTS).read_bytes()
+    for change, message in (
+        (["--align", "ragged,eqspec"], "made with 4 cells of which 3 are among the 4 now asked for"),
+        (["--max-new-tokens", "7"], "made with max new tokens 6 where 7 is now asked for"),
+        (["--repeats", "3"], "made with repeats 1 where 3 is now asked for"),
+        (["--sort"], "made with sort False where True is now asked for"),
+        (["another"], "made with prompts 3 "),
+    ):
+        result = run(*command(pair, "--repeats", "1", *change))
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert Path("out", RESULTS).read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_left_alone(pair: dict[str, str]):
+    grid = checked(expand({**pair, "batch_size": 1}))
+    for name, content, message in (
+        (RESULTS, "mine\n", f"holds a {RESULTS} of something else"),
+        (ABOUT, "{}\n", f"{ABOUT} is not a comparison's"),
+    ):
+        folder = Path(name.partition(".")[0])
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(OptionError, match=message):
+            compare(grid, Settings(PROMPTS, 6, 1), folder)
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
+    Path("file").touch()
+    with pytest.raises(OptionError, match=r"^--output: file cannot be written: File exists$"):
+        compare(grid, Settings(PROMPTS, 6, 1), "file")
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    load, loaded = models.load_model, []
+
+    def counting(name, role, *where):
+        if isinstance(name, str):
+            loaded.append((name, role))
+        return load(name, role, *where)
+
+    monkeypatch.setattr(loading.models, "load_model", counting)
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 4, 1, warm_up=0), "out")
+    assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
+
+
+def test_a_line_holds_one_run(pair: dict[str, str]):
+    """Counts are of the run alone: warming up leaves no trace."""
+    settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
+    compare(checked(expand({**pair, "batch_size": [2]})), settings, "out")
+    for line in lines():
+        figures = line["figures"]
+        assert figures["sequences"] == len(line["latencies"]) == 3
+        assert all(latency > 0 for latency in line["latencies"])
+        assert sum(line["drafted_by_position"]) == figures["num_draft_tokens"]
+        assert sum(line["accepted_by_position"]) == figures["num_accepted_draft_tokens"]
+        assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])
+        assert sum(figures["stage_shares"].values()) == pytest.approx(1)
+        if line["repeat"] == 0:
+            assert sum(map(len, line["token_ids"])) == figures["tokens"]
+        else:
+            assert "token_ids" not in line
+    assert len({line["tokens_digest"] for line in lines()}) == 1
+    assert runs(lines()) == [("plain", 1, 0), ("plain", 2, 0), ("ragged", 2, 0), ("ragged", 2, 1), ("plain", 2, 1)]
+
+
+def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """It is not run in later repeats, is tried again the next time, and the command exits with status 1."""
+    measure, tried = comparing.measure, []
+
+    def failing(step, *others):
+        if step.case.scheme == "exspec":
+            tried.append(str(step.case))
+            raise MemoryError("no room for so many rows")
+        return measure(step, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(comparing, "measure", failing)
+        result = run(*command(pair, "--batch-size", "1"))
+    assert result.exit_code == 1
+    assert tried == ["exspec, batch size 1"]
+    assert "exspec, batch size 1 could not be run: MemoryError: no room for so many rows." in result.stdout
+    failed = [("plain", False), ("ragged", False), ("exspec", True), ("exspec", True), ("ragged", False)]
+    assert [(line["scheme"], "error" in line) for line in lines()] == [*failed, ("plain", False)]
+    assert run(*command(pair, "--batch-size", "1")).exit_code == 0
+    assert not any("error" in line for line in lines())
+    assert sorted(runs(lines())) == sorted((s, 1, r) for s in ("plain", "ragged", "exspec") for r in (0, 1))

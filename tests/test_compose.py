@@ -1,0 +1,151 @@
+"""Names become strategies; what cannot work together is refused with what can."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from specframe.compose import Composition, compose, draft_length_policy, fitting_backends
+from specframe.errors import CompositionError, OptionError, UnknownNameError
+from specframe.plugins import registry
+from specframe.testing import fakes, harness
+
+DEFAULTS = {
+    "drafter": "none",
+    "verify": "chain",
+    "accept": "greedy",
+    "align": "ragged",
+    "schedule": None,
+    "kv": None,
+    "draft_length": 5,
+}
+
+
+def composed(**options) -> Composition:
+    """Compose the defaults but for some options."""
+    return compose(registry(), **{**DEFAULTS, **options})
+
+
+def name_of(strategy) -> str:
+    """Return the name a strategy's class is registered under."""
+    return next(entry.name for entry in registry() if entry.factory is type(strategy))
+
+
+@pytest.mark.parametrize(
+    ("align", "schedule", "kv"),
+    [("ragged", "continuous", "slab"), ("eqspec", "fixed", "dynamic"), ("exspec", "same-length", "dynamic")],
+)
+def test_alignment_chooses_what_it_is_made_for(align, schedule, kv):
+    """Unless told otherwise, the scheduler and the KV backend are those the alignment asks for."""
+    made = composed(align=align)
+    assert (name_of(made.scheduler), name_of(made.kv)) == (schedule, kv)
+
+
+def test_what_is_named_wins():
+    """A scheduler or KV backend that is named is taken, whatever the alignment asks for."""
+    made = composed(align="exspec", schedule="fixed", kv="slab")
+    assert (name_of(made.scheduler), name_of(made.kv)) == ("fixed", "slab")
+
+
+def test_ragged_on_dynamic_names_slab():
+    """A combination that cannot work is refused by one sentence that says what is missing and which backend has it."""
+    with pytest.raises(CompositionError) as raised:
+        composed(align="ragged", kv="dynamic")
+    message = str(raised.value)
+    assert message.startswith("alignment 'ragged' cannot run on KV backend 'dynamic'")
+    assert "scatter" in message
+    assert message.endswith("as 'slab' can")
+    assert "\n" not in message
+
+
+def test_refused_before_a_model_is_looked_for():
+    """Composition fails first: nothing is loaded for what cannot work."""
+    with pytest.raises(CompositionError):
+        harness.Pipeline(target="/no/such/model", drafter="none", align="ragged", kv="dynamic")
+
+
+def test_nothing_fits_an_alignment_with_needs_of_its_own():
+    """An alignment that needs what no backend offers is refused, saying that none is installed."""
+    needy = types.SimpleNamespace(requires=frozenset({"teleport"}), kv="slab", scheduler="fixed", lossless=True)
+    with pytest.raises(CompositionError, match=r"can teleport, as none that is installed can"):
+        composed(align=needy)
+
+
+def test_every_alignment_has_a_backend():
+    """Each registered alignment runs on the backend it asks for, which is among those that fit."""
+    for name in registry().names("alignment"):
+        alignment = registry().make("alignment", name)
+        assert alignment.kv in fitting_backends(registry(), alignment)
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("drafter", "drafter"),
+        ("verify", "verifier"),
+        ("accept", "acceptance rule"),
+        ("align", "alignment"),
+        ("schedule", "scheduler"),
+        ("kv", "KV backend"),
+        ("draft_length", "draft-length policy"),
+    ],
+)
+def test_unknown_names_say_their_role(option, kind):
+    """An unknown strategy is an error of its own role."""
+    with pytest.raises(UnknownNameError, match=f"unknown {kind} 'nonesuch'"):
+        composed(**{option: "nonesuch"})
+
+
+def test_objects_are_taken_as_they_are():
+    """A strategy given as an object is used, not copied."""
+    rule = registry().make("acceptance rule", "greedy")
+    assert composed(accept=rule).rule is rule
+
+
+def test_options_reach_the_strategy():
+    """Options behind a name reach the strategy that is made."""
+    assert composed(schedule="same-length,window=11").scheduler.rows(4) == 11
+
+
+@pytest.mark.parametrize("given", [3, "3", " 3", "fixed,length=3"])
+def test_draft_length_by_number_or_name(given):
+    """A draft length is a number, written as such or in words, or a policy."""
+    assert draft_length_policy(registry(), given).maximum == 3
+
+
+@pytest.mark.parametrize("given", [0, -2, "0", "-1", None, True])
+def test_draft_lengths_out_of_range(given):
+    """A draft length below 1, or none at all, is refused."""
+    with pytest.raises(OptionError, match="at least 1"):
+        draft_length_policy(registry(), given)
+
+
+def test_lossless_is_what_rule_and_alignment_promise():
+    """A combination is lossless when both its rule and its alignment are."""
+    bent = types.SimpleNamespace(lossless=False)
+    assert composed().lossless
+    assert not composed(accept=bent).lossless
+
+
+def test_drafter_of_a_pipeline():
+    """A loaded model drafts through the drafter for models, None is plain decoding, an object is itself."""
+    target = fakes.fake_target()
+    draft = fakes.fake_draft(target)
+    scripted = fakes.always_right([[1]])
+    made = [harness.Pipeline(target=target, drafter=drafter) for drafter in (draft, None, scripted)]
+    assert [name_of(pipe.composition.drafter) for pipe in made[:2]] == ["model", "none"]
+    assert made[0].draft_model is draft
+    assert made[2].composition.drafter is scripted
+
+
+def test_drafter_without_its_model():
+    """The drafter for models says what it lacks when there is none."""
+    with pytest.raises(CompositionError, match="needs a draft language model"):
+        list(harness.Pipeline(target=fakes.fake_target(), drafter="model").generate([[1]]))
+
+
+def test_no_draft_model_is_known_for_a_loaded_target():
+    """A loaded target has no known draft: the pipeline says so instead of guessing."""
+    with pytest.raises(OptionError, match="no draft model is known"):
+        harness.Pipeline(target=fakes.fake_target())

@@ -1,0 +1,221 @@
+"""The documentation: its code runs, its commands parse, its links resolve, and nothing is left out of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import pytest
+
+from specframe import hookspecs, plugins
+from specframe.cli import cli
+from specframe.observers import RunReport
+from specframe.types import SequenceMetrics
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "plugins/*/*.md", "plugins/*/*/*.md")
+    for page in ROOT.glob(pattern)
+    if ".egg-info" not in str(page)
+)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
+STRATEGY_OPTIONS = {
+    "--align": "alignment",
+    "--schedule": "scheduler",
+    "--accept": "acceptance rule",
+    "--verify": "verifier",
+    "--kv": "KV backend",
+}
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def commands() -> Iterator[str]:
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            yield from (line for line in block.splitlines() if line.startswith("specframe "))
+        prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        yield from re.findall(r"`(specframe [a-z][^`]*)`", prose)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in, whose ``src`` can be imported from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    before = set(sys.modules)
+    yield tmp_path
+    for module in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[module], "__file__", "")):
+            del sys.modules[module]
+
+
+def put(block: str, folder: Path) -> bool:
+    """Write a block that starts with a file's name into that file."""
+    if (file := FILE.match(block)) is None:
+        return False
+    path = folder / file[1]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block, encoding="utf-8")
+    return True
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_blocks_run(page: Path, workshop: Path) -> None:
+    """The Python blocks of a page run one after the other; those that start with a file's name are that file."""
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    for number, block in enumerate(blocks(page, "python"), start=1):
+        if not put(block, workshop):
+            importlib.invalidate_caches()
+            exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
+
+
+def test_plugin_example_registers(workshop: Path) -> None:
+    """The package in docs/plugins.md registers its drafter through the entry point that it declares."""
+    page = ROOT / "docs/plugins.md"
+    assert all(put(block, workshop) for block in blocks(page, "toml"))
+    for block in blocks(page, "python"):
+        put(block, workshop)
+    project = tomllib.loads((workshop / "pyproject.toml").read_text())["project"]
+    registry = plugins.Registry()
+    for module in project["entry-points"]["specframe"].values():
+        plugins.offer(registry, importlib.import_module(module), project["name"])
+    assert registry.make("drafter", "repeat,span=2").span == 2
+    with pytest.raises(plugins.OptionError, match="span must be at least 1"):
+        registry.make("drafter", "repeat,span=0")
+
+
+@pytest.mark.slow
+def test_plugin_example_conforms(workshop: Path) -> None:
+    """The tests in docs/plugins.md pass."""
+    for block in blocks(ROOT / "docs/plugins.md", "python"):
+        put(block, workshop)
+    environment = {**os.environ, "PYTHONPATH": str(workshop / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("line", sorted(set(commands())))
+def test_commands_parse(line: str) -> None:
+    """A ``specframe`` command in the documentation names a command, options and strategies that exist."""
+    words = shlex.split(line.partition(" #")[0])[1:]
+    command: click.Command = cli
+    context = click.Context(cli, info_name="specframe")
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, line
+        command, context = found, click.Context(found, parent=context)
+    command.make_parser(context).parse_args(words)
+    for option, value in itertools.pairwise(words):
+        if option in STRATEGY_OPTIONS:
+            plugins.registry().make(STRATEGY_OPTIONS[option], value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path) -> None:
+    """Links between pages lead to files and headings that exist."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, heading = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{name(page)} links to {link}"
+        assert not heading or heading in anchors(target), f"{name(page)} links to {link}"
+
+
+def test_every_page_is_linked() -> None:
+    """Every page of docs/ is linked from the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text} == set()
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module docs/generate.py."""
+    monkeypatch.setenv(plugins.LIMIT_VARIABLE, "")  # the module sets it: this puts it back afterwards
+    specification = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_up_to_date(generate: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """``make docs`` would change nothing."""
+    assert (generate.main(["--check"]), capsys.readouterr().err) == (0, "")
+
+
+def test_check_names_what_is_stale(
+    generate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``generate.py --check`` names each file that differs and gives status 1; without it, they are written."""
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    row, table = "| alignment | `ragged` |", (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(table.replace(row, "| alignment | `jagged` |"), encoding="utf-8")
+    assert generate.main(["--check"]) == 1
+    stale = re.findall(r"^(\S+) is not up to date", capsys.readouterr().err, flags=re.MULTILINE)
+    assert stale == ["docs/hooks.md", "docs/cli.md", "README.md"]
+    assert generate.main([]) == 0
+    assert row in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert generate.main(["--check"]) == 0
+
+
+def test_every_strategy_is_described() -> None:
+    """docs/strategies.md has a section for every standard strategy, under its role, with all of its options."""
+    text = (ROOT / "docs/strategies.md").read_text(encoding="utf-8")
+    by_role = {
+        part.partition("\n")[0].lower().rstrip("s"): part for part in re.split(r"^## ", text, flags=re.MULTILINE)
+    }
+    for entry in plugins.discover():
+        if entry.distribution != "specframe-std" or entry.kind not in plugins.ROLES:
+            continue
+        role = by_role[entry.kind.lower().replace("policy", "policie")]
+        section = re.search(rf"^### {entry.name}\n(.*?)(?=^### |\Z)", role, flags=re.DOTALL | re.MULTILINE)
+        assert section is not None, f"{entry.kind} {entry.name} has no section"
+        missing = [option for option in plugins.option_names(entry.factory) if f"| `{option}` |" not in section[1]]
+        assert missing == [], f"{entry.kind} {entry.name}"
+
+
+def test_every_figure_is_defined() -> None:
+    """docs/figures.md defines every figure of a run and of a sequence."""
+    text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    kinds = (RunReport, SequenceMetrics)
+    names = {field.name for kind in kinds for field in attrs.fields(kind)}
+    names |= {figure for kind in kinds for figure, member in inspect.getmembers(kind) if isinstance(member, property)}
+    assert sorted(figure for figure in names if f"`{figure}`" not in text) == []
+
+
+def test_every_hook_is_documented() -> None:
+    """Every hook follows the schema: purpose, Called, Argument, Must, Must not; and is in docs/hooks.md."""
+    text = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
+    for hook in (hook for hook in vars(hookspecs) if hook.startswith("specframe_")):
+        assert f"## {hook}\n" in text
+        purpose, _, schema = (inspect.getdoc(getattr(hookspecs, hook)) or "").partition("\n\n")
+        assert re.fullmatch(r"Offer .+\.", purpose), hook
+        assert re.fullmatch(r"(?s)Called: .+\nArgument: .+\nMust: .+\nMust not: .+", schema), hook

@@ -1,0 +1,234 @@
+"""Every lossless combination gives the reference decoder's tokens, on every architecture.
+
+The whole product of architectures, strategies, batch sizes, draft lengths and drafts is thousands of runs. What runs
+by default holds every architecture under every alignment, KV backend and scheduler once; batch size, draft length and
+draft vary with them by a fixed rule, so that every pair of values meets. ``SPECFRAME_FULL_MATRIX=1`` runs everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specframe.reference import reference_decode
+from specframe.testing import fakes, harness, zoo
+from specframe.types import Request
+
+LAYOUTS = (("ragged", "slab"), ("eqspec", "dynamic"), ("eqspec", "slab"), ("exspec", "dynamic"), ("exspec", "slab"))
+SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")
+BATCH_SIZES, DRAFT_LENGTHS, DRAFTS = (1, 3, 8), (1, 4, 7), ("good", "bad")
+NEW = 10
+STOPS = frozenset({zoo.EOS, 3})
+LENGTHS = (1, 40, 2, 17, 5, 5, 28, 1, 9, 3)
+
+
+class Cell(NamedTuple):
+    architecture: str
+    align: str
+    kv: str
+    schedule: str
+    batch_size: int
+    draft_length: int
+    draft: str
+
+    def __str__(self) -> str:
+        names = self.architecture, self.align, self.kv, self.schedule.partition(",")[0]
+        return "-".join((*names, f"b{self.batch_size}", f"k{self.draft_length}", self.draft))
+
+
+def cells() -> list[Cell]:
+    """Return the whole matrix, or the sample of it."""
+    full = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
+    product = itertools.product(*map(enumerate, (zoo.NAMES, LAYOUTS, SCHEDULERS)))
+    return [
+        Cell(name, *layout, schedule, *rest)
+        for (a, name), (i, layout), (s, schedule) in product
+        for rest in (itertools.product(BATCH_SIZES, DRAFT_LENGTHS, DRAFTS) if full else [sampled(a, i, s)])
+    ]
+
+
+def sampled(a: int, i: int, s: int) -> tuple[int, int, str]:
+    """Return batch size, draft length and draft of a cell of the sample: a Latin square in the three numbers."""
+    return BATCH_SIZES[(a + i + s) % 3], DRAFT_LENGTHS[(a + 2 * i + s + a // 3) % 3], DRAFTS[(a + i) % 2]
+
+
+@functools.cache
+def models(name: str) -> dict[str, PreTrainedModel]:
+    """Return the target of an architecture, a good and a bad draft."""
+    target = zoo.build(name)
+    return {"target": target, "good": zoo.good_draft(target), "bad": zoo.bad_draft()}
+
+
+def prompts() -> list[list[int]]:
+    """Return ragged prompts with eos ids, which are pad ids, first, last, in the middle and alone."""
+    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    made[0] = [zoo.EOS]
+    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = made[4][2] = zoo.EOS
+    made[6][10] = 3
+    return made
+
+
+def asked(new: int = NEW) -> list[Request]:
+    """Return the requests of the matrix, all to end alike."""
+    return harness.requests(prompts(), new, STOPS)
+
+
+def pipeline(cell: Cell, **options: Any) -> harness.Pipeline:
+    """Return the pipeline of a cell."""
+    loaded = models(cell.architecture)
+    return harness.pipeline(
+        loaded["target"],
+        loaded[cell.draft],
+        align=cell.align,
+        kv=cell.kv,
+        schedule=cell.schedule,
+        batch_size=cell.batch_size,
+        draft_length=cell.draft_length,
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", cells(), ids=str)
+def test_equals_reference(cell: Cell) -> None:
+    """A combination decodes a ragged batch to the reference decoder's tokens, in fp32."""
+    pipe = pipeline(cell)
+    harness.check(pipe, asked())
+    rate = pipe.report.draft_acceptance_rate
+    assert rate > 0.3 if cell.draft == "good" else rate < 0.2, "the draft is not what the matrix means it to be"
+
+
+def test_sample_covers_the_matrix() -> None:
+    """Every architecture meets every layout and scheduler, and every pair of values of the other options meets too."""
+    seen = cells()
+    assert {(c.architecture, c.align, c.kv, c.schedule) for c in seen} == {
+        (name, *layout, schedule) for name, layout, schedule in itertools.product(zoo.NAMES, LAYOUTS, SCHEDULERS)
+    }
+    for one, other in itertools.combinations(range(len(Cell._fields)), 2):
+        values = [{c[place] for c in seen} for place in (one, other)]
+        met = {(c[one], c[other]) for c in seen}
+        if {Cell._fields[one], Cell._fields[other]} != {"align", "kv"}:
+            assert len(met) == len(values[0]) * len(values[1]), (Cell._fields[one], Cell._fields[other])
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_every_architecture(name: str) -> None:
+    """Each architecture decodes right with the default strategies."""
+    loaded = models(name)
+    harness.check(harness.pipeline(loaded["target"], loaded["good"], batch_size=4, draft_length=4), asked(6))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_no_near_ties(name: str) -> None:
+    """The target's best two logits are well apart wherever the matrix looks: rounding decides nothing."""
+    target = models(name)["target"]
+    for request in asked():
+        tokens, _ = harness.expected(target, request)
+        assert min(gaps(target, request.prompt_ids, tokens)) > 1e-4
+
+
+def gaps(target: PreTrainedModel, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Return the gap of the best two logits at every generated token."""
+    return [harness.logit_gap(target, [*prompt, *tokens[:place]]) for place in range(len(tokens))]
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_reference_is_the_models_own_output(name: str) -> None:
+    """The oracle's tokens are those of transformers' own greedy generation, stop ids included."""
+    target, prompt = models(name)["target"], prompts()[3]
+    ids = torch.tensor([prompt])
+    own = target.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10, eos_token_id=sorted(STOPS)
+    )
+    assert reference_decode(target, prompt, 10, STOPS) == own[0, len(prompt) :].tolist()
+
+
+PAIR = fakes.fake_target(), fakes.fake_draft(fakes.fake_target())
+
+
+def outcome(order: list[int], **options: Any) -> dict[int, tuple[list[int], str]]:
+    """Decode one set of prompts in an order and return what each prompt got."""
+    made = harness.random_prompts((3, 1, 12, 7, 7, 20, 2), 61, seed=8)
+    pipe = harness.pipeline(*PAIR, **options)
+    results = harness.decode(pipe, harness.requests([made[place] for place in order], 10, {5, 9, 31}))
+    return {place: (result.token_ids, result.finish_reason) for place, result in zip(order, results, strict=True)}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+@pytest.mark.parametrize(("align", "kv"), LAYOUTS)
+def test_same_tokens_in_any_setting(align: str, kv: str, schedule: str) -> None:
+    """The same prompts give the same tokens in any order, batch size, draft length, scheduler and alignment."""
+    plain = outcome(list(range(7)), drafter="none", batch_size=1)
+    for order, batch_size, draft_length in (
+        ([0, 1, 2, 3, 4, 5, 6], 8, 3),
+        ([6, 5, 4, 3, 2, 1, 0], 2, 5),
+        ([3, 0, 5, 1, 6, 2, 4], 3, 1),
+    ):
+        options = {"align": align, "kv": kv, "schedule": schedule}
+        assert outcome(order, batch_size=batch_size, draft_length=draft_length, **options) == plain
+
+
+def test_a_prompt_given_many_times() -> None:
+    """Copies of one prompt in a batch each get its continuation."""
+    pipe = harness.pipeline(*PAIR, batch_size=4)
+    results = harness.check(pipe, harness.requests([[4, 8, 15]] * 6, 12))
+    assert len({tuple(result.token_ids) for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"vocab_size": 80}, {"vocab_size": 128}, {"max_position_embeddings": 12}],
+    ids=["fewer-ids", "more-ids", "shorter-context"],
+)
+@pytest.mark.parametrize("align", ["ragged", "exspec"])
+def test_drafts_that_know_less_or_more(options: dict[str, int], align: str) -> None:
+    """A draft model whose vocabulary is padded otherwise, or whose context is shorter, changes no token."""
+    target = models("qwen3")["target"]
+    draft = zoo.build("qwen3", seed=3, num_hidden_layers=1, **options)
+    harness.check(harness.pipeline(target, draft, align=align, batch_size=3, draft_length=4), asked(8))
+
+
+def test_a_draft_with_learned_positions_and_a_short_context() -> None:
+    """A draft whose table of positions ends before the sequences do changes no token."""
+    draft = zoo.build("gpt2", n_positions=12)
+    harness.check(harness.pipeline(models("llama")["target"], draft, batch_size=3, draft_length=4), asked(8))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_eager_attention(name: str) -> None:
+    """A target that is set to another attention implementation runs on that one and is left with it."""
+    target = zoo.build(name)
+    target.set_attn_implementation("eager")
+    harness.check(harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=4), asked(6))
+    assert target.config._attn_implementation == "eager"
+
+
+def test_attention_of_the_model_is_left_as_it_was() -> None:
+    """After a run the model attends as before: what it gives outside of a pipeline is unchanged."""
+    target = zoo.build("llama")
+    ids = torch.tensor([prompts()[3]])
+    before, chosen = target(ids).logits, target.config._attn_implementation
+    harness.check(harness.pipeline(target, zoo.bad_draft(), batch_size=3), asked(4))
+    assert target.config._attn_implementation == chosen
+    assert torch.equal(target(ids).logits, before)
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_bfloat16_parts_only_at_ties(align: str) -> None:
+    """In bfloat16 a divergence from the reference is a tie: the best two logits are as close as rounding."""
+    target = zoo.build("llama").to(torch.bfloat16)
+    requests = asked(8)
+    results = harness.decode(harness.pipeline(target, zoo.good_draft(target), align=align, batch_size=4), requests)
+    for request, result in zip(requests, results, strict=True):
+        want, _ = harness.expected(target, request)
+        pairs = enumerate(zip(result.token_ids, want, strict=False))
+        place = next((place for place, (got, wanted) in pairs if got != wanted), None)
+        if place is not None:
+            gap = harness.logit_gap(target, [*request.prompt_ids, *want[:place]])
+            assert gap < 0.1, harness.difference(target, request, result.token_ids, want)

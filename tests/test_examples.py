@@ -1,0 +1,44 @@
+"""The examples run, and show what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "examples"
+SHOWS = {
+    "batch": r"(?s)--- 0: .*--- 3: .*\d+ tokens, \d+ per second",
+    "compare_alignments": r"(?s)plain decoding .*ragged .*eqspec .*exspec .*the tokens are equal",
+    "observer": r"(?s)round +1: read prompts of \[\d+, \d+\] tokens\nround +2: prompt 0 at \d+: \d/5, prompt 1 at ",
+    "own_drafter": r"(?s)def second\(items\):\n.*acceptance rate \d",
+    "own_model": r"0 \w+ \[.*\]\n1 \w+ \[.*\]\n2 \w+ \[.*\]",
+}
+"""What each example prints, as a pattern."""
+
+
+def test_every_example_is_tested() -> None:
+    """There is an expectation for each example."""
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(SHOWS)
+
+
+@pytest.mark.parametrize("example", sorted(SHOWS))
+def test_example_is_short(example: str) -> None:
+    """An example has at most 40 lines, and says in its first what it shows."""
+    lines = (FOLDER / f"{example}.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    assert re.fullmatch(r'""".+\."""', lines[0])
+
+
+@pytest.mark.parametrize("example", sorted(SHOWS))
+def test_example_runs(example: str, tmp_path: Path) -> None:
+    """An example runs by itself from any folder, and prints what it promises."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / f"{example}.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(SHOWS[example], done.stdout), done.stdout

@@ -1,0 +1,244 @@
+"""What the loop promises, counted from outside by an observer."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from specframe import decode as decode_module
+from specframe.errors import OptionError
+from specframe.pipeline import Pipeline
+from specframe.plugins import registry
+from specframe.reference import reference_decode
+from specframe.testing import fakes, harness
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+ALIGNMENTS = ("ragged", "eqspec", "exspec")
+PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
+K = 4
+
+
+def watched(draft, asked, **options):
+    """Decode exactly and return the results and what each round fed."""
+    feeds = harness.Feeds()
+    options = {"batch_size": 3, "draft_length": K, **options}
+    results = harness.check(harness.pipeline(TARGET, draft, observers=[feeds], **options), asked)
+    return results, feeds
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
+@pytest.mark.parametrize("align", registry().names("alignment"))
+def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
+    """After the prompt, the draft model is fed at most K + 1 tokens per row and round, under every alignment."""
+    feeds = harness.Feeds()
+    options = {"align": align, "schedule": schedule, "batch_size": 3, "draft_length": K}
+    pipe = harness.pipeline(TARGET, DRAFT, observers=[feeds], **options)
+    harness.decode(pipe, harness.requests(PROMPTS, 12, {7}))
+    fed = [sum(tokens for _, tokens in round.draft) for round in feeds.decoding]
+    assert max(fed) == K + 1
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_prompts_are_read_once(align):
+    """Over a whole run, the target and the draft are each fed every prompt once, in the round that reads it."""
+    _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12), align=align)
+    for round in (r for r in feeds.rounds if r.report.prefill):
+        longest = int(round.report.lengths.max())
+        assert sum(tokens for _, tokens in round.target) == longest
+        assert sum(tokens for _, tokens in round.draft) == longest - 1
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_full_acceptance_yields_k_plus_one_tokens(align):
+    """When all draft tokens stand the round gives K + 1 tokens, the target's own after them included."""
+    asked = harness.requests(PROMPTS, 1 + 3 * (K + 1))
+    results, feeds = watched(fakes.always_right(harness.truth(TARGET, asked)), asked, align=align)
+    assert {tuple(round.report.gained) for round in feeds.decoding} == {(K + 1,) * 3}
+    assert [result.metrics.acceptance_histogram for result in results] == [{K: 3}] * len(asked)
+
+
+def test_no_acceptance_yields_one_token():
+    """When no draft token stands the round gives the target's own token, as plain decoding does."""
+    asked = harness.requests(PROMPTS[:3], 6)
+    results, feeds = watched(fakes.always_wrong(harness.truth(TARGET, asked)), asked)
+    assert all((round.report.gained == 1).all() for round in feeds.decoding)
+    assert [result.metrics.num_accepted_draft_tokens for result in results] == [0, 0, 0]
+
+
+def test_rows_gain_what_is_theirs():
+    """In one round each row gains its own accepted tokens and one more."""
+    asked = harness.requests(PROMPTS[:3], 13)
+    _, feeds = watched(fakes.ScriptedDrafter(harness.truth(TARGET, asked), {0: 0, 1: 2, 2: 4}), asked)
+    assert feeds.decoding[0].report.gained.tolist() == [1, 3, 5]
+    assert feeds.decoding[0].report.accepted.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_a_nearly_finished_row_does_not_shorten_the_others_drafts(align):
+    """A row with one token to come drafts in vain; the others' drafts are as long as ever."""
+    asked = harness.requests(PROMPTS[:3], [2, 20, 20])
+    drafter = fakes.always_right(harness.truth(TARGET, asked))
+    _, feeds = watched(drafter, asked, align=align, schedule="fixed")
+    assert drafter.proposed[0] == K
+    assert sorted(feeds.decoding[0].report.gained) == [1, K + 1, K + 1]
+
+
+def test_no_draft_is_longer_than_any_row_can_use():
+    """When every row is near its end the draft is only as long as the row with the most to come can use."""
+    asked = harness.requests(PROMPTS[:3], [2, 3, 4])
+    drafter = fakes.always_right(harness.truth(TARGET, asked))
+    watched(drafter, asked)
+    assert drafter.proposed == [2]
+
+
+@pytest.mark.parametrize(
+    ("align", "schedule"), [("ragged", "continuous"), ("eqspec", "fixed"), ("exspec", "same-length")]
+)
+def test_figures_do_not_depend_on_the_neighbours(align, schedule):
+    """A sequence's own figures are those it has when it is decoded alone."""
+    asked = harness.requests(PROMPTS, [1, 12, 3, 7, 2, 9], {7})
+    alone, _ = watched(DRAFT, asked, batch_size=1)
+    together, _ = watched(DRAFT, asked, batch_size=4, align=align, schedule=schedule)
+    assert [result.metrics for result in together] == [result.metrics for result in alone]
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=3"])
+def test_finished_rows_are_not_run(align, schedule):
+    """A forward pass has one row per live sequence of the batch: who has finished costs nothing."""
+    asked = harness.requests(PROMPTS, [1, 12, 3, 7, 2, 9])
+    _, feeds = watched(DRAFT, asked, align=align, schedule=schedule)
+    ended = set()
+    for round in feeds.rounds:
+        indices = {sequence.request.index for sequence in round.report.sequences}
+        assert not indices & ended
+        assert {rows for rows, _ in round.target + round.draft} == {len(indices)}
+        ended |= {sequence.request.index for sequence in round.report.finished}
+    assert ended == set(range(6))
+
+
+def test_one_target_pass_per_round():
+    """A round that decodes runs the target once, on K + 1 tokens per row, whatever was drafted before."""
+    _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12))
+    assert all(round.target == [(round.rows, round.report.draft.length + 1)] for round in feeds.decoding)
+
+
+def test_plain_decoding_is_the_same_loop():
+    """Without a drafter each round feeds one token per row and gains one, and nothing counts as drafted."""
+    results, feeds = watched(None, harness.requests(PROMPTS[:3], 6))
+    assert all(round.target == [(3, 1)] and not round.draft for round in feeds.decoding)
+    assert [result.metrics.num_spec_steps for result in results] == [0, 0, 0]
+
+
+def test_results_come_in_the_order_asked():
+    """Results are yielded by index, each as soon as those before it are, whatever finishes first."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    results = list(pipe.generate(PROMPTS, max_new_tokens=5))
+    assert [result.index for result in results] == list(range(6))
+    assert all(result.prompt_tokens == len(PROMPTS[result.index]) for result in results)
+
+
+def test_a_faulty_prompt_fails_alone():
+    """An empty prompt, one beyond the context and one with a foreign id each fail with a reason; the rest complete."""
+    prompts = [PROMPTS[0], [], [1] * 256, [61], [-1], PROMPTS[1]]
+    results = list(harness.pipeline(TARGET, DRAFT).generate(prompts, max_new_tokens=4))
+    assert [result.finish_reason for result in results] == ["length", "error", "error", "error", "error", "length"]
+    messages = [result.error for result in results[1:5]]
+    assert "empty" in messages[0]
+    assert "256" in messages[1]
+    assert "61" in messages[2]
+    assert "-1" in messages[3]
+    assert results[5].token_ids == harness.continuation(TARGET, PROMPTS[1], 4)
+
+
+def test_a_run_that_was_dropped_leaves_the_pipeline_free():
+    """Results not asked for are not waited for: the pipeline decodes the next prompts."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    running = pipe.generate(PROMPTS, max_new_tokens=8)
+    next(running)
+    with pytest.raises(OptionError, match="still decoding"):
+        next(pipe.generate(PROMPTS))
+    running.close()
+    harness.check(pipe, harness.requests(PROMPTS[:2], 4))
+
+
+class Sometimes:
+    """A draft-length policy that goes through a list, over and over."""
+
+    def __init__(self, lengths):
+        self.maximum, self._lengths, self._asked = max(lengths), lengths, 0
+
+    def draft_length(self, batch):
+        self._asked += 1
+        return self._lengths[self._asked % len(self._lengths)]
+
+    def observe(self, report):
+        """Nothing to learn."""
+
+
+@pytest.mark.parametrize("lengths", [[4, 0], [0, 0, 0, 0, 3], [1, 7, 0, 2]])
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_rounds_without_a_draft(align, lengths):
+    """A policy may draft nothing for some rounds: what the draft model has missed it is fed when it drafts again."""
+    prompts = [*PROMPTS, [5], [6], [8, 9], [0]]
+    asked = harness.requests(prompts, [20, 9, 14, 3, 20, 2, 11, 20, 5, 16])
+    watched(DRAFT, asked, align=align, schedule="continuous", draft_length=Sometimes(lengths))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"batch_size": 0}, "batch_size"), ({"draft_length": 0}, "draft length"), ({"batch_size": 2.5}, "batch_size")],
+)
+def test_values_out_of_range(options, named):
+    """A batch size or a draft length below 1 is refused by name."""
+    with pytest.raises(OptionError, match=named):
+        harness.pipeline(TARGET, DRAFT, **options)
+
+
+def test_no_new_tokens_are_refused():
+    """A continuation of no tokens is refused by name."""
+    with pytest.raises(OptionError, match="max_new_tokens"):
+        list(harness.pipeline(TARGET, DRAFT).generate(PROMPTS, max_new_tokens=0))
+
+
+def test_loop_is_short_and_knows_no_strategy():
+    """The loop's module stays readable in one sitting, reads no clock, prints nothing and names no strategy."""
+    source = Path(inspect.getsourcefile(decode_module)).read_text()
+    assert len(source.splitlines()) < 200
+    known = registry()
+    names = {name for kind in ("alignment", "scheduler", "KV backend", "acceptance rule") for name in known.names(kind)}
+    quoted = {name for name in names if f'"{name}"' in source or f"'{name}'" in source}
+    assert not quoted
+    assert "import time" not in source
+    assert "print(" not in source
+
+
+def test_reference_stops_and_ends():
+    """The oracle ends with a stop id, which it keeps, at its limit, and at the end of the model's context."""
+    target = fakes.fake_target(context=20)
+    free = reference_decode(target, [5, 6], 8)
+    assert len(free) == 8
+    assert reference_decode(target, [5, 6], 8, {free[3]}) == free[: free.index(free[3]) + 1]
+    assert len(reference_decode(target, [1] * 17, 8)) == 3
+
+
+def test_reference_equals_a_forward_without_cache():
+    """The oracle's tokens are those of the model run on the whole sequence each time."""
+    ids = [7, 7, 3]
+    for token in reference_decode(TARGET, ids, 6):
+        assert int(TARGET(torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids = [*ids, token]
+
+
+def test_pipeline_is_lazy():
+    """Nothing is decoded before the first result is asked for."""
+    feeds = harness.Feeds()
+    pipe: Pipeline = harness.pipeline(TARGET, DRAFT, observers=[feeds])
+    results = pipe.generate(PROMPTS, max_new_tokens=3)
+    assert not feeds.rounds
+    next(results)
+    assert feeds.rounds

@@ -1,0 +1,204 @@
+"""Figures and the clock."""
+
+from __future__ import annotations
+
+import contextlib
+
+import attrs
+import pytest
+import torch
+
+from specframe import observers
+from specframe.observers import Counts, Stopwatch, Watcher, add, run_report
+from specframe.testing import fakes, harness
+from specframe.types import SequenceMetrics
+from specframe.watch import Watch
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a stopwatch and a function that lets time pass for it."""
+    now = [0.0]
+    monkeypatch.setattr(observers.time, "perf_counter", lambda: now[0])
+
+    def passes(seconds):
+        now[0] += seconds
+
+    return Stopwatch(torch.device("cpu")), passes
+
+
+def test_inner_stage_interrupts_the_outer(clock):
+    """Time inside a nested stage is the inner stage's, before and after it the outer's."""
+    stopwatch, passes = clock
+    watch = Watch([stopwatch])
+    with watch.stage("draft"):
+        passes(1)
+        with watch.stage("align"):
+            passes(10)
+        passes(100)
+        with watch.stage("align"):
+            passes(1000)
+    with watch.stage("verify"):
+        passes(10000)
+    assert stopwatch.stages() == {"draft": 101, "align": 1010, "verify": 10000}
+
+
+def test_stage_within_itself_counts_once(clock):
+    """A stage opened inside the same stage adds nothing twice."""
+    stopwatch, passes = clock
+    watch = Watch([stopwatch])
+    with watch.stage("align"):
+        passes(1)
+        with watch.stage("align"):
+            passes(2)
+        passes(4)
+    assert stopwatch.stages() == {"align": 7}
+
+
+def test_time_between_rounds_is_nobodys(clock):
+    """What the caller does between two rounds is in no stage and not in the total."""
+    stopwatch, passes = clock
+    watch = Watch([stopwatch])
+    for _ in range(2):
+        with watch.stage("draft"):
+            passes(3)
+        passes(1)
+        watch.round(None)
+        passes(500)
+    assert stopwatch.seconds == 8
+    assert stopwatch.stages() == {"draft": 6}
+
+
+def test_stage_ends_with_an_exception(clock):
+    """A stage left by an exception is closed: the next one is not inside it."""
+    stopwatch, passes = clock
+    watch = Watch([stopwatch])
+    with contextlib.suppress(RuntimeError), watch.stage("draft"):
+        passes(1)
+        raise RuntimeError
+    with watch.stage("verify"):
+        passes(2)
+    passes(4)
+    assert stopwatch.stages() == {"draft": 1, "verify": 2}
+
+
+def test_watch_tells_every_observer():
+    """Stages, forwards and rounds reach each observer, in order."""
+    told = []
+
+    class Teller(Watcher):
+        def enter(self, stage):
+            told.append(("enter", stage))
+
+        def leave(self, stage):
+            told.append(("leave", stage))
+
+        def forward(self, model, rows, tokens):
+            told.append((model, rows, tokens))
+
+        def round(self, report):
+            told.append(("round", report))
+
+    watch = Watch([Teller(), Watcher(), Teller()])
+    with watch.stage("draft"):
+        watch.forward("draft", 2, 3)
+    watch.round("a report")
+    twice = [("enter", "draft"), ("draft", 2, 3), ("leave", "draft"), ("round", "a report")]
+    assert told == [event for event in twice for _ in range(2)]
+
+
+def test_watch_without_observers_does_nothing():
+    """Nobody watching costs nothing: the same empty context every time."""
+    watch = Watch()
+    assert watch.stage("draft") is watch.stage("verify")
+
+
+def report_of(draft, asked, **options):
+    """Decode and return the run's report and results."""
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(TARGET, draft, observers=[feeds], **options)
+    return harness.check(pipe, asked), pipe.report, feeds
+
+
+def test_figures_of_a_known_run():
+    """With drafts that are half right every figure is known beforehand."""
+    asked = harness.requests(harness.random_prompts((4, 4), 61), 7)
+    drafter = fakes.right_for(2, harness.truth(TARGET, asked))
+    results, report, _ = report_of(drafter, asked, batch_size=2, draft_length=4)
+    assert report.sequences == 2
+    assert report.tokens == 14
+    assert report.rounds == 2
+    assert report.num_spec_steps == 4
+    assert report.num_draft_tokens == 2 * (4 + 2)
+    assert report.num_accepted_draft_tokens == 2 * (2 + 2)
+    assert report.acceptance_histogram == {2: 4}
+    assert report.mean_acceptance_length == 3
+    assert report.draft_acceptance_rate == pytest.approx(8 / 12)
+    assert report.grouping_rate == 1
+    assert report.padding_share == 0
+    assert report.target_forwards == 3
+    assert report.draft_forwards == 0
+    assert [result.metrics.num_spec_steps for result in results] == [2, 2]
+
+
+def test_padding_and_grouping():
+    """Padding is what rows lack to the longest; a round groups when all its rows have one length."""
+    asked = harness.requests(harness.random_prompts((9, 1), 61), 3)
+    _, report, feeds = report_of(None, asked, batch_size=2)
+    lengths = [round.report.lengths for round in feeds.decoding]
+    assert [sorted(row) for row in lengths] == [[2, 10], [3, 11]]
+    assert report.padding_share == pytest.approx((8 + 8) / (20 + 22))
+    assert report.grouping_rate == 0
+
+
+def test_report_adds_up():
+    """The run's figures are the sums of the sequences', tokens are counted from ids, forwards as they were fed."""
+    asked = harness.requests(harness.random_prompts((3, 9, 1, 5), 61), [9, 4, 12, 7], {5})
+    results, report, feeds = report_of(DRAFT, asked, batch_size=2)
+    total = SequenceMetrics()
+    for result in results:
+        add(total, result.metrics)
+    assert report.tokens == sum(len(result.token_ids) for result in results)
+    assert report.num_draft_tokens == total.num_draft_tokens
+    assert report.acceptance_histogram == dict(sorted(total.acceptance_histogram.items()))
+    assert sum(n * rounds for n, rounds in report.acceptance_histogram.items()) == report.num_accepted_draft_tokens
+    assert report.target_forwards == sum(len(round.target) for round in feeds.rounds)
+    assert report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
+
+
+def test_times_of_a_run():
+    """The stages of a run are all there, together no more than the whole, and shares add up to 1."""
+    asked = harness.requests(harness.random_prompts((3, 9, 1), 61), 9)
+    _, report, _ = report_of(DRAFT, asked, align="eqspec", schedule="fixed")
+    assert set(report.stage_seconds) == {"schedule", "prefill", "draft", "verify", "accept", "align"}
+    assert 0 < sum(report.stage_seconds.values()) <= report.seconds
+    assert sum(report.stage_shares.values()) == pytest.approx(1)
+    assert report.realign_share == report.stage_shares["align"] > 0
+    assert report.tokens_per_second == report.tokens / report.seconds
+
+
+def test_empty_report():
+    """Before anything has run every figure is 0, and nothing is divided by it."""
+    report = run_report(Counts(), Stopwatch(torch.device("cpu")), errors=0, peak_kv_bytes=0)
+    figures = attrs.asdict(report) | {"rate": report.tokens_per_second, "share": report.realign_share}
+    assert all(not figure for figure in figures.values())
+
+
+def test_report_is_of_the_latest_run():
+    """Every run starts its figures anew, errors included."""
+    pipe = harness.pipeline(TARGET, DRAFT)
+    list(pipe.generate([[1], [], [2]], max_new_tokens=3))
+    assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (2, 1, 6)
+    list(pipe.generate([[1]], max_new_tokens=2))
+    assert (pipe.report.sequences, pipe.report.errors, pipe.report.tokens) == (1, 0, 2)
+
+
+def test_observers_of_a_pipeline_see_every_round():
+    """An observer passed to a pipeline is told about each round once, with what the round gave."""
+    asked = harness.requests(harness.random_prompts((3, 9, 1), 61), 9)
+    results, _, feeds = report_of(DRAFT, asked, batch_size=2)
+    assert [round.report.number for round in feeds.rounds] == list(range(1, len(feeds.rounds) + 1))
+    assert sum(int(round.report.gained.sum()) for round in feeds.rounds) == sum(len(r.token_ids) for r in results)

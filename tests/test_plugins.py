@@ -1,0 +1,226 @@
+"""Discovery, the registry, and what is said when a plugin is at fault."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+import pytest
+
+from specframe import hookspecs
+from specframe.errors import OptionError, PluginError, UnknownNameError
+from specframe.hookspecs import hookimpl
+from specframe.plugins import LIMIT_VARIABLE, OTHERS, ROLES, Registry, discover, offer, parse_specification, registry
+
+HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("specframe_register_"))
+KINDS = {hook: kind for kind, hook in {**ROLES, **OTHERS}.items()}
+
+DRAFTER = """
+from specframe import hookimpl
+
+class Lucky:
+    '''Guesses.'''
+    def __init__(self, luck=1, eager_mode=False):
+        if luck < 0:
+            raise ValueError(f"luck must be at least 0, got {{luck}}")
+        self.luck, self.eager_mode = luck, eager_mode
+
+@hookimpl
+def specframe_register_drafters(register):
+    register("{name}", Lucky)
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Return a function that installs a distribution with one plugin module, for this test alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name, code):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (tmp_path / f"{name}_module.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}_module\n")
+
+    registry.cache_clear()
+    yield install
+    registry.cache_clear()
+    for name in [name for name in sys.modules if name.endswith("_module")]:
+        del sys.modules[name]
+
+
+def test_a_new_distribution_is_found(site):
+    """What an installed distribution registers is known under its name, with where it is from and its first line."""
+    site("lucky", DRAFTER.format(name="lucky"))
+    entry = discover().entry("drafter", "lucky")
+    assert (entry.distribution, entry.summary) == ("lucky", "Guesses.")
+    assert discover().make("drafter", "lucky,luck=3").luck == 3
+
+
+def test_built_ins_come_through_the_same_door():
+    """The standard strategies are offered by a distribution of their own, through entry points."""
+    known = discover()
+    assert known.entry("alignment", "ragged").distribution == "specframe-std"
+    assert known.distributions["specframe-std"] == "specframe_std"
+    assert not known.failures
+
+
+def test_two_plugins_of_one_name_are_both_named(site):
+    """When two distributions offer one name the error names both."""
+    site("first", DRAFTER.format(name="same"))
+    site("second", DRAFTER.format(name="same"))
+    with pytest.raises(PluginError, match=r"drafter 'same'.* both first and second"):
+        discover()
+
+
+def test_two_models_of_one_name_are_both_named():
+    """A model alias belongs to one distribution."""
+    models = plugin("specframe_register_models", lambda register: register("mine", "some/where"))
+    found = Registry()
+    offer(found, models, "first")
+    with pytest.raises(PluginError, match=r"model 'mine'.* both first and second"):
+        offer(found, models, "second")
+
+
+def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys):
+    """A broken plugin is reported with its distribution and its error; everything else is there."""
+    site("broken", "import a_module_that_is_not_there\n")
+    site("lucky", DRAFTER.format(name="lucky"))
+    found = registry()
+    assert set(found.failures) == {"broken"}
+    assert "a_module_that_is_not_there" in found.failures["broken"]
+    assert {"lucky", "none"} <= set(found.names("drafter"))
+    assert "broken was skipped" in capsys.readouterr().err
+
+
+def test_a_hook_that_raises_is_a_failure_too(site):
+    """A plugin whose hook raises is skipped like one that does not import."""
+    site("angry", "from specframe import hookimpl\n@hookimpl\ndef specframe_register_drafters(register):\n    1 / 0\n")
+    assert "ZeroDivisionError" in discover().failures["angry"]
+
+
+def test_a_hook_nobody_knows_is_a_failure(site):
+    """A misspelt hook is not silently ignored."""
+    site("typo", "from specframe import hookimpl\n@hookimpl\ndef specframe_register_draughters(register): ...\n")
+    assert "specframe_register_draughters" in discover().failures["typo"]
+
+
+def test_a_reference_that_does_not_import_is_named_when_used(site):
+    """A strategy's module is imported when it is first used; a fault then names the strategy and its distribution."""
+    code = DRAFTER.format(name="lucky").replace("Lucky)", '"nowhere.at_all:Lucky")')
+    site("lucky", code)
+    with pytest.raises(PluginError, match=r"drafter 'lucky' of lucky refers to 'nowhere.at_all:Lucky'.*nowhere"):
+        discover().make("drafter", "lucky")
+
+
+def test_discovery_can_be_narrowed(site, monkeypatch):
+    """With the environment variable only the entry points it names are loaded; empty means none."""
+    site("lucky", DRAFTER.format(name="lucky"))
+    monkeypatch.setenv(LIMIT_VARIABLE, "lucky, std")
+    assert set(discover().distributions) == {"lucky", "specframe-std"}
+    monkeypatch.setenv(LIMIT_VARIABLE, "lucky")
+    assert discover().names("drafter") == ["lucky"]
+    monkeypatch.setenv(LIMIT_VARIABLE, "")
+    assert discover() == Registry()
+
+
+def test_discovery_is_repeatable(site):
+    """The registry is made once and again when asked to."""
+    assert registry() is registry()
+    site("lucky", DRAFTER.format(name="lucky"))
+    assert "lucky" not in registry().names("drafter")
+    registry.cache_clear()
+    assert "lucky" in registry().names("drafter")
+
+
+def test_unknown_strategy_lists_the_known_and_suggests_the_nearest():
+    """An unknown name is answered with all known ones and the nearest of them."""
+    with pytest.raises(UnknownNameError) as raised:
+        registry().make("alignment", "raged")
+    message = str(raised.value)
+    assert message.startswith("unknown alignment 'raged'")
+    assert all(name in message for name in registry().names("alignment"))
+    assert message.endswith("did you mean 'ragged'?")
+
+
+def test_nothing_is_suggested_when_nothing_is_near():
+    """A name like no other gets the list alone."""
+    with pytest.raises(UnknownNameError) as raised:
+        registry().make("alignment", "zzz")
+    assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("specification", "message"),
+    [
+        ("lucky,lucks=3", "drafter 'lucky' has no option 'lucks': its options are luck, eager_mode"),
+        ("lucky,luck", "option 'luck' of 'lucky': expected key=value, as in 'lucky,key=value'"),
+        ("lucky,=3", "option '=3' of 'lucky': expected key=value, as in 'lucky,key=value'"),
+        ("lucky,luck=-1", "drafter 'lucky': luck must be at least 0, got -1"),
+        ("lucky,luck=many", "drafter 'lucky' could not be made from 'lucky,luck=many'"),
+    ],
+)
+def test_bad_options(site, specification, message):
+    """An option that is unknown, malformed or out of range is answered with what was expected."""
+    site("lucky", DRAFTER.format(name="lucky"))
+    with pytest.raises(OptionError) as raised:
+        discover().make("drafter", specification)
+    assert str(raised.value).startswith(message)
+
+
+def test_specifications():
+    """A specification is a name and options, whose values become numbers and booleans; dashes are underscores."""
+    assert parse_specification("name") == ("name", {})
+    assert parse_specification("name, a=1 ,b=2.5,c-d=True,e=text") == (
+        "name",
+        {"a": 1, "b": 2.5, "c_d": True, "e": "text"},
+    )
+
+
+def plugin(hook, function):
+    """Return a plugin that implements one hook."""
+    module = types.SimpleNamespace()
+
+    def implementation(register):
+        function(register)
+
+    setattr(module, hook, hookimpl(implementation))
+    return module
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_registers(hook):
+    """Each hook is called with a register callable, and what it gets is in the registry under its kind."""
+    found = Registry()
+    if hook == "specframe_register_models":
+        offer(found, plugin(hook, lambda register: register("mine", "some/where", target="other")), "dist")
+        assert found.models["mine"].location == "some/where"
+        assert (found.models["mine"].target, found.models["mine"].distribution) == ("other", "dist")
+    else:
+        offer(found, plugin(hook, lambda register: register("mine", dict)), "dist")
+        assert found.entry(KINDS[hook], "mine").factory is dict
+        assert [entry.distribution for entry in found] == ["dist"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_documented(hook):
+    """Each hook's docstring says what it is for, when it is called, with what, and what it must and must not do."""
+    documentation = inspect.getdoc(getattr(hookspecs, hook))
+    purpose, _, schema = documentation.partition("\n\n")
+    assert purpose.startswith("Offer ")
+    assert purpose.endswith(".")
+    starts = [schema.index(section) for section in ("Called:", "Argument:", "Must:", "Must not:")]
+    assert starts == sorted(starts)
+
+
+def test_every_role_has_a_hook():
+    """Roles, observers, commands and models are registered through one hook each, and no hook is without a kind."""
+    assert sorted([*ROLES.values(), *OTHERS.values(), "specframe_register_models"]) == HOOKS
+
+
+def test_every_built_in_is_described():
+    """Everything the registry offers imports and has a first line to be listed with."""
+    for entry in registry():
+        assert entry.summary, f"{entry.kind} {entry.name} has no docstring"

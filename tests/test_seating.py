@@ -1,0 +1,125 @@
+"""Rows and who sits in them, held against a model of it made of a dictionary."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from specframe.seating import Moves, Seating
+from specframe.types import Request, Sequence
+
+ROWS = 6
+
+
+def sequences(count):
+    """Return live sequences."""
+    return [Sequence(Request(index, [1], 1), 2) for index in range(count)]
+
+
+class Model:
+    """Data of each sequence, kept in rows by a seating's moves and in a dictionary by identity."""
+
+    def __init__(self):
+        self.seating = Seating(ROWS)
+        self.device, self.layered = torch.zeros(ROWS, 2), torch.zeros(3, ROWS)
+        self.host = np.zeros(ROWS, dtype=np.int64)
+        self.data = {}
+
+    def arrange(self, batch):
+        """Follow a batch, write something new to its rows, and check everyone's data."""
+        moves = self.seating.arrange(batch)
+        moves.apply(self.device)
+        moves.apply(self.layered, axis=1)
+        moves.apply_host(self.host)
+        seated = {sequence for sequence in self.data if not sequence.finished}
+        assert {self.seating.row(s) for s in batch if s not in self.data} == set(moves.fresh)
+        assert [self.seating.row(s) for s in batch] == list(range(len(batch)))
+        for sequence in seated:
+            self.check(sequence)
+        for row, sequence in enumerate(batch):
+            value = self.data[sequence] = 1 + max(self.data.values(), default=0)
+            self.device[row], self.layered[:, row], self.host[row] = value, value, value
+
+    def check(self, sequence):
+        """Assert that a sequence's row holds its data, in every copy."""
+        row, value = self.seating.row(sequence), self.data[sequence]
+        assert self.device[row].tolist() == [value] * 2
+        assert self.layered[:, row].tolist() == [value] * 3
+        assert self.host[row] == value
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_moves_keep_everyones_data(seed):
+    """Whatever batches follow each other, whoever ends and whoever comes, a sequence finds its data in its row."""
+    choose, model = random.Random(seed), Model()
+    live, newcomers = [], iter(sequences(200))
+    for _ in range(40):
+        for sequence in live:
+            if choose.random() < 0.15:
+                sequence.finish_reason = "eos"
+        live = [sequence for sequence in live if not sequence.finished]
+        live += [next(newcomers) for _ in range(choose.randint(0, ROWS - len(live)))]
+        if live:
+            batch = choose.sample(live, choose.randint(1, len(live)))
+            model.arrange(model.seating.order(batch) if choose.random() < 0.5 else batch)
+            live = [sequence for sequence in live if sequence in model.data]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_order_moves_nobody_who_need_not(seed):
+    """In the order that moves the fewest rows, everyone who sits in one of the first rows stays there."""
+    choose, seating, everyone = random.Random(seed), Seating(ROWS), sequences(ROWS)
+    seating.arrange(list(everyone))
+    batch = choose.sample(everyone, 4)
+    ordered = seating.order(batch)
+    assert set(ordered) == set(batch)
+    for row, sequence in enumerate(everyone[:4]):
+        if sequence in batch:
+            assert ordered[row] is sequence
+
+
+def test_same_batch_again_moves_nothing():
+    """A batch that is seated already takes no moves, and a copy of it takes none either."""
+    seating, batch = Seating(3), sequences(3)
+    assert seating.arrange(batch) == Moves([], [], [0, 1, 2])
+    assert seating.arrange(batch) == Moves()
+    assert seating.arrange(list(batch)) == Moves()
+
+
+def test_finished_sequence_gives_its_row_to_another():
+    """The row of who has finished is free without being told."""
+    seating, (first, second, third) = Seating(2), sequences(3)
+    seating.arrange([first, second])
+    first.finish_reason = "eos"
+    moves = seating.arrange([third])
+    assert moves.fresh == [0]
+    assert (seating.row(third), seating.row(second)) == (0, 1)
+
+
+def test_displaced_sequence_moves_to_a_free_row():
+    """Who is not in the batch but sits in one of its rows moves behind it, with its data."""
+    seating, (first, second) = Seating(3), sequences(2)
+    seating.arrange([first])
+    moves = seating.arrange([second])
+    assert (moves.destinations, moves.sources, moves.fresh) == ([1], [0], [0])
+
+
+def test_too_few_rows_are_an_error():
+    """When nobody has finished and there is no row left, that is said with numbers."""
+    seating, (first, second, third) = Seating(2), sequences(3)
+    seating.arrange([first, second])
+    with pytest.raises(ValueError, match="2 rows cannot hold a batch of 1 and 2 other sequences"):
+        seating.arrange([third])
+
+
+def test_moves_happen_at_once():
+    """Rows that change places do not overwrite each other."""
+    rows = torch.tensor([10, 20, 30])
+    Moves([0, 1, 2], [1, 2, 0]).apply(rows)
+    assert rows.tolist() == [20, 30, 10]
+    host = np.array([10, 20, 30])
+    Moves([0, 2], [2, 0]).apply_host(host)
+    assert host.tolist() == [30, 20, 10]

@@ -1,0 +1,171 @@
+"""The public surface, frozen: a change here is a change for users and belongs in the changelog."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import attrs
+import click
+import pytest
+
+import specframe
+from specframe.cli import cli
+from specframe.observers import RunReport
+from specframe.plugins import OTHERS, ROLES
+from specframe.types import Request, Result, SequenceMetrics
+
+PIPELINE = {
+    "target": None,
+    "drafter": "auto",
+    "align": "ragged",
+    "schedule": None,
+    "accept": "greedy",
+    "verify": "chain",
+    "kv": None,
+    "batch_size": 8,
+    "draft_length": 5,
+    "device": "auto",
+    "dtype": "auto",
+    "seed": 0,
+}
+COMBINATION = [f"--{name.replace('_', '-')}" for name in PIPELINE]
+OPTIONS = {
+    "run": [*COMBINATION, "--prompts", "--max-new-tokens", "--output", "--resume", "--config"],
+    "plugins list": [],
+    "plugins show": [],
+    "plugins matrix": [],
+    "plugins new": [],
+    "models list": [],
+    "models add": [],
+    "models show": [],
+}
+
+
+def isolated(code: str, **environment: str) -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_names():
+    """The package offers these names and no others."""
+    assert specframe.__all__ == ["Pipeline", "SpecframeError", "hookimpl"]
+    assert all(hasattr(specframe, name) for name in specframe.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Pipelines'"):
+        specframe.Pipelines  # noqa: B018 - the access is the test
+
+
+def test_pipeline_signature():
+    """The pipeline's positional options and their defaults are stable; others are by keyword only."""
+    parameters = list(inspect.signature(specframe.Pipeline).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in positional] == list(PIPELINE.items())
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} >= {"tokenizer", "observers"}
+    assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+@pytest.mark.parametrize("method", ["generate", "as_completed"])
+def test_generate_signature(method):
+    """Prompts and the number of new tokens come first."""
+    parameters = list(inspect.signature(getattr(specframe.Pipeline, method)).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in positional] == [("prompts", inspect.Parameter.empty), ("max_new_tokens", 64)]
+
+
+FIELDS = {
+    Result: ["index", "text", "token_ids", "finish_reason", "metrics", "error", "prompt_tokens"],
+    SequenceMetrics: ["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"],
+    Request: ["index", "prompt_ids", "max_new_tokens", "stop_token_ids"],
+    RunReport: [
+        *["sequences", "errors", "tokens", "seconds", "rounds"],
+        *["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"],
+        *["mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "stage_seconds"],
+        *["padding_share", "grouping_rate", "target_forwards", "draft_forwards", "peak_kv_bytes"],
+    ],
+}
+
+
+@pytest.mark.parametrize("record", FIELDS, ids=lambda record: record.__name__)
+def test_fields(record):
+    """What users read keeps its names and their order; new fields come after them."""
+    names = [field.name for field in attrs.fields(record)]
+    assert names[: len(FIELDS[record])] == FIELDS[record]
+
+
+def test_derived_figures():
+    """Rates and shares are properties under these names."""
+    assert all(
+        isinstance(getattr(RunReport, n), property) for n in ("tokens_per_second", "realign_share", "stage_shares")
+    )
+    assert isinstance(SequenceMetrics.mean_acceptance_length, property)
+    assert isinstance(SequenceMetrics.draft_acceptance_rate, property)
+
+
+def test_roles_and_hooks():
+    """The seven roles and their hooks keep their names."""
+    assert list(ROLES) == [
+        *["drafter", "verifier", "acceptance rule", "alignment", "scheduler", "KV backend", "draft-length policy"]
+    ]
+    hooks = [*ROLES.values(), *OTHERS.values()]
+    assert hooks == [
+        "specframe_register_" + name
+        for name in [
+            *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
+            *["draft_length_policies", "observers", "commands"],
+        ]
+    ]
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_command_options(path):
+    """A command has the options it always had; new ones may join them."""
+    command = find(path)
+    offered = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    assert set(OPTIONS[path]) <= offered
+
+
+def find(path: str) -> click.Command:
+    """Return the command at a path of names."""
+    context = click.Context(cli)
+    command: click.Command = cli
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        assert name in command.list_commands(context)
+        command = command.get_command(context, name)
+    return command
+
+
+def test_import_is_light():
+    """Importing the package, and its pytest plugin, imports neither torch nor transformers."""
+    code = "import sys, specframe, specframe.testing.pytest_plugin; print({'torch', 'transformers'} & set(sys.modules))"
+    assert isolated(code) == "set()"
+
+
+def test_core_needs_no_plugin():
+    """Without any plugin every module of the core imports, and what is missing is named."""
+    code = """
+import importlib, pkgutil, specframe
+from specframe.errors import UnknownNameError
+for module in pkgutil.walk_packages(specframe.__path__, "specframe."):
+    importlib.import_module(module.name)
+from specframe.testing.fakes import fake_target
+try:
+    specframe.Pipeline(target=fake_target(), drafter=None)
+except UnknownNameError as fault:
+    print(fault)
+"""
+    assert isolated(code, SPECFRAME_PLUGINS="") == "unknown alignment 'ragged': expected one of none"
+
+
+def test_core_never_imports_plugins():
+    """No module of the core names a module of the plugins that ship with it."""
+    from pathlib import Path
+
+    for path in Path(specframe.__file__).parent.rglob("*.py"):
+        assert "specframe_std" not in path.read_text(), path
+        assert "specframe_tiny" not in path.read_text(), path
