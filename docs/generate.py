@@ -15,7 +15,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -82,7 +82,7 @@ def commands() -> str:
     return page("the commands in specframe/cli", parts)
 
 
-def walk(context: click.Context, children: dict[str, click.Command]) -> Iterator[click.Context]:
+def walk(context: click.Context, children: Mapping[str, click.Command]) -> Iterator[click.Context]:
     """Yield the context of a command and of every command below it."""
     yield context
     for name, command in children.items():

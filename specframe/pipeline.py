@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specframe import models
-from specframe.checks import Checks
 from specframe.arrivals import checked_arrivals
+from specframe.checks import Checks
 from specframe.compose import compose
 from specframe.decode import Strategies, decode
 from specframe.errors import ModelError, OptionError, PromptError
@@ -19,6 +19,7 @@ from specframe.pool import Pool
 from specframe.protocols import Drafter, Observer
 from specframe.run import Run
 from specframe.runner import ModelRunner
+from specframe.sampling import Sampling
 from specframe.types import Request, Result, SequenceMetrics
 from specframe.types import Sequence as LiveSequence
 from specframe.watch import Watch
@@ -111,6 +112,7 @@ class Pipeline:
         *,
         arrivals: Iterable[float] | None = None,
         sort: bool = False,
+        sampling: Sampling | None = None,
     ) -> Iterator[Result]:
         """Decode prompts and yield their results in the order asked.
 
@@ -119,9 +121,12 @@ class Pipeline:
             max_new_tokens: tokens generated per prompt unless it stops before.
             arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
             sort: take up the shortest prompts first, among those that arrive together.
+            sampling: how tokens are chosen; None: greedily. Each prompt has random numbers of its own, by its index.
+
+        Raises:
+            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores.
         """
-        completed = self.as_completed(prompts, max_new_tokens, arrivals=arrivals, sort=sort)
-        return in_order(completed)
+        return in_order(self.as_completed(prompts, max_new_tokens, arrivals=arrivals, sort=sort, sampling=sampling))
 
     def as_completed(
         self,
@@ -130,9 +135,16 @@ class Pipeline:
         *,
         arrivals: Iterable[float] | None = None,
         sort: bool = False,
+        sampling: Sampling | None = None,
     ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
         at_least_one("max_new_tokens", max_new_tokens)
+        sampling = sampling or Sampling()
+        if not (sampling.greedy or self.composition.rule.sharpen):
+            raise OptionError(
+                f"temperature {sampling.temperature:g} has no effect on an acceptance rule that always takes the most likely "
+                "token: choose a rule that samples, such as gumbel, block or rejection"
+            )
         prompts = list(prompts)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
         requests: list[Request] = []
@@ -143,10 +155,16 @@ class Pipeline:
             except PromptError as error:
                 failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
             else:
-                requests.append(Request(index, ids, max_new_tokens, self._stop_token_ids, arrival=arrival))
+                requests.append(self._request(index, ids, max_new_tokens, arrival, sampling))
         if sort:
             requests.sort(key=lambda request: len(request.prompt_ids))
         return self._decode(requests, failed)
+
+    def _request(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> Request:
+        stops = self._stop_token_ids
+        limit = min(len(ids) + new, self._runner.context)
+        plan = sampling.plan(len(ids), limit, sorted(stops), self._runner.device)
+        return Request(index, ids, new, stops, plan=plan, stream=index, arrival=arrival)
 
     def _decode(self, requests: list[Request], failed: list[Result]) -> Iterator[Result]:
         if self._busy:
@@ -192,7 +210,15 @@ class Pipeline:
         rows = min(use.scheduler.rows(self.batch_size), len(requests))
         capacity = longest + use.policy.maximum + 1
         run = (checks.run if checks else Run)(
-            self._runner, use.alignment, use.rule, use.kv, rows, capacity, watch, seed=self.seed, draft_model=self.draft_model
+            self._runner,
+            use.alignment,
+            use.rule,
+            use.kv,
+            rows,
+            capacity,
+            watch,
+            seed=self.seed,
+            draft_model=self.draft_model,
         )
         strategies = Strategies(use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):

@@ -192,7 +192,9 @@ def add_entry(registry: Registry, distribution: str, kind: str, name: str, facto
     """Put one entry into the registry; a name already taken is an error naming both distributions."""
     taken = registry.entries.setdefault(kind, {}).get(name)
     if taken is not None:
-        raise PluginError(f"{kind} {name!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them")
+        raise PluginError(
+            f"{kind} {name!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them"
+        )
     registry.entries[kind][name] = Entry(kind, name, factory, distribution)
 
 
@@ -200,7 +202,9 @@ def add_model(registry: Registry, distribution: str, alias: str, location: str, 
     """Put one model alias into the registry."""
     taken = registry.models.get(alias)
     if taken is not None:
-        raise PluginError(f"model {alias!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them")
+        raise PluginError(
+            f"model {alias!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them"
+        )
     registry.models[alias] = ModelAlias(alias, location, target, distribution)
 
 

@@ -54,7 +54,9 @@ class ModelRunner:
         positions_BT = placement.positions_BT.clamp(0, self.context - 1)
         return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep)
 
-    def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, masks: Any, store: Any, keep: int) -> torch.Tensor:
+    def _call(
+        self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, masks: Any, store: Any, keep: int
+    ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
         with attending(self.config):
             output = self.model(
@@ -119,7 +121,9 @@ class _ShapeProbe(Cache):
     def update(  # type: ignore[override]
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.shapes[layer_idx] = KVShape(key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype)
+        self.shapes[layer_idx] = KVShape(
+            key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype
+        )
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -14,6 +14,7 @@ from specframe.errors import OptionError
 from specframe.plan import Plan
 from specframe.types import Batch
 
+
 @attrs.frozen(slots=False)
 class Sampling:
     """How the tokens of one request are chosen. The defaults are greedy decoding.

@@ -21,6 +21,8 @@ import pytest
 
 from specframe import hookspecs, plugins
 from specframe.cli import cli
+from specframe.cli.grids import ListOf
+from specframe.grid import split_list
 from specframe.observers import RunReport
 from specframe.types import SequenceMetrics
 
@@ -131,10 +133,12 @@ def test_commands_parse(line: str) -> None:
         found = command.get_command(context, words.pop(0))
         assert found is not None, line
         command, context = found, click.Context(found, parent=context)
-    command.make_parser(context).parse_args(words)
+    command.make_parser(context).parse_args(list(words))
+    grids = {option for param in command.params if isinstance(param.type, ListOf) for option in param.opts}
     for option, value in itertools.pairwise(words):
         if option in STRATEGY_OPTIONS:
-            plugins.registry().make(STRATEGY_OPTIONS[option], value)
+            for one in split_list(value) if option in grids else [value]:
+                plugins.registry().make(STRATEGY_OPTIONS[option], one)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -232,3 +232,14 @@ def test_bfloat16_parts_only_at_ties(align: str) -> None:
         if place is not None:
             gap = harness.logit_gap(target, [*request.prompt_ids, *want[:place]])
             assert gap < 0.1, harness.difference(target, request, result.token_ids, want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("align", "kv"), LAYOUTS)
+def test_equals_reference_on_cuda(align: str, kv: str) -> None:
+    """On a CUDA device a combination gives the reference decoder's tokens too."""
+    fake, real = fakes.fake_target().cuda(), zoo.build("qwen3").cuda()
+    for target, draft in ((fake, fakes.fake_draft(fake).cuda()), (real, zoo.good_draft(zoo.build("qwen3")).cuda())):
+        made = harness.random_prompts((3, 1, 12, 7, 20), 61, seed=8)
+        pipe = harness.pipeline(target, draft, align=align, kv=kv, batch_size=3, draft_length=4)
+        harness.check(pipe, harness.requests(made, 10, {5}))

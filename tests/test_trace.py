@@ -342,7 +342,7 @@ onload = () => {{
     seen.page = inside.documentElement.scrollWidth;
     seen.width = frame.contentWindow.innerWidth;
     seen.unnamed = all("button, input, [role=img], [role=region]").filter((one) =>
-      !(one.textContent.trim() || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).length;
+      !(one.hidden || one.textContent.trim() || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).length;
     seen.cells = all(".cell").length;
     seen.bold = all("#outputs b, .cell b").filter((one) => one.textContent === "").length;
     return seen;

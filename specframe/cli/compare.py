@@ -49,6 +49,7 @@ def grid_with_defaults(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(1), help="Only the first N prompts.")
+@click.option("--max-prompt-tokens", metavar="N", type=WholeNumber(1), help="Cut prompts to their first N tokens.")
 @grid_with_defaults
 @click.option(
     "--max-new-tokens",
@@ -89,6 +90,7 @@ def compare(
     prompt: tuple[str, ...],
     prompts: str | None,
     limit: int | None,
+    max_prompt_tokens: int | None,
     output: str,
     max_new_tokens: int,
     repeats: int,
@@ -114,7 +116,7 @@ def compare(
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
     grid = checked(expand(options))
-    settings = Settings(texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort)
+    settings = Settings(texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
     comparison = run_grid(grid, settings, output, command)
     show(comparison, output)

@@ -116,5 +116,5 @@ def legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
     parts = [part for name in names for part in name.split("\n")]
     columns = columns or max(1, min(len(names), int(54 / (7 + max(map(len, parts))))))
     figure.set_figheight(figure.get_figheight() + 0.15 + 0.16 * math.ceil(len(parts) / columns))
-    where = {"loc": "outside lower center", "ncols": columns}
+    where: Any = {"loc": "outside lower center", "ncols": columns}
     figure.legend(handles, names, **where, fontsize=8, handlelength=2, columnspacing=1.2)

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -21,9 +21,11 @@ from specframe.errors import SpecframeError
 from specframe.grid import Grid
 from specframe.loading import LoadedModels
 from specframe.observers import RunReport
+from specframe.pipeline import Pipeline, Prompt
 from specframe.report.gauges import Positions, Waits
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import Case, cases
+from specframe.verify import encode
 
 WARM_UP_TOKENS = 8
 """New tokens per prompt of a warm-up run."""
@@ -42,6 +44,8 @@ class Settings:
     arrivals_as: str | None = None
     """How the arrivals were asked for."""
     sort: bool = False
+    max_prompt_tokens: int | None = None
+    """Prompts are cut to so many tokens; without it, one that does not fit fails."""
 
     def about(self) -> dict[str, Any]:
         """Return the settings as they are kept; prompts and arrivals by a digest of what they are."""
@@ -52,7 +56,13 @@ class Settings:
             "warm_up": self.warm_up,
             "arrivals": f"{self.arrivals_as} ({digest(self.arrivals)})" if self.arrivals else None,
             "sort": self.sort,
+            "max_prompt_tokens": self.max_prompt_tokens,
         }
+
+    def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
+        """Return the prompts as a pipeline is given them."""
+        cut = self.max_prompt_tokens
+        return self.prompts if cut is None else encode(pipe, self.prompts, cut)
 
 
 @attrs.frozen
@@ -172,12 +182,11 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     """Warm a new pipeline up, then decode all prompts with it."""
     positions, waits = Positions(), Waits()
     pipe = loaded.pipeline(step.case.cell, [positions, waits])
+    prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
-        list(pipe.generate(settings.prompts[: step.case.batch_size], min(WARM_UP_TOKENS, settings.max_new_tokens)))
+        list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new)))
     gc.collect()
-    results = list(
-        pipe.generate(settings.prompts, settings.max_new_tokens, arrivals=settings.arrivals, sort=settings.sort)
-    )
+    results = list(pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort))
     ids = [result.token_ids for result in results]
     return {
         "lossless": pipe.composition.lossless,

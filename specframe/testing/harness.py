@@ -116,8 +116,9 @@ def difference(model: PreTrainedModel, request: Request, got: list[int], want: l
 @torch.inference_mode()
 def logit_gap(model: PreTrainedModel, ids: list[int]) -> float:
     """Return the difference of the target's two best logits after some tokens: near 0 is a tie."""
-    mask = torch.ones(1, len(ids), dtype=torch.long) if model.config.model_type != "specframe-fake" else None
-    best, second = model(torch.tensor([ids]), attention_mask=mask).logits[0, -1].topk(2).values.tolist()
+    ids_1T = torch.tensor([ids], device=model.device)
+    mask = torch.ones_like(ids_1T) if model.config.model_type != "specframe-fake" else None
+    best, second = model(ids_1T, attention_mask=mask).logits[0, -1].topk(2).values.tolist()
     return best - second
 
 

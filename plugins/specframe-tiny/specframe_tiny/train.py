@@ -8,7 +8,7 @@ Stages, each skipped when its result is in the work directory and resumed from i
     tokenizer   byte-level BPE of 2,048 entries on the training modules
     target      next-token prediction on the training modules
     rollouts    the target's own greedy continuations of training snippets
-    lessons     the target's most likely tokens after every token of the rollouts and of as many half source snippets
+    lessons     the target's most likely tokens after every token of the rollouts and of half as many source snippets
     draft       distillation on the lessons, from the target's own embeddings
     evaluate    loss and draft acceptance on held-out modules
     export      safetensors in bfloat16 with tokenizer files, loadable by ``AutoModelForCausalLM``
@@ -77,6 +77,7 @@ def split_corpus() -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(sources: list[str]) -> Tokenizer:
+    """Return a byte-level BPE tokenizer in which every string can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -119,6 +120,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
+        """Update every parameter once."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
@@ -150,6 +152,7 @@ class Optimizers:
         self.rates, self.steps = (muon_rate, adam_rate), steps
 
     def step(self, step: int) -> None:
+        """Update at the rate of this step: warm-up over 50, constant to a quarter of the way, then linear to 2%."""
         warm = min(1.0, (step + 1) / 50)
         scale = warm * max(0.02, min(1.0, (self.steps - step) / (0.75 * self.steps)))
         for part, rate in zip(self.parts, self.rates, strict=True):
@@ -158,15 +161,22 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict]:
+        """Return what a checkpoint needs."""
         return [part.state_dict() for part in self.parts]
 
     def load(self, states: list[dict]) -> None:
+        """Go on from a checkpoint."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)
 
 
 def train(
-    name: str, model: torch.nn.Module, loss_at: Callable[[int], torch.Tensor], steps: int, rates: tuple[float, float], work: Path
+    name: str,
+    model: torch.nn.Module,
+    loss_at: Callable[[int], torch.Tensor],
+    steps: int,
+    rates: tuple[float, float],
+    work: Path,
 ) -> None:
     """Run ``steps`` updates of ``loss_at(step)``, keeping a checkpoint; the finished weights go to ``name.pt``."""
     checkpoint, done = work / f"{name}.checkpoint.pt", work / f"{name}.pt"
@@ -197,6 +207,7 @@ def train(
 
 
 def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of every next token of ``ids`` (N, T), in nats."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
@@ -241,6 +252,7 @@ def roll_out(target: Qwen3ForCausalLM, stream: torch.Tensor, count: int, prompt:
 # ------------------------------------------------------------------------------------------------------------ evaluation
 @torch.no_grad()
 def held_out_loss(model: Qwen3ForCausalLM, stream: torch.Tensor) -> float:
+    """Return the mean next-token loss on a token stream, in windows of the training length."""
     rows = stream[: len(stream) // WINDOW * WINDOW].view(-1, WINDOW)
     losses = [next_token_loss(model, part).item() * len(part) for part in rows.split(16)]
     return sum(losses) / len(rows)
@@ -248,7 +260,13 @@ def held_out_loss(model: Qwen3ForCausalLM, stream: torch.Tensor) -> float:
 
 @torch.no_grad()
 def greedy_acceptance(
-    target: Qwen3ForCausalLM, draft: Qwen3ForCausalLM, stream: torch.Tensor, k: int = 4, count: int = 128, prompt: int = 96, new: int = 64
+    target: Qwen3ForCausalLM,
+    draft: Qwen3ForCausalLM,
+    stream: torch.Tensor,
+    k: int = 4,
+    count: int = 128,
+    prompt: int = 96,
+    new: int = 64,
 ) -> float:
     """Accepted over proposed draft tokens at draft length ``k``, both models greedy, on evenly spaced held-out snippets."""
     starts = torch.linspace(0, len(stream) - prompt - 1, count).long().tolist()
@@ -262,7 +280,12 @@ def greedy_acceptance(
         rows = [r for r in range(count) if place[r] == length]
         head = full[rows, :length]
         tail = draft.generate(
-            head, attention_mask=torch.ones_like(head), max_new_tokens=k, min_new_tokens=k, do_sample=False, use_cache=True
+            head,
+            attention_mask=torch.ones_like(head),
+            max_new_tokens=k,
+            min_new_tokens=k,
+            do_sample=False,
+            use_cache=True,
         )[:, length:]
         agree = (tail == full[rows, length : length + k]).long().cumprod(1).sum(1).tolist()
         for row, kept in zip(rows, agree, strict=True):
@@ -272,6 +295,7 @@ def greedy_acceptance(
 
 
 def provenance(training: list[str], held_out: list[str]) -> dict:
+    """Return what the weights were made from and with."""
     digest = hashlib.sha256("".join(training).encode()).hexdigest()
     return {
         "corpus": f"standard library of Python {platform.python_version()}",
@@ -285,6 +309,7 @@ def provenance(training: list[str], held_out: list[str]) -> dict:
 
 # ---------------------------------------------------------------------------------------------------------------- stages
 def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a model in bfloat16 and the tokenizer, as ``from_pretrained`` reads them."""
     model.to(torch.bfloat16).save_pretrained(folder)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
     fast.model_max_length = model.config.max_position_embeddings
@@ -292,6 +317,7 @@ def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run the stages that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="directory for checkpoints and intermediate results")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where target/ and draft/ are written")
@@ -323,7 +349,12 @@ def main(arguments: list[str] | None = None) -> None:
     if not (work / "target.pt").exists():
         quick = fast(target)
         train(
-            "target", target, lambda s: next_token_loss(quick, windows(stream, 8, WINDOW + 1, s)), options.target_steps, (4e-3, 3e-3), work
+            "target",
+            target,
+            lambda s: next_token_loss(quick, windows(stream, 8, WINDOW + 1, s)),
+            options.target_steps,
+            (4e-3, 3e-3),
+            work,
         )
     target.load_state_dict(torch.load(work / "target.pt"))
     target.to(torch.bfloat16).float().eval()  # the weights as they are exported

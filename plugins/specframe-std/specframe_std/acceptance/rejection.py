@@ -23,7 +23,9 @@ class Rejection:
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return a sample from the draft's distribution for the position ``offset`` after each row's end, (B,)."""
-        noise_BV = gumbel(self._seed, batch.streams_B, batch.positions(offset, 1)[:, 0], Stream.DRAFT, logits_BV.shape[-1])
+        noise_BV = gumbel(
+            self._seed, batch.streams_B, batch.positions(offset, 1)[:, 0], Stream.DRAFT, logits_BV.shape[-1]
+        )
         return (logits_BV + noise_BV).argmax(-1)
 
     def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
@@ -34,9 +36,7 @@ class Rejection:
         weights_BV = residual(accepted_B, target_BTV, draft_BKV, torch.ones_like(accepted_B, dtype=torch.float32))
         return verdict(self._seed, batch, draft, accepted_B, weights_BV)
 
-    def _accepted(
-        self, batch: Batch, draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor
-    ) -> torch.Tensor:
+    def _accepted(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
         chance_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
         drawn_BK = uniform(self._seed, batch.streams_B[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
         return (drawn_BK < chance_BK).long().cumprod(1).sum(1)

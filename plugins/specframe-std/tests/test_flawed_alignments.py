@@ -1,0 +1,186 @@
+"""Published flaws, their fixes, and the batch's minimum: exactly as exact as they say."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from specframe_std.alignments.masking import Masking
+from specframe_std.alignments.padding import Padding
+from transformers import PreTrainedModel
+
+from specframe.errors import CompositionError, OptionError
+from specframe.observers import Watcher
+from specframe.plugins import registry
+from specframe.testing import fakes, harness, zoo
+from specframe.types import Request, RoundReport
+
+FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
+SCHEDULERS = ("fixed", "continuous", "same-length,window=6,patience=3")
+LENGTHS = [7, 1, 13, 2, 7, 19, 30, 4]
+
+
+@functools.cache
+def pair(architecture: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target and a draft that often agrees with it."""
+    if architecture == "fake":
+        target = fakes.fake_target()
+        return target, fakes.fake_draft(target)
+    model = zoo.build(architecture)
+    return model, zoo.good_draft(model, noise=0.02)
+
+
+def asked(target: PreTrainedModel, new: int = 12) -> list[Request]:
+    """Return ragged requests, some of which stop early, with pad and eos ids in a prompt."""
+    prompts = harness.random_prompts(LENGTHS, target.config.vocab_size)
+    prompts[2][0] = prompts[3][-1] = target.config.eos_token_id
+    return harness.requests(prompts, new, {target.config.eos_token_id, 3})
+
+
+def exact_share(architecture: str, **options: Any) -> float:
+    """Return the share of sequences that are the reference decoder's."""
+    target, draft = pair(architecture)
+    wanted = asked(target)
+    results = harness.decode(harness.pipeline(target, draft, **{"batch_size": 3, "draft_length": 4, **options}), wanted)
+    equal = [result.token_ids == harness.expected(target, request)[0] for request, result in zip(wanted, results)]
+    return sum(equal) / len(equal)
+
+
+@pytest.mark.parametrize("align", ["masking", "padding"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_as_published_most_sequences_are_wrong(align: str, batch_size: int, architecture: str) -> None:
+    """On ragged batches fewer than half of the sequences are the target's own."""
+    assert exact_share(architecture, align=align, batch_size=batch_size) < 0.5
+
+
+@pytest.mark.parametrize(
+    "align",
+    [
+        "padding,positions=content,bonus=target",
+        "padding,mask=content,bonus=target",
+        "padding,mask=content,positions=content",
+    ],
+)
+def test_each_flaw_alone_is_one(align: str) -> None:
+    """Two fixes of three are not enough."""
+    assert exact_share("qwen3", align=align) < 0.8
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+@pytest.mark.parametrize("align", ["rollback", *FIXED])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("draft_length", [1, 4])
+def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, draft_length: int) -> None:
+    """With their fixes, and cut to the minimum, all sequences are exact at any batch size, K and scheduler."""
+    options = {"align": align, "schedule": schedule, "batch_size": batch_size, "draft_length": draft_length}
+    assert exact_share("fake", **options) == 1
+
+
+@pytest.mark.parametrize("align", ["rollback", *FIXED])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "gemma3", "opt"])
+def test_real_models_are_exact(align: str, architecture: str) -> None:
+    """Grouped heads, learned positions and sliding windows are exact, too."""
+    assert exact_share(architecture, align=align, schedule="continuous") == 1
+
+
+@pytest.mark.parametrize("kv", ["dynamic", "slab"])
+def test_rollback_runs_on_both_backends(kv: str) -> None:
+    """The batch's minimum needs nothing that grows."""
+    assert exact_share("qwen3", align="rollback", kv=kv, schedule="same-length,window=5") == 1
+
+
+@pytest.mark.parametrize("align", ["masking", "padding", *FIXED])
+def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
+    """A cache of a fixed size is refused by a sentence that names one that fits."""
+    with pytest.raises(CompositionError, match="grow, as 'dynamic' can"):
+        exact_share("fake", align=align, kv="slab")
+
+
+def test_only_what_is_fixed_is_lossless() -> None:
+    """The classes promise nothing; an object does when all of its fixes are on."""
+    make = functools.partial(registry().make, "alignment")
+    assert not Masking.lossless
+    assert not Padding.lossless
+    assert not any(make(align).lossless for align in ("masking", "padding", "padding,mask=content,positions=content"))
+    assert all(make(align).lossless for align in FIXED)
+
+
+@pytest.mark.parametrize(
+    ("align", "says"),
+    [
+        ("masking,positions=fixed", "positions must be 'published' or 'content', got 'fixed'"),
+        ("padding,mask=target", "mask must be"),
+        ("padding,positions=1", "positions must be"),
+        ("padding,bonus=content", "bonus must be 'published' or 'target'"),
+    ],
+)
+def test_an_unknown_fix_is_refused(align: str, says: str) -> None:
+    """An option takes "published" or its fix."""
+    with pytest.raises(OptionError, match=says):
+        registry().make("alignment", align)
+
+
+class Gains(Watcher):
+    """Keeps what the rows of each round gained, and what was drafted."""
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundReport] = []
+
+    def round(self, report: RoundReport) -> None:
+        if not report.prefill:
+            self.rounds.append(report)
+
+
+def rounds(align: str, right: fakes.Right, new: int = 12, **options: Any) -> list[RoundReport]:
+    """Return the decoding rounds of a batch of four whose drafts are right as told."""
+    target, _ = pair("fake")
+    gains, wanted = Gains(), asked(target, new)[:4]
+    wanted = harness.requests([request.prompt_ids for request in wanted], new)
+    drafter = fakes.ScriptedDrafter(harness.truth(target, wanted), right)
+    options = {"align": align, "batch_size": 4, "draft_length": 4, "observers": [gains], **options}
+    harness.check(harness.pipeline(target, drafter, **options), wanted)
+    return gains.rounds
+
+
+def test_rollback_gives_every_row_the_minimum() -> None:
+    """Rows whose drafts are better than others' gain no more than those, until they end."""
+    found = rounds("rollback", {0: 4, 1: 2, 2: 3, 3: 1})
+    assert {tuple(report.gained) for report in found[:-1]} == {(2, 2, 2, 2)}
+    assert len(found) == 6
+
+
+def test_rollback_wastes_nothing_when_all_agree() -> None:
+    """Where all rows accept alike it takes as few rounds as realigning does."""
+    assert len(rounds("rollback", 3)) == len(rounds("eqspec", 3))
+
+
+@pytest.mark.parametrize("align", FIXED)
+def test_fixed_they_still_take_more_memory(align: str) -> None:
+    """Columns only grow: the cache ends up larger than the one that is realigned."""
+    target, draft = pair("qwen3")
+    held = []
+    for each in (align, "eqspec"):
+        pipe = harness.pipeline(target, draft, align=each, batch_size=8, draft_length=4)
+        harness.check(pipe, harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY), 24))
+        held.append(pipe.report.peak_kv_bytes)
+    assert held[0] > 1.1 * held[1]
+
+
+def test_the_published_bonus_token_is_the_draft_s() -> None:
+    """Where a draft token is rejected it is emitted all the same; a full acceptance ends in the target's token."""
+    target, _ = pair("fake")
+    wanted = harness.requests(harness.random_prompts([5], 61), 10)
+    truth = harness.truth(target, wanted)[0]
+    for right, place in ((2, 3), (0, 1)):
+        drafter = fakes.ScriptedDrafter([truth], right)
+        (result,) = harness.decode(
+            harness.pipeline(target, drafter, align="padding,mask=content,positions=content", draft_length=4), wanted
+        )
+        assert result.token_ids[:place] == truth[:place]
+        assert result.token_ids[place] == (truth[place] + 1) % 61
+    right_ones = harness.pipeline(
+        target, fakes.always_right([truth]), align=f"{FIXED[1].removesuffix(',bonus=target')}"
+    )
+    harness.check(right_ones, wanted)

@@ -1,0 +1,109 @@
+"""Forced acceptance: as often as asked for, the same for every batch, and the target's token after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specframe.errors import OptionError
+from specframe.observers import Watcher
+from specframe.plugins import registry
+from specframe.testing import fakes, harness
+from specframe.types import RoundReport
+
+TARGET = fakes.fake_target()
+PROMPTS = harness.random_prompts([5, 1, 9, 3] * 8, 61)
+
+
+class Acceptance(Watcher):
+    """Keeps the accepted tokens of every row and round that could use a whole draft."""
+
+    def __init__(self, draft_length: int) -> None:
+        self.draft_length = draft_length
+        self.accepted: list[int] = []
+        self.verdicts: list[RoundReport] = []
+
+    def round(self, report: RoundReport) -> None:
+        if not report.prefill:
+            self.verdicts.append(report)
+            full = report.lengths + self.draft_length < [sequence.limit for sequence in report.sequences]
+            self.accepted += report.accepted[full].tolist()
+
+
+def decode(accept: str, draft_length: int = 4, **options: Any) -> tuple[Acceptance, list[list[int]]]:
+    """Return what was accepted, and the tokens, with a drafter that is always wrong."""
+    wanted = harness.requests(PROMPTS, 40)
+    drafter = fakes.always_wrong(harness.truth(TARGET, wanted))
+    seen = Acceptance(draft_length)
+    options = {"batch_size": 8, "draft_length": draft_length, "observers": [seen], **options}
+    results = harness.decode(harness.pipeline(TARGET, drafter, accept=accept, **options), wanted)
+    return seen, [result.token_ids for result in results]
+
+
+def shares(accepted: list[int], draft_length: int) -> list[float]:
+    """Return, per place of the draft, the share that stands of those whose predecessors all do."""
+    reached = [sum(a >= place for a in accepted) for place in range(draft_length + 1)]
+    return [after / before for before, after in zip(reached, reached[1:], strict=False) if before]
+
+
+def test_rate() -> None:
+    """Each token stands at the given rate, given that all before it do."""
+    seen, _ = decode("synthetic,rate=0.6")
+    assert shares(seen.accepted, 4)[:3] == pytest.approx([0.6] * 3, abs=0.08)
+
+
+def test_profile() -> None:
+    """Each place of the draft has its own rate, the last one going on."""
+    seen, _ = decode("synthetic,profile=0.9/0.4")
+    assert shares(seen.accepted, 4)[:3] == pytest.approx([0.9, 0.4, 0.4], abs=0.1)
+
+
+@pytest.mark.parametrize(("length", "values"), [("3", {3}), ("0", {0}), ("9", {4}), ("2.5", {2, 3})])
+def test_length(length: str, values: set[int]) -> None:
+    """So many stand in every round, as far as the draft reaches; a fraction is a mean."""
+    seen, _ = decode(f"synthetic,length={length}")
+    assert set(seen.accepted) == values
+    if length == "2.5":
+        assert sum(seen.accepted) / len(seen.accepted) == pytest.approx(2.5, abs=0.1)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 1}, {"align": "eqspec"}, {"schedule": "same-length,window=12"}])
+def test_the_same_tokens_stand_whatever_the_batch(options: dict[str, Any]) -> None:
+    """What stands depends on seed, sequence and position: not on batch size, alignment or scheduler."""
+    assert decode("synthetic,rate=0.7")[1] == decode("synthetic,rate=0.7", **options)[1]
+
+
+def test_the_seed_matters() -> None:
+    """Another seed lets other tokens stand."""
+    assert decode("synthetic", seed=1)[1] != decode("synthetic", seed=2)[1]
+
+
+def test_tokens_are_the_draft_s_and_the_bonus_the_target_s() -> None:
+    """Accepted tokens are those proposed, and the one after them is the target's choice on what was accepted."""
+    _, tokens = decode("synthetic,length=2", draft_length=2)
+    for prompt, generated in zip(PROMPTS[:4], tokens, strict=False):
+        truth = harness.continuation(TARGET, prompt, 2)
+        assert generated[0] == truth[0]
+        assert generated[1] == (truth[1] + 1) % 61
+        assert generated[3] == harness.continuation(TARGET, [*prompt, *generated[:3]], 1)[0]
+
+
+def test_without_a_draft_it_is_plain_decoding() -> None:
+    """With nothing to accept the tokens are the target's own."""
+    wanted = harness.requests(PROMPTS[:4], 8)
+    harness.check(harness.pipeline(TARGET, None, accept="synthetic"), wanted)
+
+
+def test_it_promises_nothing() -> None:
+    """The rule is not lossless, however it is set."""
+    assert not registry().make("acceptance rule", "synthetic,rate=0").lossless
+
+
+@pytest.mark.parametrize(
+    "options", ["rate=1.1", "rate=-1", "profile=0.5/2", "profile=a/b", "length=-1", "length=inf", "rate=1,length=2"]
+)
+def test_bad_options_are_refused(options: str) -> None:
+    """Probabilities are from 0 to 1, lengths at least 0, and only one of the options is given."""
+    with pytest.raises(OptionError, match="expected"):
+        registry().make("acceptance rule", f"synthetic,{options}")

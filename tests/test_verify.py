@@ -1,0 +1,228 @@
+"""``specframe verify``: exact and partial match, ties and bugs, two references, exit status."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from click.testing import Result as Exit
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.grid import checked, expand
+from specframe.loading import LoadedModels
+from specframe.reference import reference_decode
+from specframe.testing import fakes, harness, zoo
+from specframe.ties import Scales, tie_bound
+from specframe.verify import Agreement, Divergence, Reference, Verification, common_start, verify
+
+PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)
+
+
+def outcomes(
+    target: PreTrainedModel, draft: Any, prompts: Any = PROMPTS, new: int = 12, **options: Any
+) -> list[Verification]:
+    cell = {"target": target, "drafter": [draft], "batch_size": 3, "draft_length": 4, **options}
+    return list(verify(checked(expand(cell)), prompts, new))
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A fake target and a draft that often agrees with it."""
+    target = fakes.fake_target()
+    return target, fakes.fake_draft(target)
+
+
+def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Every cell of a grid is compared with plain decoding at batch 1 and at its own batch, and is exact."""
+    found = outcomes(*pair, align="ragged,eqspec", batch_size=[1, 3])
+    assert [(one.cell["align"], one.cell["batch_size"]) for one in found] == [
+        ("ragged", 1),
+        ("ragged", 3),
+        ("eqspec", 1),
+        ("eqspec", 3),
+    ]
+    for one in found:
+        assert one.sound
+        assert one.lossless
+        for agreement in (one.batch_one, one.same_batch, one.plain):
+            assert agreement is not None
+            assert (agreement.exact_match, agreement.partial_match) == (100, 100)
+            assert agreement.worst is None
+
+
+def test_flawed_combinations_do_not(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """What reproduces a published flaw parts from both references, while plain decoding under it need not."""
+    (one,) = outcomes(*pair, align="masking")
+    assert not one.sound
+    assert not one.lossless
+    assert one.batch_one is not None
+    assert one.plain is not None
+    assert one.batch_one.exact_match < 50
+    assert one.batch_one.exact_match < one.batch_one.partial_match < 100
+    assert one.batch_one.bugs == len(one.batch_one.divergences)
+    assert one.plain.exact_match == 100
+
+
+def test_a_divergence_says_where_and_how_close() -> None:
+    """Position, both tokens and the float64 gap at that place are those of the two continuations."""
+    target = zoo.build("qwen3")
+    (one,) = outcomes(target, zoo.good_draft(target), align="masking")
+    assert one.batch_one is not None
+    for found in one.batch_one.divergences:
+        prompt = PROMPTS[found.index]
+        expected = reference_decode(target, prompt, 12, [zoo.EOS])
+        assert found.expected == expected[found.position]
+        assert found.got != found.expected
+        exact = zoo.build("qwen3").double()
+        with torch.inference_mode():
+            logits = exact(torch.tensor([prompt + expected[: found.position]])).logits[0, -1]
+        best, second = logits.topk(2).values.tolist()
+        assert found.gap == pytest.approx(best - second)
+        assert found.short == pytest.approx(best - min(float(logits[found.got]), float(logits[found.expected])))
+        assert found.kind == "bug"
+        assert str(found).endswith("short of the best logit: bug")
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_bfloat16_parts_at_ties_only(architecture: str) -> None:
+    """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
+    target = zoo.build(architecture).bfloat16()
+    draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
+    prompts = harness.random_prompts([5, 1, 30, 17, 11, 24, 3, 20], zoo.VOCABULARY, seed=3)
+    sound, flawed = outcomes(target, draft, prompts, align="eqspec,masking", batch_size=8, new=20)
+    for agreement in (sound.batch_one, sound.same_batch, sound.plain):
+        assert agreement is not None
+        assert agreement.bugs == 0
+    assert sound.batch_one is not None
+    assert sound.batch_one.ties > 0
+    assert flawed.batch_one is not None
+    assert flawed.batch_one.bugs > 0
+
+
+def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
+    """Where a router of experts is near a tie itself, roundings decide between far logits: the bound is measured."""
+    target = zoo.build("qwen3-moe").bfloat16()
+    prompt = harness.random_prompts([24], zoo.VOCABULARY, seed=3)[0]
+    scales = Scales(target)
+    best = scales.weigh(prompt, [])
+    assert math.isinf(best.short)
+    worst = int(scales._logits(prompt).argmin())
+    weighed = scales.weigh(prompt, [worst])
+    assert weighed.bound >= best.bound
+    assert not weighed.tie
+    assert float(tie_bound(target, scales._logits(prompt))) == pytest.approx(best.bound)
+
+
+@pytest.fixture(scope="module")
+def reference(pair: tuple[PreTrainedModel, PreTrainedModel]) -> Reference:
+    """A reference of two prompts, whose continuations are given."""
+    return Reference(pair[0], [[5], [6]], [[1, 2, 0], [1, 2, 3]], 3, LoadedModels())
+
+
+@pytest.mark.parametrize(
+    ("got", "position", "expected", "token", "share"),
+    [([1, 2, 0, 4], 3, None, 4, 3 / 4), ([1, 2], 2, 0, None, 2 / 3), ([], 0, 1, None, 0)],
+)
+def test_lengths_that_differ_are_a_bug(
+    reference: Reference, got: list[int], position: int, expected: int | None, token: int | None, share: float
+) -> None:
+    """Tokens after the stop, and a continuation that ends too early, are divergences that no rounding explains."""
+    agreement = reference.agreement([got, [1, 2, 3]], reference.tokens)
+    (found,) = agreement.divergences
+    assert (found.index, found.position, found.expected, found.got) == (0, position, expected, token)
+    assert found.kind == "bug"
+    assert "the end" in str(found)
+    assert agreement.exact_match == 50
+    assert agreement.partial_match == pytest.approx(100 * (share + 1) / 2)
+    assert json.loads(json.dumps(agreement.record()))["divergences"][0]["short"] is None
+
+
+def test_the_worst_divergence_is_the_earliest_bug() -> None:
+    """A bug counts more than a tie, and an earlier one more than a later."""
+    tie = Divergence(0, 1, 5, 6, 0.1, 0.1, 0.2)
+    late, early = (Divergence(1, place, 5, 6, 0.1, 0.3, 0.2) for place in (7, 3))
+    agreement = Agreement(4, [0.1, 0.7, 0.3, 1.0], [tie, late, early])
+    assert agreement.worst is early
+    assert (agreement.ties, agreement.bugs) == (1, 2)
+    assert Agreement(1, [0.1], [tie]).worst is tie
+
+
+def test_common_start() -> None:
+    """Sequences share what comes before their first difference, or all of the shorter."""
+    assert common_start([1, 2, 3], [1, 2, 4]) == 2
+    assert common_start([1, 2], [1, 2, 4]) == 2
+    assert common_start([], [1]) == 0
+
+
+def test_prompts_are_cut(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Prompts longer than asked for are cut before they are read, and what cannot be read is refused."""
+    cell = {"target": pair[0], "drafter": [None], "batch_size": 2}
+    long = harness.random_prompts([300, 2], 61)
+    (one,) = verify(checked(expand(cell)), long, 4, max_prompt_tokens=3)
+    assert one.sound
+    with pytest.raises(OptionError, match="prompt 0: .*context"):
+        list(verify(checked(expand(cell)), long, 4))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a saved pair; one token is one character."""
+    characters = ["<eos>", "\n", *map(chr, range(32, 127))]
+    backend = Tokenizer(BPE({character: index for index, character in enumerate(characters)}, []))
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
+    for name, model in {"target": target, "draft": zoo.good_draft(target)}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return ["--target", str(folder / "target"), "--drafter", str(folder / "draft"), "--max-new-tokens", "10"]
+
+
+def invoke(*arguments: str) -> Exit:
+    return CliRunner().invoke(cli, ["verify", *arguments], prog_name="specframe")
+
+
+def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path) -> None:
+    """A grid with a flawed alignment exits with 1, shows a row per cell and writes a line for each."""
+    file = tmp_path / "out.jsonl"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["def f(x):", "more"]}\n{"prompt": "a"}\n{"text": "class A:"}\n')
+    result = invoke(*saved, "--align", "ragged,masking", "--prompts", str(prompts), "--output", str(file))
+    assert result.exit_code == 1, result.output
+    assert "align=ragged" in result.stdout
+    assert "align=masking: prompt" in result.stdout
+    assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
+    good, bad = map(json.loads, file.read_text().splitlines())
+    assert good["sound"]
+    assert good["batch_one"]["exact_match"] == 100
+    assert good["cell"]["align"] == "ragged"
+    assert not bad["sound"]
+    assert bad["batch_one"]["divergences"][0]["kind"] == "bug"
+
+
+def test_the_command_exits_with_0_when_all_is_sound(saved: list[str]) -> None:
+    """Sound cells exit with 0; those that do not fit together are named and left out; checks may run as well."""
+    result = invoke(*saved, "hello", "a", "--align", "ragged,eqspec", "--kv", "dynamic", "--check", "--limit", "1")
+    assert result.exit_code == 0, result.output
+    assert "left out: align=ragged: " in result.stderr
+    assert "1 of 1 combinations" in result.stdout
+
+
+def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
+    """A file that holds results is refused before anything is decoded."""
+    file = tmp_path / "out.jsonl"
+    file.write_text("{}\n")
+    result = invoke(*saved, "--output", str(file))
+    assert isinstance(result.exception, OptionError)
+    assert "holds results already" in str(result.exception)
+    result = invoke(*saved, "--output", str(tmp_path / "none" / "out.jsonl"))
+    assert "cannot be written" in str(result.exception)
