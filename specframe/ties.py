@@ -79,8 +79,9 @@ class Scales:
         best, second = exact_V.topk(2).values.tolist()
         short = best - min((float(exact_V[token]) for token in tokens), default=-math.inf)
         bound = float(tie_bound(self._model, exact_V))
-        if bound < short < math.inf:
-            bound = max(bound, 2 * max(self._error(ids, exact_V, *shape) for shape in SHAPES))
+        for rows, step in SHAPES:
+            if bound < short < math.inf:
+                bound = max(bound, 2 * self._error(ids, exact_V, rows, step))
         return Weighed(best - second, short, bound)
 
     def _logits(self, ids: list[int]) -> torch.Tensor:

@@ -39,6 +39,6 @@ def test_example_runs(example: str, tmp_path: Path) -> None:
     """An example runs by itself from any folder, and prints what it promises."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / f"{example}.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(SHOWS[example], done.stdout), done.stdout

@@ -102,11 +102,11 @@ def test_typical_acceptance_is_seen_to_be_biased():
 
 
 def test_a_bias_of_a_few_percent_is_caught():
-    """Power: counts in which 4% of the draws went to the first outcome are rejected, unbiased counts are not."""
+    """Power: counts in which 4% of the draws went to an outcome of probability 5% are rejected, unbiased counts are not."""
     chances = exact(PROMPTS[1], Sampling(temperature=1.0))
     fair = np.random.default_rng(3).multinomial(SAMPLES, chances).astype(float)
     tilted = 0.96 * chances
-    tilted[int(chances.argmax())] += 0.04
+    tilted[int(np.abs(chances - 0.05).argmin())] += 0.04
     biased = np.random.default_rng(3).multinomial(SAMPLES, tilted).astype(float)
     assert deviation(fair, chances) < CRITICAL < deviation(biased, chances)
 

@@ -330,6 +330,9 @@ onload = () => {{
     slider.dispatchEvent(new Event("input"));
     seen.end = captions();
     seen.disabled = inside.getElementById("next").disabled;
+    slider.value = 3;
+    slider.dispatchEvent(new Event("input"));
+    seen.went = all(".scheme").map((one) => one.querySelectorAll(".went").length > 0);
     press("Home");
     press("m");
     all(".cell")[0].click();
@@ -372,6 +375,7 @@ def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
         assert seen["left"] == seen["next"]
         assert all("The run is over." in text for text in seen["end"])
         assert seen["disabled"]
+        assert seen["went"][:2] == [False, True]
         assert seen["note"].startswith("slot 0: ")
         assert seen["overview"] == "true"
         assert (seen["unnamed"], seen["bold"]) == (0, 0)

@@ -44,11 +44,11 @@ def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
 def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     """Every cell of a grid is compared with plain decoding at batch 1 and at its own batch, and is exact."""
     found = outcomes(*pair, align="ragged,eqspec", batch_size=[1, 3])
-    assert [(one.cell["align"], one.cell["batch_size"]) for one in found] == [
-        ("ragged", 1),
-        ("ragged", 3),
-        ("eqspec", 1),
-        ("eqspec", 3),
+    assert [(one.cell["batch_size"], one.cell["align"]) for one in found] == [
+        (1, "ragged"),
+        (1, "eqspec"),
+        (3, "ragged"),
+        (3, "eqspec"),
     ]
     for one in found:
         assert one.sound
@@ -97,8 +97,8 @@ def test_bfloat16_parts_at_ties_only(architecture: str) -> None:
     """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
     target = zoo.build(architecture).bfloat16()
     draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
-    prompts = harness.random_prompts([5, 1, 30, 17, 11, 24, 3, 20], zoo.VOCABULARY, seed=3)
-    sound, flawed = outcomes(target, draft, prompts, align="eqspec,masking", batch_size=8, new=20)
+    prompts = harness.random_prompts([5, 1, 30, 17, 11, 24, 3, 20], zoo.VOCABULARY, seed=4)
+    sound, flawed = outcomes(target, draft, prompts, align="eqspec,masking", batch_size=8, new=16)
     for agreement in (sound.batch_one, sound.same_batch, sound.plain):
         assert agreement is not None
         assert agreement.bugs == 0
@@ -119,7 +119,7 @@ def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
     weighed = scales.weigh(prompt, [worst])
     assert weighed.bound >= best.bound
     assert not weighed.tie
-    assert float(tie_bound(target, scales._logits(prompt))) == pytest.approx(best.bound)
+    assert float(tie_bound(target, scales._logits(prompt).detach())) == pytest.approx(best.bound)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_prompts_are_cut(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     long = harness.random_prompts([300, 2], 61)
     (one,) = verify(checked(expand(cell)), long, 4, max_prompt_tokens=3)
     assert one.sound
-    with pytest.raises(OptionError, match="prompt 0: .*context"):
+    with pytest.raises(OptionError, match=r"prompt 0: .*context"):
         list(verify(checked(expand(cell)), long, 4))
 
 
@@ -222,7 +222,8 @@ def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     file.write_text("{}\n")
     result = invoke(*saved, "--output", str(file))
-    assert isinstance(result.exception, OptionError)
-    assert "holds results already" in str(result.exception)
+    assert result.exit_code == 2
+    assert "holds results already" in result.stderr
     result = invoke(*saved, "--output", str(tmp_path / "none" / "out.jsonl"))
-    assert "cannot be written" in str(result.exception)
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr

@@ -76,7 +76,7 @@ class Captions:
             told.append(f"{listed(cut)} {be(cut)} cut to {fewest or 'none'}, the fewest of the batch.")
         for who, score in scores:
             if past := score.committed - score.accepted:
-                told.append(f"{who} ends before {plural(past, 'accepted token')}.")
+                told.append(f"{who} ends before its last {plural(past, 'accepted token').removeprefix('1 ')}.")
         if altered := [who for who, score in scores if score.altered]:
             told.append(f"The token that comes next in {listed(altered)} is the draft's own, not the target's.")
         return [sentence(text) for text in told]

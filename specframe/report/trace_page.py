@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Json = dict[str, Any]
-PARTS = "trace_page.html", "trace_page.css", "trace_page.js"
-"""The page, its style and its script, in this package."""
+SCRIPTS = ("base", "lane", "panel", "tables", "page")
+"""The parts of the page's script, in order."""
 
 
 def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> str:
@@ -26,11 +26,17 @@ def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Calla
         facts: what to say of the run: "target", "batch size" and the like.
         text_of: the text of a token.
     """
-    page, style, script = (resources.files(__package__).joinpath(part).read_text(encoding="utf-8") for part in PARTS)
+    page, style = part("trace_page.html"), part("trace_page.css")
+    script = "\n".join(part(f"trace_{name}.js") for name in SCRIPTS)
     data = json.dumps(page_data(schemes, facts, text_of), separators=(",", ":")).replace("<", "\\u003c")
     for place, content in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
         page = page.replace(place, content)
     return page
+
+
+def part(name: str) -> str:
+    """Return a file of this package."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def page_data(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> Json:

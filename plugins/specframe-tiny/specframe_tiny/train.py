@@ -1,6 +1,6 @@
 """Train the embedded pair on the Python standard library's own source.
 
-    python -m specframe_tiny.train --work WORK_DIR            # all stages, on two CPU cores about two hours
+    python -m specframe_tiny.train --work WORK_DIR                  # all stages: on two CPU cores about two hours
     python -m specframe_tiny.train --work WORK_DIR --stage draft
 
 Stages, each skipped when its result is in the work directory and resumed from its last checkpoint when it was cut off:
@@ -10,6 +10,7 @@ Stages, each skipped when its result is in the work directory and resumed from i
     rollouts    the target's own greedy continuations of training snippets
     lessons     the target's most likely tokens after every token of the rollouts and of half as many source snippets
     draft       distillation on the lessons, from the target's own embeddings
+    polished    the same on the rollouts alone
     evaluate    loss and draft acceptance on held-out modules
     export      safetensors in bfloat16 with tokenizer files, loadable by ``AutoModelForCausalLM``
 
@@ -235,6 +236,17 @@ def distillation_loss(
     return -(weights * logs).sum(-1).mean()
 
 
+def lesson(draft: Qwen3ForCausalLM, lessons: list[torch.Tensor], count: int) -> Callable[[int], torch.Tensor]:
+    """Return the distillation loss of a step: 16 of the first ``count`` lessons, drawn by (seed, step)."""
+
+    def loss_at(step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(SEED + step)
+        chosen = torch.randint(count, (16,), generator=generator)
+        return distillation_loss(draft, *(part[chosen] for part in lessons))
+
+    return loss_at
+
+
 @torch.no_grad()
 def roll_out(target: Qwen3ForCausalLM, stream: torch.Tensor, count: int, prompt: int, new: int) -> torch.Tensor:
     """Return greedy continuations of ``count`` training snippets, (count, prompt + new)."""
@@ -323,7 +335,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where target/ and draft/ are written")
     parser.add_argument("--target-steps", type=int, default=1100)
     parser.add_argument("--draft-steps", type=int, default=1600)
-    parser.add_argument("--rollouts", type=int, default=3072)
+    parser.add_argument("--polish-steps", type=int, default=1900)
+    parser.add_argument("--rollouts", type=int, default=6144)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="compile the models for training (needs a C++ compiler)")
     options = parser.parse_args(arguments)
@@ -376,13 +389,13 @@ def main(arguments: list[str] | None = None) -> None:
         draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
         quick_draft = fast(draft)
 
-        def draft_loss(step: int) -> torch.Tensor:
-            generator = torch.Generator().manual_seed(SEED + step)
-            chosen = torch.randint(len(lessons[0]), (16,), generator=generator)
-            return distillation_loss(quick_draft, *(part[chosen] for part in lessons))
-
-        train("draft", draft, draft_loss, options.draft_steps, (6e-3, 2e-3), work)
+        train("draft", draft, lesson(quick_draft, lessons, len(lessons[0])), options.draft_steps, (6e-3, 2e-3), work)
     draft.load_state_dict(torch.load(work / "draft.pt"))
+    if not (work / "polished.pt").exists():
+        train(
+            "polished", draft, lesson(fast(draft), lessons, options.rollouts), options.polish_steps, (3e-3, 1e-3), work
+        )
+    draft.load_state_dict(torch.load(work / "polished.pt"))
     draft.to(torch.bfloat16).float().eval()
 
     figures = {

@@ -1,0 +1,101 @@
+"""The embedded pair: its files, its tokenizer, its figures, and the script that made it."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from specframe_tiny import FOLDER, train
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from specframe import Pipeline
+
+FIGURES = json.loads((FOLDER / "figures.json").read_text())
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_the_pair_loads_with_plain_transformers(part):
+    """AutoModelForCausalLM reads both directories, in bfloat16, with the parameters the card names."""
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / part)
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert model.dtype == torch.bfloat16
+    assert model.num_parameters() == FIGURES[f"{part}_parameters"]
+
+
+def test_the_pair_is_small():
+    """Both directories together stay under 14 MB."""
+    assert sum(file.stat().st_size for file in FOLDER.glob("*/*")) < 14e6
+
+
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n    return x\n", "Grüße, 世界 🙂\t\r\n", "\x00\x7f", "a" * 300, "<|endoftext|> is no text"]
+)
+def test_every_string_can_be_encoded(text):
+    """Decoding what was encoded gives the text back, whatever its characters."""
+    for part in ("target", "draft"):
+        tokenizer = AutoTokenizer.from_pretrained(FOLDER / part)
+        ids = tokenizer(text).input_ids
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+        assert max(ids) < 2048
+
+
+def test_the_draft_agrees_with_the_target_on_held_out_modules():
+    """At K = 4 at least half of the draft tokens stand, on a sample of modules that were not trained on."""
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "target")
+    library = Path(sysconfig.get_path("stdlib"))
+    prompts = []
+    for name in train.HELD_OUT:
+        ids = tokenizer((library / name).read_text(encoding="utf-8")).input_ids
+        prompts += [ids[start : start + 96] for start in range(100, len(ids) - 96, len(ids) // 3)][:2]
+    pipe = Pipeline(batch_size=16, draft_length=4)
+    results = list(pipe.generate(prompts, max_new_tokens=48))
+    assert len(results) >= 2 * len(train.HELD_OUT) - 4
+    assert pipe.report.draft_acceptance_rate >= 0.45
+    assert FIGURES["draft_acceptance_rate_k4"] >= 0.5
+
+
+def test_windows_are_drawn_by_step():
+    """The same step gives the same windows, so that a resumed training sees what an undisturbed one would have."""
+    stream = torch.arange(1000)
+    first = train.windows(stream, 4, 16, step=7)
+    assert first.shape == (4, 16)
+    assert torch.equal(first, train.windows(stream, 4, 16, step=7))
+    assert not torch.equal(first, train.windows(stream, 4, 16, step=8))
+
+
+def test_training_resumes_where_it_was_cut_off(tmp_path):
+    """Training that stops after a checkpoint and starts again ends with the weights of training that was not stopped."""
+    config = Qwen3Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    stream = torch.arange(400) % 32
+
+    def trained(folder, cut_off=None):
+        folder.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
+
+        def loss_at(step):
+            if step == cut_off:
+                raise KeyboardInterrupt
+            return train.next_token_loss(model, train.windows(stream, 2, 9, step))
+
+        train.train("model", model, loss_at, 130, (1e-2, 1e-2), folder)
+        return model.state_dict()
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", cut_off=120)
+    resumed = trained(tmp_path / "cut")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_orthogonalise_evens_out_singular_values():
+    """The singular values of the result lie around 1, for wide and tall matrices."""
+    torch.manual_seed(0)
+    for shape in ((12, 40), (40, 12)):
+        values = torch.linalg.svdvals(train.orthogonalise(torch.randn(shape)))
+        assert values.min() > 0.5
+        assert values.max() < 1.5
