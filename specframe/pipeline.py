@@ -233,7 +233,7 @@ class Pipeline:
         return [known.make("observer", name) for name in known.names("observer")]
 
     def _result(self, sequence: LiveSequence) -> Result:
-        text = self.tokenizer.decode(sequence.token_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
+        text = str(self.tokenizer.decode(sequence.token_ids, skip_special_tokens=True)) if self.tokenizer else ""
         request = sequence.request
         assert sequence.finish_reason is not None
         return Result(

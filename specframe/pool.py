@@ -144,7 +144,9 @@ class Pool:
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:
                 sequence.metrics.count(d, a)
-        finished = [self._finish(batch, row, bool(stopped[row])) for row in np.flatnonzero(stopped | (gained == room))]
+        finished = [
+            self._finish(batch, row, bool(stopped[row])) for row in np.flatnonzero(stopped | (gained == room)).tolist()
+        ]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
         self._rounds += 1

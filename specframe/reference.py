@@ -24,7 +24,7 @@ def reference_decode(
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     cache = DynamicCache(config=model.config)
-    fed, generated = prompt_ids, []
+    fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):
         start = len(prompt_ids) + len(generated) - len(fed)
         positions = torch.arange(start, start + len(fed), device=model.device)

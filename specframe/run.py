@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-import torch
+from transformers import PreTrainedModel
 
 from specframe.protocols import AcceptanceRule, Alignment, KVBackend
 from specframe.runner import CachedModel, ModelRunner
@@ -23,7 +23,7 @@ class Run:
     """Places per row: the longest sequence, and the draft tokens beyond its end."""
     watch: Watch
     seed: int = 0
-    draft_model: torch.nn.Module | None = None
+    draft_model: PreTrainedModel | None = None
     """The draft language model, for drafters that use one."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)

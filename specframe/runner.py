@@ -118,7 +118,7 @@ class _ShapeProbe(Cache):
         super().__init__(layers=[])
         self.shapes: dict[int, KVShape] = {}
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.shapes[layer_idx] = KVShape(

@@ -59,7 +59,7 @@ class Sampling:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
 
-    def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device) -> Plan:
+    def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:
         """Return what the logits of one request go through, in the order transformers applies it.
 
         Args:
@@ -68,7 +68,7 @@ class Sampling:
             stop_token_ids: ids that end it.
             device: where the logits are.
         """
-        stops = list(stop_token_ids)
+        stops, device = list(stop_token_ids), str(device)
         made: list[Any] = list(self.processors)
         if self.repetition_penalty != 1:
             made.append(hf.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
@@ -106,7 +106,7 @@ class PresencePenalty(hf.LogitsProcessor):
     def __init__(self, penalty: float, prompt_length: int) -> None:
         self._penalty, self._prompt_length = penalty, prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         """Return the penalised scores."""
         seen = torch.zeros_like(scores).scatter_(1, input_ids[:, self._prompt_length :], self._penalty)
         return scores - seen

@@ -13,7 +13,7 @@ COLUMNS = (
     "batch",
     "speed-up (range)",
     "tokens/s",
-    "tokens/round",
+    "tokens / round",
     "realign",
     "grouping",
     "padding",

@@ -23,16 +23,19 @@ import argparse
 import hashlib
 import json
 import platform
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+Model = Any
+"""A Qwen3ForCausalLM, compiled or not."""
 
 SEED = 20
 VOCABULARY = 2048
@@ -69,7 +72,8 @@ def standard_library() -> Iterator[tuple[str, str]]:
 
 def split_corpus() -> tuple[list[str], list[str]]:
     """Return the sources to train on and the held-out sources."""
-    training, held_out = [], []
+    training: list[str] = []
+    held_out: list[str] = []
     for name, source in standard_library():
         (held_out if name in HELD_OUT else training).append(source)
     if len(held_out) != len(HELD_OUT):
@@ -207,14 +211,14 @@ def train(
     checkpoint.unlink(missing_ok=True)
 
 
-def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def next_token_loss(model: Model, ids: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of every next token of ``ids`` (N, T), in nats."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
-def teach(target: Qwen3ForCausalLM, ids: torch.Tensor, k: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+def teach(target: Model, ids: torch.Tensor, k: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the target's ``k`` most likely tokens after every token of ``ids`` and their probabilities, (N, T, k) each."""
     likely, chances = [], []
     for part in ids.split(32):
@@ -225,9 +229,7 @@ def teach(target: Qwen3ForCausalLM, ids: torch.Tensor, k: int = 24) -> tuple[tor
     return torch.cat(likely), torch.cat(chances)
 
 
-def distillation_loss(
-    draft: Qwen3ForCausalLM, ids: torch.Tensor, likely: torch.Tensor, chances: torch.Tensor
-) -> torch.Tensor:
+def distillation_loss(draft: Model, ids: torch.Tensor, likely: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
     """Cross entropy with the target's distribution, half of it with all mass on the target's most likely token."""
     scores = draft(input_ids=ids, use_cache=False).logits
     logs = scores.gather(-1, likely.long()) - scores.logsumexp(-1, keepdim=True)
@@ -236,7 +238,7 @@ def distillation_loss(
     return -(weights * logs).sum(-1).mean()
 
 
-def lesson(draft: Qwen3ForCausalLM, lessons: list[torch.Tensor], count: int) -> Callable[[int], torch.Tensor]:
+def lesson(draft: Model, lessons: list[torch.Tensor], count: int) -> Callable[[int], torch.Tensor]:
     """Return the distillation loss of a step: 16 of the first ``count`` lessons, drawn by (seed, step)."""
 
     def loss_at(step: int) -> torch.Tensor:
@@ -248,7 +250,7 @@ def lesson(draft: Qwen3ForCausalLM, lessons: list[torch.Tensor], count: int) -> 
 
 
 @torch.no_grad()
-def roll_out(target: Qwen3ForCausalLM, stream: torch.Tensor, count: int, prompt: int, new: int) -> torch.Tensor:
+def roll_out(target: Model, stream: torch.Tensor, count: int, prompt: int, new: int) -> torch.Tensor:
     """Return greedy continuations of ``count`` training snippets, (count, prompt + new)."""
     rows, batch = [], 128
     for start in range(0, count, batch):
@@ -263,7 +265,7 @@ def roll_out(target: Qwen3ForCausalLM, stream: torch.Tensor, count: int, prompt:
 
 # ------------------------------------------------------------------------------------------------------------ evaluation
 @torch.no_grad()
-def held_out_loss(model: Qwen3ForCausalLM, stream: torch.Tensor) -> float:
+def held_out_loss(model: Model, stream: torch.Tensor) -> float:
     """Return the mean next-token loss on a token stream, in windows of the training length."""
     rows = stream[: len(stream) // WINDOW * WINDOW].view(-1, WINDOW)
     losses = [next_token_loss(model, part).item() * len(part) for part in rows.split(16)]
@@ -272,8 +274,8 @@ def held_out_loss(model: Qwen3ForCausalLM, stream: torch.Tensor) -> float:
 
 @torch.no_grad()
 def greedy_acceptance(
-    target: Qwen3ForCausalLM,
-    draft: Qwen3ForCausalLM,
+    target: Model,
+    draft: Model,
     stream: torch.Tensor,
     k: int = 4,
     count: int = 128,
@@ -320,7 +322,7 @@ def provenance(training: list[str], held_out: list[str]) -> dict:
 
 
 # ---------------------------------------------------------------------------------------------------------------- stages
-def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
     """Write a model in bfloat16 and the tokenizer, as ``from_pretrained`` reads them."""
     model.to(torch.bfloat16).save_pretrained(folder)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
@@ -356,7 +358,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"corpus: {len(stream):,} tokens, held out {len(held_stream):,}", flush=True)
 
     torch.manual_seed(SEED)
-    target, draft = Qwen3ForCausalLM(TARGET), Qwen3ForCausalLM(DRAFT)
+    target: Model = Qwen3ForCausalLM(TARGET)
+    draft: Model = Qwen3ForCausalLM(DRAFT)
     fast = torch.compile if options.compile else (lambda model: model)
 
     if not (work / "target.pt").exists():
@@ -413,4 +416,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -70,7 +70,7 @@ class DynamicStore(Cache):
         held, column = self._tensors[0].shape[2], placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
         assert held == column, f"a growing cache of {held} columns cannot write column {column}"
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append (B, H, T, D) keys and values and return all of them."""

@@ -50,7 +50,7 @@ class SlabStore(Cache):
         self._places = (placement.slots_BT + starts_B1).flatten()
         self._rows = rows
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
