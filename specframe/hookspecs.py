@@ -47,7 +47,7 @@ def specframe_register_acceptance_rules(register: Register) -> None:
     """Offer acceptance rules: they decide how many draft tokens stand, and the bonus token.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.protocols.AcceptanceRule`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.protocols.AcceptanceRule`.
     Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
     Must not: synchronise host and device; claim ``lossless`` where the output distribution is not the target's.
     """
@@ -58,7 +58,7 @@ def specframe_register_alignments(register: Register) -> None:
     """Offer alignments: they decide slots, positions and masks, and what happens to rejected tokens.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.protocols.Alignment`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.protocols.Alignment`.
     Must: derive positions from explicit state; say in ``requires`` what the KV backend has to be able to do.
     Must not: look for pad ids in tokens; reach into a KV backend's tensors.
     """
@@ -114,7 +114,7 @@ def specframe_register_observers(register: Register) -> None:
     """Offer observers: they watch a run, round by round.
 
     Called: once per process, at discovery; every run makes one observer from each factory.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.protocols.Observer`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.protocols.Observer`.
     Must: return quickly; treat what it is given as read-only.
     Must not: synchronise host and device.
     """

@@ -26,6 +26,9 @@ class ModelRunner:
     Args:
         model: a transformers causal language model whose layers all attend (fully or in a sliding window).
         role: "target" or "draft", for observers and errors.
+
+    Raises:
+        ModelError: the model takes no positions or no cache, or has layers that cannot forget.
     """
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
@@ -35,7 +38,14 @@ class ModelRunner:
         self.windows = attention_windows(self.config, role)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
-        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        takes = inspect.signature(model.forward).parameters
+        missing = [name for name in ("position_ids", "past_key_values") if name not in takes]
+        if missing:
+            raise ModelError(
+                f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
+                "the position of every token and keeps its keys and values where it is told"
+            )
+        self._takes_logits_to_keep = "logits_to_keep" in takes
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specframe import decode as decode_module
-from specframe.errors import OptionError
+from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.reference import reference_decode
@@ -242,3 +242,12 @@ def test_pipeline_is_lazy():
     assert not feeds.rounds
     next(results)
     assert feeds.rounds
+
+
+def test_a_model_that_counts_positions_itself_is_refused():
+    """A model whose forward takes no positions would go wrong silently: it is refused by name before any work."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(ModelError, match=r"BloomForCausalLM.*takes no position_ids"):
+        Pipeline(model, None)

@@ -14,13 +14,15 @@ class Positions(Watcher):
     drafted = accepted = np.zeros(0, dtype=np.int64)
 
     def round(self, report: RoundReport) -> None:
-        """Count one round; the first of a run starts anew. What lies beyond a row's own end was not drafted."""
+        """Count one round; the first of a run starts anew. What a row has no room for was not drafted for it."""
         if report.number == 1:
             self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
         count = report.draft.length
         if count > len(self.drafted):
             self.drafted, self.accepted = (np.pad(n, (0, count - len(n))) for n in (self.drafted, self.accepted))
-        room = np.array([sequence.limit for sequence in report.sequences]) - report.lengths
+        room = (
+            np.array([sequence.limit for sequence in report.sequences]) - report.lengths - 1
+        )  # one is the bonus token
         places = np.arange(count)
         self.drafted[:count] += (room[:, None] > places).sum(0)
         self.accepted[:count] += (report.accepted[:, None] > places).sum(0)

@@ -1,12 +1,14 @@
 """The embedded pair: its files, its tokenizer, its figures, and the script that made it."""
 
 import json
+import platform
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 from specframe_tiny import FOLDER, train
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from specframe import Pipeline
@@ -41,18 +43,20 @@ def test_every_string_can_be_encoded(text):
 
 
 def test_the_draft_agrees_with_the_target_on_held_out_modules():
-    """At K = 4 at least half of the draft tokens stand, on a sample of modules that were not trained on."""
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "target")
+    """At K = 4 at least half of the draft tokens stand on modules that were not trained on, as the card says.
+
+    Another version of Python has another library, on which the figure is a little different.
+    """
+    tokenizer = Tokenizer.from_file(str(FOLDER / "target" / "tokenizer.json"))
     library = Path(sysconfig.get_path("stdlib"))
-    prompts = []
-    for name in train.HELD_OUT:
-        ids = tokenizer((library / name).read_text(encoding="utf-8")).input_ids
-        prompts += [ids[start : start + 96] for start in range(100, len(ids) - 96, len(ids) // 3)][:2]
-    pipe = Pipeline(batch_size=16, draft_length=4)
-    results = list(pipe.generate(prompts, max_new_tokens=48))
-    assert len(results) >= 2 * len(train.HELD_OUT) - 4
-    assert pipe.report.draft_acceptance_rate >= 0.45
+    stream = train.encode(tokenizer, [(library / name).read_text(encoding="utf-8") for name in sorted(train.HELD_OUT)])
+    starts = torch.linspace(0, len(stream) - 97, 128).long().tolist()
+    pipe = Pipeline(batch_size=32, draft_length=4)
+    results = list(pipe.generate([stream[start : start + 96].tolist() for start in starts], max_new_tokens=64))
+    assert sum(len(result.token_ids) for result in results) > 7000
     assert FIGURES["draft_acceptance_rate_k4"] >= 0.5
+    same_library = FIGURES["corpus"].endswith(f" {platform.python_version()}")
+    assert pipe.report.draft_acceptance_rate >= (0.5 if same_library else 0.42)
 
 
 def test_windows_are_drawn_by_step():
