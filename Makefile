@@ -33,7 +33,7 @@ wheels: install  ## build the three wheels into dist/
 	for part in . plugins/specframe-std plugins/specframe-tiny; do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
 
 bench: install  ## tokens per second beside transformers' own decoding, in one run
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py --count 16 --new 48
 
 clean:
 	rm -rf .venv dist build *.egg-info plugins/*/*.egg-info
