@@ -33,7 +33,7 @@ from transformers import DynamicCache, PreTrainedModel
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
 """Rows, and tokens fed at once (None: all), of the forwards whose errors are measured."""
 
-STEPPED = 64
+STEPPED = 16
 """How many tokens at the end are fed in steps; what comes before them is fed at once."""
 
 
