@@ -38,7 +38,8 @@ def grouped_sdpa(
     shared = heads // key.shape[1]
     if shared > 1:
         query = query.reshape(rows, key.shape[1], shared * length, size)
-        attention_mask = attention_mask.repeat(1, 1, shared, 1)
+        if length > 1:  # a single query's mask row holds for all that share the head
+            attention_mask = attention_mask.repeat(1, 1, shared, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
     return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
 
