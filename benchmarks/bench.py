@@ -1,165 +1,208 @@
 """Tokens per second of specframe's schemes beside transformers' own decoding, interleaved in one run.
 
-    python benchmarks/bench.py [--prompts FILE.jsonl] [--count N] [--new N] [--rounds N] [--threads N] [--output FILE.json]
+    python benchmarks/bench.py [--pair embedded|small|cpu|qwen3-8b|vicuna-7b|glm4-9b] [--device cpu|cuda] [--dtype ...] [--quick]
 
-Every scheme decodes the same prompts in every round, in turn, so that a drift of the machine hits all alike. Medians over
-the rounds are reported, and ratios are medians of the ratios within a round. Every scheme's tokens are compared with the
-reference decoder's.
+Every cell, a scheme at a batch size, runs once per round, in turn, so that a drift of the machine hits all alike. Medians over
+the rounds are reported, and ratios are medians of the ratios within a round. A cell decodes as many prompts as ``--waves``
+batches hold, at least ``--least``. Every scheme's tokens are compared with the reference decoder's. Works in a checkout that is not
+installed, without a network. The result is written as JSON.
 """
 
 from __future__ import annotations
 
+import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
+
 import json
+import os
 import platform
-import statistics
-import sysconfig
+import shlex
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 import transformers
+from contenders import Models, contenders, held_out_prompts
+from cost import queue_memory
+from exactness import Judge
+from grow import PAIRS, load_pair
+from measure import Cell, Plan, healthy, measure, summary
 from rich.console import Console
 from rich.table import Table
+from roofline import copy_bandwidth
 
-from specframe import Pipeline
+from specframe import models as loading
 from specframe.prompts import from_file
-from specframe.reference import reference_decode
 
-MODULES = ("textwrap", "queue", "statistics", "calendar", "shelve", "bisect", "sched", "fractions")
-Decoder = Callable[[list[list[int]], int], list[list[int]]]
-
-
-def held_out_prompts(tokenizer, count: int) -> list[list[int]]:
-    """Return pieces of standard-library modules the embedded pair was not trained on, 24 to 128 tokens long."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    streams = [tokenizer((folder / f"{name}.py").read_text()).input_ids for name in MODULES]
-    prompts = []
-    for number in range(count):
-        stream, length = streams[number % len(streams)], 24 + 37 * number % 105
-        start = (number // len(streams) * 397 + 61) % (len(stream) - length)
-        prompts.append(stream[start : start + length])
-    return prompts
+RESULTS = Path(__file__).parent / "results"
+COLUMNS = {
+    "tokens/s": "tokens_per_second",
+    "to plain": "to_plain",
+    "to assisted": "to_assisted",
+    "to batch 1": "to_batch_1",
+    "acceptance": "mean_acceptance_length",
+    "realign": "realign_share",
+    "own": "own_share",
+    "roofline": "roofline",
+    "exact": "exactness",
+}
+SHARES = {"realign_share", "own_share", "roofline"}
 
 
-def ours(pipe: Pipeline) -> Decoder:
-    return lambda prompts, new: [result.token_ids for result in pipe.generate(prompts, max_new_tokens=new)]
-
-
-def theirs(target, draft, batch_size: int, draft_length: int, stops: frozenset[int]) -> Decoder:
-    """Return transformers' ``generate`` over batches of left-padded prompts, assisted when a draft is given."""
-    options: dict = {"do_sample": False, "pad_token_id": 0}
-    if draft is not None:
-        draft.generation_config.num_assistant_tokens = draft_length
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
-        options["assistant_model"] = draft
-
-    def decode(prompts: list[list[int]], new: int) -> list[list[int]]:
-        generated = []
-        for start in range(0, len(prompts), batch_size):
-            part = prompts[start : start + batch_size]
-            width = max(map(len, part))
-            ids = torch.tensor([[0] * (width - len(p)) + p for p in part])
-            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part])
-            full = target.generate(ids, attention_mask=mask, max_new_tokens=new, **options)[:, width:].tolist()
-            generated += [cut(row, stops) for row in full]
-        return generated
-
-    return decode
-
-
-def cut(ids: list[int], stops: frozenset[int]) -> list[int]:
-    """Return ids up to and including the first stop id."""
-    return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
-
-
-def schemes(base: Pipeline, draft_length: int) -> dict[str, Decoder]:
-    """Return every contender by name; plain transformers at the same batch size is what ratios are taken to."""
-    target, draft = base.target_model, base.draft_model
-    stops = frozenset({target.config.eos_token_id})
-    found: dict[str, Decoder] = {}
-    for batch in (1, 8):
-        found[f"transformers plain b{batch}"] = theirs(target, None, batch, draft_length, stops)
-        if batch == 1:
-            found["transformers assisted b1"] = theirs(target, draft, 1, draft_length, stops)
-        for name, drafter, align in (
-            ("plain", None, "ragged"), ("ragged", draft, "ragged"), ("eqspec", draft, "eqspec"), ("exspec", draft, "exspec"),
-        ):  # fmt: skip
-            pipe = Pipeline(
-                target, drafter, align=align, batch_size=batch, draft_length=draft_length, tokenizer=base.tokenizer
-            )
-            found[f"{name} b{batch}"] = ours(pipe)
-    return found
-
-
-@click.command()
-@click.option("--prompts", "file", default=None, help="Prompts, one JSON object per line; default: library source.")
-@click.option("--count", default=32, help="Prompts to decode.")
-@click.option("--cut", "longest", default=128, help="Tokens a prompt is cut to.")
-@click.option("--new", default=64, help="New tokens per prompt.")
-@click.option("--draft-length", default=4)
-@click.option("--rounds", default=3, help="Timed rounds over all schemes, after one that is not timed.")
-@click.option("--threads", default=2, help="CPU threads.")
-@click.option("--output", default=None, help="Write the figures here as JSON.")
-def main(file, count, longest, new, draft_length, rounds, threads, output) -> None:
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--pair", type=click.Choice(list(PAIRS)), default="embedded", show_default=True)
+@click.option("--device", default="auto", show_default=True)
+@click.option("--dtype", default="auto", show_default=True)
+@click.option(
+    "--batches", default=None, help="Batch sizes, in order of importance.  [default: 8,1,32,4,16,2; CUDA: 64 too]"
+)
+@click.option("--draft-length", default=None, type=int, help="[default: 4; CUDA: 5]")
+@click.option("--new", default=48, show_default=True, help="New tokens per prompt.")
+@click.option("--longest", default=128, show_default=True, help="Tokens of the longest prompt.")
+@click.option("--prompts", "file", default=None, help="A prompt file; default: held-out library source.")
+@click.option("--waves", default=2, show_default=True, help="Batches a cell decodes.")
+@click.option("--least", default=16, show_default=True, help="Prompts a cell decodes at least.")
+@click.option(
+    "--references", default=None, type=int, help="Prompts compared with the reference decoder.  [default: all]"
+)
+@click.option("--rounds", default=3, show_default=True, help="Timed rounds at most.")
+@click.option("--budget", default=3600.0, show_default=True, help="Seconds that everything may take.")
+@click.option("--threads", default=None, type=int, help="CPU threads.  [default: all cores]")
+@click.option("--without", multiple=True, help="A scheme to leave out.")
+@click.option("--quick", is_flag=True, help="Batches 8 and 1, half the prompts and tokens, two rounds.")
+@click.option("--output", default=None, help="Where the JSON goes.  [default: benchmarks/results/]")
+def main(**options: Any) -> None:
     """Run the benchmark and print its table."""
-    torch.set_num_threads(threads)
+    started = time.perf_counter()
+    device = loading.pick_device(options["device"])
+    dtype = loading.pick_dtype(options["dtype"], device)
+    settings = resolved(options, device)
+    torch.set_num_threads(options["threads"] or os.cpu_count() or 1)
     transformers.logging.set_verbosity_error()
-    base = Pipeline("tiny", "tiny-draft")
-    if file:
-        prompts = [base.tokenizer(prompt.text).input_ids[:longest] for prompt in from_file(file)[:count]]
-    else:
-        prompts = held_out_prompts(base.tokenizer, count)
-    stops = frozenset({base.target_model.config.eos_token_id})
-    expected = [reference_decode(base.target_model, prompt, new, stops) for prompt in prompts]
-    tokens = sum(map(len, expected))
-    contenders = schemes(base, draft_length)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    exact: dict[str, int] = {}
-    for number in range(rounds + 1):
-        for name, decode in contenders.items():
-            started = time.perf_counter()
-            generated = decode(prompts, new)
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-            exact[name] = sum(a == b for a, b in zip(generated, expected, strict=True))
-    figures = summary(seconds, exact, tokens)
-    show(figures, len(prompts))
-    if output:
-        where = {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        what = {"prompts": len(prompts), "new": new, "draft_length": draft_length, "rounds": rounds, "threads": threads}
-        Path(output).write_text(json.dumps({**where, **what, "schemes": figures}, indent=2) + "\n")
-
-
-def summary(seconds: dict[str, list[float]], exact: dict[str, int], tokens: int) -> dict[str, dict[str, float]]:
-    """Return medians by scheme, with the ratios to plain transformers at the same batch and to assisted at batch 1."""
-    assisted = seconds["transformers assisted b1"]
-    figures = {}
-    for name, own in seconds.items():
-        plain = seconds[f"transformers plain {name.rpartition(' ')[2]}"]
-        figures[name] = {
-            "tokens_per_second": round(statistics.median(tokens / s for s in own), 1),
-            "to_plain": round(statistics.median(p / s for p, s in zip(plain, own, strict=True)), 3),
-            "to_assisted": round(statistics.median(a / s for a, s in zip(assisted, own, strict=True)), 3),
-            "exact": exact[name],
-        }
-    return figures
-
-
-def show(figures: dict[str, dict[str, float]], prompts: int) -> None:
-    """Print the table."""
-    table = Table(
-        "scheme", "tokens/s", "to transformers plain, same batch", "to assisted, batch 1", f"exact of {prompts}"
+    transformers.utils.logging.disable_progress_bar()
+    console = Console(stderr=True, width=120)
+    with console.status("loading") as status:
+        result = bench(settings, device, dtype, started + options["budget"], status.update)
+    output = Path(
+        options["output"] or RESULTS / f"{options['pair']}-pair-{device.type}-{str(dtype).removeprefix('torch.')}.json"
     )
-    for name, row in figures.items():
-        table.add_row(name, *(f"{row[key]:g}" for key in ("tokens_per_second", "to_plain", "to_assisted", "exact")))
-    Console(width=110).print(table)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    show(result)
+    print(f"written to {output}")
+    sys.exit(any(cell.get("bugs") for cell in result["cells"]))
+
+
+def resolved(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the options with what depends on the device and on ``--quick``."""
+    settings = dict(options)
+    cuda = device.type == "cuda"
+    settings["draft_length"] = options["draft_length"] or (5 if cuda else 4)
+    batches = options["batches"] or ("8,1" if options["quick"] else "8,1,32,4,16,2" + (",64" if cuda else ""))
+    settings["batches"] = [int(batch) for batch in batches.split(",")]
+    if options["quick"]:
+        settings |= {
+            "least": min(options["least"], 8),
+            "new": min(options["new"], 24),
+            "rounds": min(options["rounds"], 2),
+        }
+    return settings
+
+
+def bench(
+    settings: dict[str, Any], device: torch.device, dtype: torch.dtype, deadline: float, progress: Any
+) -> dict[str, Any]:
+    """Measure and return everything that goes into the JSON."""
+    started = time.perf_counter()
+    target, draft, tokenizer = load_pair(settings["pair"], device, dtype)
+    models = Models(target, draft, tokenizer, loading.stop_token_ids(target, tokenizer))
+    counts = {batch: max(settings["least"], settings["waves"] * batch) for batch in settings["batches"]}
+    prompts = read_prompts(settings, tokenizer, max(counts.values()))
+    cells = [
+        Cell(contender, counts[batch])
+        for batch in settings["batches"]
+        for contender in contenders(models, batch, settings["draft_length"])
+        if contender.name not in settings["without"]
+    ]
+    bandwidth = copy_bandwidth(device)
+    loaded = time.perf_counter()
+    progress("reference decoder")
+    judge = Judge(models, prompts[: settings["references"]], settings["new"])
+    referenced = time.perf_counter()
+    measured = deadline - 0.1 * (deadline - referenced)  # the rest is for weighing what differs
+    measure(cells, Plan(models, prompts, settings["new"], settings["rounds"], bandwidth, measured, progress))
+    progress("comparing tokens")
+    alive = healthy(device)
+    rows = list(summary(sorted(cells, key=lambda cell: cell.contender.batch), judge if alive else None, deadline))
+    return {
+        **surroundings(device, dtype),
+        "settings": settings,
+        "parameters": {role: model.num_parameters() for role, model in (("target", target), ("draft", draft))},
+        "copy_bytes_per_second": round(bandwidth),
+        "cells": rows,
+        "queue": queue_memory(models, prompts[:16]) if alive else None,
+        "seconds": {
+            "loading": round(loaded - started, 1),
+            "reference": round(referenced - loaded, 1),
+            "all": round(time.perf_counter() - started, 1),
+        },
+    }
+
+
+def read_prompts(settings: dict[str, Any], tokenizer: Any, count: int) -> list[list[int]]:
+    """Return the prompts' ids: those of a file, over again where it has too few, or held-out source."""
+    if settings["file"] is None:
+        return held_out_prompts(tokenizer, count, settings["longest"])
+    given = [tokenizer(prompt.text).input_ids[: settings["longest"]] for prompt in from_file(settings["file"])]
+    return [given[number % len(given)] for number in range(count)]
+
+
+def surroundings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what a figure depends on besides the code."""
+    cuda = device.type == "cuda"
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "device": torch.cuda.get_device_name(device)
+        if cuda
+        else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "dtype": str(dtype).removeprefix("torch."),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table of one result."""
+    title = f"{result['settings']['pair']} pair, {result['device']}, {result['dtype']}, K = {result['settings']['draft_length']}"
+    table = Table("batch", "scheme", *COLUMNS, title=title)
+    before = None
+    for cell in result["cells"]:
+        if before not in (None, cell["batch"]):
+            table.add_section()
+        before = cell["batch"]
+        if cell["fault"] and "tokens_per_second" not in cell:
+            table.add_row(str(cell["batch"]), cell["contender"], cell["fault"])
+        else:
+            table.add_row(
+                str(cell["batch"]), cell["contender"], *(text(key, cell.get(key)) for key in COLUMNS.values())
+            )
+    Console(width=132).print(table)
+    print(
+        "to plain: transformers plain at the same batch; to assisted: transformers assisted, one by one; own: time outside of the "
+        "models;\nroofline: bytes a round must move over the bandwidth of a copy, as a share of the time a round took"
+    )
+
+
+def text(key: str, value: Any) -> str:
+    """Return a figure as the table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return f"{value:.1%}" if key in SHARES else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ alignment, hands the run models that check what is fed (:mod:`specframe.shadow`)
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -40,6 +41,8 @@ class Account:
     prompt_length: int
     stops: frozenset[int]
     limit: int
+    donor: int | None
+    """The number of the sequence whose row it started from."""
 
     def continuation(self, tokens: list[int]) -> list[int]:
         """Return the tokens that may be added, cut at the first stop and at the limit."""
@@ -63,6 +66,7 @@ class Checks(Watcher):
     def __init__(self) -> None:
         self.round_number = 1
         self._accounts: dict[int, Account] = {}
+        self._numbers = itertools.count()
 
     def around(self, use: Composition) -> Composition:
         """Return the composition with its acceptance rule and alignment checked."""
@@ -82,13 +86,14 @@ class Checks(Watcher):
             request = sequence.request
             prompt = list(request.prompt_ids)
             self._accounts[id(sequence)] = Account(
-                len(self._accounts),
+                next(self._numbers),
                 sequence,
                 request.index,
                 prompt,
                 len(prompt),
                 frozenset(request.stop_token_ids),
                 sequence.limit,
+                self.account(sequence.donor).number if sequence.donor else None,
             )
         return self._accounts[id(sequence)]
 

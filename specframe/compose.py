@@ -18,6 +18,9 @@ from specframe.protocols import (
     Verifier,
 )
 
+SAMPLING_RULE = "block"
+"""The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
+
 
 @attrs.frozen
 class Composition:
@@ -70,7 +73,7 @@ def compose(
     return Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", verify),
-        rule=strategy(registry, "acceptance rule", accept),
+        rule=strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept),
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule or alignment.scheduler),
         policy=draft_length_policy(registry, draft_length),

@@ -12,8 +12,8 @@ import torch
 
 from specframe.pool import Pool
 from specframe.protocols import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
-from specframe.sampling import shape
-from specframe.types import Batch, Sequence
+from specframe.sampling import shape, sharpen
+from specframe.types import Batch, RoundReport
 from specframe.watch import Watch
 
 
@@ -30,8 +30,8 @@ class Strategies:
 
 
 @torch.inference_mode()
-def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[Sequence]:
-    """Decode everything in ``pool`` and yield sequences as they finish.
+def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
+    """Decode everything in ``pool`` and yield a report of every round.
 
     Reading prompts is a round like any other, with a draft length of 0: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached.
@@ -41,26 +41,29 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[Sequence]:
             batch = use.scheduler.next_batch(pool)
         if batch is None:
             return
-        draft_length = 0 if batch.prefill else within_reach(batch, use.policy.draft_length(batch))
+        draft_length = 0 if batch.prefill or batch.starts else use.policy.draft_length(batch)
+        if use.rule.invariant:
+            draft_length = min(draft_length, within_reach(batch))
         with watch.stage("prefill" if batch.prefill else "draft"):
             draft = use.drafter.propose(batch, draft_length)
         with watch.stage("prefill" if batch.prefill else "verify"):
             logits_BTV = use.verifier.score(batch, draft)
         with watch.stage("accept"):
-            logits_BTV = shape(batch, draft.tokens_BK, logits_BTV, use.rule.sharpen)
-            verdict = use.rule.judge(batch, draft, logits_BTV)
+            scores_BTV = shape(batch, draft.tokens_BK, logits_BTV)
+            verdict = use.rule.judge(batch, draft, sharpen(batch, scores_BTV) if use.rule.sharpen else scores_BTV)
         with watch.stage("align"):
             verdict = use.alignment.commit(batch, draft, verdict)
         with watch.stage("accept"):
-            report = pool.advance(batch, draft, verdict)
+            report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
         use.policy.observe(report)
         watch.round(report)
-        yield from report.finished
+        yield report
 
 
-def within_reach(batch: Batch, draft_length: int) -> int:
+def within_reach(batch: Batch) -> int:
     """Return the draft length that the row with the most tokens still to come can use.
 
-    A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft.
+    A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft. Rules whose
+    output depends on the draft length keep theirs: a row's tokens must not depend on its neighbours' lengths.
     """
-    return min(draft_length, int((batch.limits - batch.lengths).max()) - 1)
+    return int((batch.limits - batch.lengths).max()) - 1

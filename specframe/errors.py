@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 
@@ -55,3 +56,8 @@ class InvariantError(SpecframeError):
     def __init__(self, invariant: str, round: int, row: int, index: int, detail: str) -> None:
         self.invariant, self.round, self.row, self.index = invariant, round, row, index
         super().__init__(f"round {round}, row {row} (prompt {index}): invariant {invariant!r} is broken: {detail}")
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error's text as part of a sentence."""
+    return textwrap.shorten(str(error) or type(error).__name__, 400, placeholder=" ...").rstrip(".")

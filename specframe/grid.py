@@ -81,7 +81,7 @@ def checked(cells: Iterable[Cell]) -> Grid:
 
 def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
-    from specframe import models
+    from specframe import aliases, models
     from specframe.compose import compose
     from specframe.pipeline import at_least_one, choose
     from specframe.plugins import registry
@@ -89,7 +89,7 @@ def check_cell(cell: Cell) -> None:
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
     for name in (target, draft_model):
         if isinstance(name, str):
-            models.resolve(name)
+            aliases.resolve(name)
     defaults: Cell = {"verify": "chain", "accept": "greedy", "align": "ragged", "schedule": None, "kv": None}
     roles = {role: cell.get(role, default) for role, default in {**defaults, "draft_length": 5}.items()}
     compose(registry(), drafter=drafter, **roles)

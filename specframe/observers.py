@@ -66,8 +66,9 @@ class Stopwatch(Watcher):
 
     @property
     def now(self) -> float:
-        """Seconds since the run began, at the end of the latest round."""
-        return self.seconds + self.idle
+        """Seconds since the run began, the time between rounds left out."""
+        open_round = time.perf_counter() - self._round_started if self._round_started is not None else 0.0
+        return self.seconds + self.idle + open_round
 
     def jump(self, moment: float) -> None:
         """Go on at a later moment: nothing happens until then."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
-from specframe import models
+from specframe import aliases, models
 from specframe.arrivals import checked_arrivals
 from specframe.checks import Checks
-from specframe.compose import compose
+from specframe.compose import SAMPLING_RULE, compose, strategy
 from specframe.decode import Strategies, decode
 from specframe.errors import ModelError, OptionError, PromptError
+from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
 from specframe.plugins import parse_specification, registry
 from specframe.pool import Pool
@@ -20,14 +25,16 @@ from specframe.protocols import Drafter, Observer
 from specframe.run import Run
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
-from specframe.types import Request, Result, SequenceMetrics
-from specframe.types import Sequence as LiveSequence
+from specframe.stopping import Criteria, StopCheck, StopStrings, stop_strings
+from specframe.streaming import TextStream, text_of
+from specframe.types import Chunk, Request, Result, RoundReport, Sequence, SequenceMetrics
+from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Prompt = str | Sequence[int]
+Prompt = str | Rows[int]
 
 
 class Pipeline:
@@ -39,7 +46,8 @@ class Pipeline:
         drafter: a draft model (as ``target``), or a drafter's name with options (``name,key=value``), or an object; None or
             "none" for plain decoding. "auto": the model that drafts for ``target``.
         align, schedule, accept, verify, kv: strategies by name, ``name,key=value`` or as objects. ``schedule`` and ``kv``
-            None: what the alignment asks for.
+            None: what the alignment asks for. ``accept`` "auto": greedy, and :data:`specframe.compose.SAMPLING_RULE` for runs
+            in which a temperature is above 0.
         batch_size: rows decoded together.
         draft_length: tokens drafted per round, or a draft-length policy's name.
         device, dtype: where and in what precision models are loaded; a loaded model stays as it is.
@@ -58,7 +66,7 @@ class Pipeline:
         drafter: str | PreTrainedModel | Drafter | None = "auto",
         align: Any = "ragged",
         schedule: Any = None,
-        accept: Any = "greedy",
+        accept: Any = "auto",
         verify: Any = "chain",
         kv: Any = None,
         batch_size: int = 8,
@@ -74,10 +82,11 @@ class Pipeline:
         self.batch_size = at_least_one("batch_size", batch_size)
         self.seed = seed
         self._observers, self._check = list(observers), check
-        target, strategy, draft_name = choose(target, drafter)
+        self._accept_auto = isinstance(accept, str) and accept == "auto"
+        target, drafting, draft_name = choose(target, drafter)
         self.composition = compose(
             registry(),
-            drafter=strategy,
+            drafter=drafting,
             verify=verify,
             accept=accept,
             align=align,
@@ -90,13 +99,18 @@ class Pipeline:
         self.target_model: PreTrainedModel = models.load_model(target, "target", on, precision)
         self.tokenizer = tokenizer or models.load_tokenizer(target)
         self.draft_model: PreTrainedModel | None = None
+        self._draft_tokenizer: PreTrainedTokenizerBase | None = None
         if draft_name is not None:
             self.draft_model = models.load_model(draft_name, "draft", on, precision)
-            draft_tokenizer = models.load_tokenizer(draft_name)
-            models.check_vocabularies(self.target_model, self.draft_model, self.tokenizer, draft_tokenizer)
+            self._draft_tokenizer = models.load_tokenizer(draft_name)
+            fitting = fitting_drafter(self.target_model, self.draft_model, self.tokenizer, self._draft_tokenizer)
+            if fitting != drafting:
+                self.composition = attrs.evolve(self.composition, drafter=registry().make("drafter", fitting))
         self._stop_token_ids = models.stop_token_ids(self.target_model, self.tokenizer)
         self._runner = ModelRunner(self.target_model, "target")
         self._meters: tuple[Counts, Stopwatch] = (Counts(), Stopwatch(self._runner.device))
+        self._logprobs = Logprobs()
+        self._stop_strings: dict[tuple[tuple[str, ...], int], StopStrings] = {}
         self._errors = self._kv_bytes = 0
         self._busy = False
 
@@ -112,21 +126,24 @@ class Pipeline:
         *,
         arrivals: Iterable[float] | None = None,
         sort: bool = False,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Iterable[Sampling] | None = None,
     ) -> Iterator[Result]:
-        """Decode prompts and yield their results in the order asked.
+        """Decode prompts and yield their results in the order asked, several samples of one prompt one after the other.
 
         Args:
             prompts: strings, or lists of token ids.
             max_new_tokens: tokens generated per prompt unless it stops before.
             arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
             sort: take up the shortest prompts first, among those that arrive together.
-            sampling: how tokens are chosen; None: greedily. Each prompt has random numbers of its own, by its index.
+            sampling: how tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None:
+                greedy decoding. Each prompt has random numbers of its own, by its index.
 
         Raises:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores.
         """
-        return in_order(self.as_completed(prompts, max_new_tokens, arrivals=arrivals, sort=sort, sampling=sampling))
+        requests, failed = self._ask(prompts, max_new_tokens, arrivals, sort, sampling)
+        keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
+        return in_order(self.decode(requests, failed), keys)
 
     def as_completed(
         self,
@@ -135,47 +152,142 @@ class Pipeline:
         *,
         arrivals: Iterable[float] | None = None,
         sort: bool = False,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Iterable[Sampling] | None = None,
     ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
+        return self.decode(*self._ask(prompts, max_new_tokens, arrivals, sort, sampling))
+
+    def stream(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int = 64,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+        sampling: Sampling | Iterable[Sampling] | None = None,
+    ) -> Iterator[Chunk]:
+        """Decode prompts and yield what every round adds to each, the last chunk of each with its result."""
+        requests, failed = self._ask(prompts, max_new_tokens, arrivals, sort, sampling)
+        return self._stream(requests, failed)
+
+    def decode(
+        self, requests: Rows[Request], failed: Rows[Result] = (), observers: Iterable[Observer] = ()
+    ) -> Iterator[Result]:
+        """Decode requests, which may differ in everything, and yield each result when it is complete.
+
+        Args:
+            requests: what :meth:`generate` makes of prompts.
+            failed: results of prompts that cannot be decoded: they come first.
+            observers: told about this run beside those of the pipeline.
+        """
+        with self._begun(failed):
+            yield from failed
+            for report in self._rounds(requests, observers):
+                for sequence in report.finished:
+                    yield self._result(sequence)
+
+    def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
+        texts: dict[tuple[int, int], TextStream] = {}
+        with self._begun(failed):
+            for result in failed:
+                yield Chunk(result.index, result.sample, "", [], result)
+            for report in self._rounds(requests):
+                _, tokens = report.verdict.host()
+                for row, sequence in enumerate(report.sequences):
+                    key, ids = sequence.request.key, tokens[row, : report.gained[row]].tolist()
+                    if key not in texts:
+                        texts[key] = TextStream(self.tokenizer, stop_strings(sequence.request.stop_checks))
+                    piece = texts[key].put(ids, sequence.finished)
+                    yield Chunk(*key, piece, ids, self._result(sequence) if sequence.finished else None)
+
+    def _ask(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        arrivals: Iterable[float] | None,
+        sort: bool,
+        sampling: Sampling | Iterable[Sampling] | None,
+    ) -> tuple[list[Request], list[Result]]:
+        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
         at_least_one("max_new_tokens", max_new_tokens)
-        sampling = sampling or Sampling()
-        if not (sampling.greedy or self.composition.rule.sharpen):
-            raise OptionError(
-                f"temperature {sampling.temperature:g} has no effect on an acceptance rule that always takes the most likely "
-                "token: choose a rule that samples, such as gumbel, block or rejection"
-            )
         prompts = list(prompts)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
         requests: list[Request] = []
         failed: list[Result] = []
-        for index, (prompt, arrival) in enumerate(zip(prompts, moments, strict=True)):
+        asked = zip(prompts, moments, self._samplings(sampling, len(prompts)), strict=True)
+        for index, (prompt, arrival, how) in enumerate(asked):
             try:
-                ids = self.encode(prompt)
+                requests += self._requests(
+                    index, self.encode(prompt), how.max_new_tokens or max_new_tokens, arrival, how
+                )
             except PromptError as error:
                 failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
-            else:
-                requests.append(self._request(index, ids, max_new_tokens, arrival, sampling))
         if sort:
             requests.sort(key=lambda request: len(request.prompt_ids))
-        return self._decode(requests, failed)
+        return requests, failed
 
-    def _request(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> Request:
+    def _samplings(self, given: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
+        """Return the sampling parameters of each prompt."""
+        samplings = [given or Sampling()] * count if given is None or isinstance(given, Sampling) else list(given)
+        if len(samplings) != count:
+            raise OptionError(
+                f"sampling: expected one for all or one for each of {count} prompts, got {len(samplings)}"
+            )
+        warmest = max((one.temperature for one in samplings), default=0.0)
+        if warmest and not (self._accept_auto or self.composition.rule.sharpen):
+            raise OptionError(
+                f"temperature {warmest:g} has no effect on an acceptance rule that always takes the most likely "
+                "token: choose a rule that samples, such as gumbel, block or rejection"
+            )
+        return samplings
+
+    def _requests(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> list[Request]:
+        """Return the requests for all samples of one prompt."""
         stops = self._stop_token_ids
         limit = min(len(ids) + new, self._runner.context)
-        plan = sampling.plan(len(ids), limit, sorted(stops), self._runner.device)
-        return Request(index, ids, new, stops, plan=plan, stream=index, arrival=arrival)
+        return [
+            Request(
+                index,
+                ids,
+                new,
+                stops,
+                plan=sampling.plan(len(ids), limit, sorted(stops), self._runner.device),
+                stream=index + (sample << 32),
+                arrival=arrival,
+                stop_checks=self._stop_checks(sampling),
+                max_time=sampling.max_time,
+                sample=sample,
+                logprobs=sampling.logprobs,
+            )
+            for sample in range(sampling.samples)
+        ]
 
-    def _decode(self, requests: list[Request], failed: list[Result]) -> Iterator[Result]:
+    def _stop_checks(self, sampling: Sampling) -> tuple[StopCheck, ...]:
+        checks: list[StopCheck] = []
+        if sampling.stop:
+            if self.tokenizer is None:
+                raise ModelError(
+                    "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
+                )
+            key = tuple(sampling.stop), sampling.min_new_tokens
+            if key not in self._stop_strings:
+                self._stop_strings[key] = StopStrings(self.tokenizer, *key)
+            checks.append(self._stop_strings[key])
+        if sampling.criteria:
+            checks.append(Criteria(sampling.criteria, device=self._runner.device))
+        return tuple(checks)
+
+    @contextlib.contextmanager
+    def _begun(self, failed: Rows[Result]) -> Iterator[None]:
+        """Claim the pipeline for one run and start its figures afresh."""
         if self._busy:
             raise OptionError("this pipeline is still decoding other prompts: finish those, or make another pipeline")
         self._busy = True
         try:
             self._meters = Counts(), Stopwatch(self._runner.device)
+            self._logprobs = Logprobs()
             self._errors, self._kv_bytes = len(failed), 0
-            yield from failed
-            if requests:
-                yield from self._run(requests)
+            yield
         finally:
             self._busy = False
 
@@ -202,14 +314,22 @@ class Pipeline:
             )
         return ids
 
-    def _run(self, requests: list[Request]) -> Iterator[Result]:
-        checks = Checks() if self._check else None
-        watch = Watch([*self._meters, *self._observers, *self._registered_observers(), *([checks] if checks else [])])
-        use = checks.around(self.composition) if checks else self.composition
+    def _rounds(self, requests: Rows[Request], observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
+        """Decode requests and yield a report of every round."""
+        if not requests:
+            return
+        checks = [Checks()] if self._check else []
+        own = [*self._meters, self._logprobs]
+        watch = Watch([*own, *self._observers, *self._registered_observers(), *observers, *checks])
+        use = self.composition
+        if self._accept_auto and not all(request.plan.greedy for request in requests):
+            use = attrs.evolve(use, rule=strategy(registry(), "acceptance rule", SAMPLING_RULE))
+        if self._check:
+            use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
         rows = min(use.scheduler.rows(self.batch_size), len(requests))
         capacity = longest + use.policy.maximum + 1
-        run = (checks.run if checks else Run)(
+        run = (checks[0].run if self._check else Run)(
             self._runner,
             use.alignment,
             use.rule,
@@ -219,43 +339,50 @@ class Pipeline:
             watch,
             seed=self.seed,
             draft_model=self.draft_model,
+            target_tokenizer=self.tokenizer,
+            draft_tokenizer=self._draft_tokenizer,
         )
         strategies = Strategies(use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
         pool = Pool(requests, rows, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
-        for sequence in decode(pool, strategies, watch):
-            self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
-            yield self._result(sequence)
+        for report in decode(pool, strategies, watch):
+            if report.finished:
+                self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
+            yield report
 
     def _registered_observers(self) -> list[Observer]:
         known = registry()
         return [known.make("observer", name) for name in known.names("observer")]
 
-    def _result(self, sequence: LiveSequence) -> Result:
-        text = str(self.tokenizer.decode(sequence.token_ids, skip_special_tokens=True)) if self.tokenizer else ""
+    def _result(self, sequence: Sequence) -> Result:
         request = sequence.request
         assert sequence.finish_reason is not None
+        logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(
             request.index,
-            text,
+            text_of(self.tokenizer, sequence.token_ids, stop_strings(request.stop_checks)),
             sequence.token_ids,
             sequence.finish_reason,
             sequence.metrics,
             prompt_tokens=len(request.prompt_ids),
             latency=self._meters[1].now - request.arrival,
+            sample=request.sample,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
         )
 
 
-def in_order(completed: Iterator[Result]) -> Iterator[Result]:
-    """Yield results by index, each as soon as all before it have been."""
-    waiting: dict[int, Result] = {}
-    following = 0
+def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> Iterator[Result]:
+    """Yield results in the order of ``keys`` (index, sample), each as soon as all before it have been."""
+    waiting: dict[tuple[int, int], Result] = {}
+    following = iter(keys)
+    wanted = next(following, None)
     for result in completed:
-        waiting[result.index] = result
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
+        waiting[result.index, result.sample] = result
+        while wanted in waiting:
+            yield waiting.pop(wanted)
+            wanted = next(following, None)
 
 
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
@@ -266,12 +393,12 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """
     drafters = registry().names("drafter")
     if target is None:
-        paired = models.paired_target(drafter) if isinstance(drafter, str) else None
+        paired = aliases.paired_target(drafter) if isinstance(drafter, str) else None
         target = paired or "tiny"
     if drafter is None:
         return target, "none", None
     if drafter == "auto":
-        drafter = next((m.alias for m in registry().models.values() if m.target == target), None)
+        drafter = aliases.paired_drafter(os.fspath(target)) if isinstance(target, str | os.PathLike) else None
         if drafter is None:
             raise OptionError(
                 f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or 'none' for plain decoding"

@@ -10,7 +10,7 @@ import torch
 
 from specframe.arrivals import Clock, HandClock
 from specframe.seating import Seating
-from specframe.types import Batch, Draft, Request, RoundReport, Sequence, Verdict
+from specframe.types import Batch, Draft, FinishReason, Request, RoundReport, Sequence, Verdict
 
 
 class Pool:
@@ -49,6 +49,7 @@ class Pool:
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self._starting: list[Sequence] = []
         self._rounds = 0
 
     @property
@@ -67,35 +68,51 @@ class Pool:
             self._waiting.append(self._coming.popleft())
 
     def admit(self, count: int) -> list[Sequence]:
-        """Make up to ``count`` waiting requests live, as many as there are free rows, and return them."""
-        admitted: list[Sequence] = []
+        """Make up to ``count`` waiting requests live, as many as there are free rows.
+
+        Returns:
+            Those whose prompt has to be read: the next batch. The others start from the row of a sequence of the same prompt.
+        """
+        reading: list[Sequence] = []
         waiting = self.waiting
-        while waiting and len(admitted) < count and len(self.live) < self.rows:
+        for _ in range(min(count, len(waiting), self.rows - len(self.live))):
             request = waiting.popleft()
             limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
-            admitted.append(Sequence(request, limit))
-            self.live.append(admitted[-1])
-        return admitted
+            sequence = Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
+            if sequence.donor:
+                sequence.donor.heirs += 1
+            else:
+                reading.append(sequence)
+            self.live.append(sequence)
+        return reading
+
+    def _donor(self, request: Request) -> Sequence | None:
+        """Return a live sequence of the same prompt that reads or has read it."""
+        alike = (other for other in self.live if other.request.index == request.index and other.donor is None)
+        return next(alike, None) if request.sample else None
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
-        if not sequence.prefilled:
-            return len(sequence.request.prompt_ids)
-        return int(self._lengths[self._seating.row(sequence)])
+        row = self._seating.row(sequence)
+        return len(sequence.request.prompt_ids) if row is None else int(self._lengths[row])
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """Return these live sequences as a batch, seated in the first rows.
 
-        They either all decode or all need their prompt read.
+        They either all decode or all need their prompt read. Where some are about to start from others' rows, they are a batch of
+        their own before they join: what a sequence draws must not depend on how its prompt was read.
         """
-        prefill = not sequences[0].prefilled
-        if prefill or set(map(id, sequences)) != set(map(id, self._batch)):
+        new = [sequence for sequence in sequences if not sequence.prefilled]
+        starts = bool(new) and new[0].donor is not None
+        prefill = bool(new) and not starts
+        sequences = new if starts else sequences
+        if new or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
-        if prefill:
-            self._write_prompts(self._batch)
+            self._write_prompts(moves.fresh + moves.forked)
+            self._starting = [self._batch[row] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
@@ -109,22 +126,38 @@ class Pool:
             self._limits[:count],
             self._streams_R[:count],
             prefill,
+            starts,
         )
 
-    def _write_prompts(self, sequences: list[Sequence]) -> None:
-        for row, sequence in enumerate(sequences):
+    def _write_prompts(self, rows: list[int]) -> None:
+        """Write the prompts of sequences that have just been seated in these rows."""
+        if not rows:
+            return
+        for row in rows:
+            sequence = self._batch[row]
             ids = sequence.request.prompt_ids
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
             sequence.prefilled = True
-        count = len(sequences)
-        self._tokens_RS[:count].copy_(torch.from_numpy(self._tokens[:count]))
-        self._lengths_R[:count].copy_(torch.from_numpy(self._lengths[:count]))
-        self._streams_R[:count].copy_(torch.tensor([sequence.request.stream for sequence in sequences]))
+        device = self._tokens_RS.device
+        streams = torch.tensor([self._batch[row].request.stream for row in rows])
+        self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
+        self._lengths_R[rows] = torch.from_numpy(self._lengths[rows]).to(device)
+        self._streams_R[rows] = streams.to(device)
 
-    def advance(self, batch: Batch, draft: Draft, verdict: Verdict) -> RoundReport:
-        """Append what the verdict gives each row, cut at its stop, and let finished sequences go."""
+    def advance(
+        self,
+        batch: Batch,
+        draft: Draft,
+        verdict: Verdict,
+        logits_BTV: torch.Tensor | None = None,
+        scores_BTV: torch.Tensor | None = None,
+    ) -> RoundReport:
+        """Append what the verdict gives each row, cut at its stop, and let finished sequences go.
+
+        The logits and scores it was judged by are handed on to observers.
+        """
         batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
         batch.lengths_B.add_(verdict.accepted_B + 1)
 
@@ -137,6 +170,9 @@ class Pool:
         gained = np.where(stopped, stops.argmax(axis=1) + 1, gained)
         places = before[:, None] + np.arange(tokens.shape[1])
         np.put_along_axis(self._tokens[: len(batch)], places, tokens, axis=1)
+        reasons: dict[int, FinishReason] = dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
+        reasons |= dict.fromkeys(np.flatnonzero(stopped).tolist(), "eos")
+        reasons |= self._checked_stops(batch, gained)
         batch.lengths[:] += gained
 
         drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus
@@ -144,15 +180,43 @@ class Pool:
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:
                 sequence.metrics.count(d, a)
-        finished = [
-            self._finish(batch, row, bool(stopped[row])) for row in np.flatnonzero(stopped | (gained == room)).tolist()
-        ]
+        finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
+        for sequence in self._starting:
+            assert sequence.donor is not None
+            sequence.donor.heirs -= 1
+        self._starting = []
         self._rounds += 1
         return RoundReport(
-            self._rounds, batch.sequences, batch.prefill, draft, verdict, before, standing, gained, finished
+            self._rounds,
+            batch.sequences,
+            batch.prefill,
+            draft,
+            verdict,
+            before,
+            standing,
+            gained,
+            finished,
+            logits_BTV,
+            scores_BTV,
         )
+
+    def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
+        """Return the rows that their own stop checks or their time end, after cutting what they gained."""
+        reasons: dict[int, FinishReason] = {}
+        now = self._clock.now
+        for row, sequence in enumerate(batch.sequences):
+            request = sequence.request
+            if request.max_time is not None and now - sequence.taken_up >= request.max_time:
+                reasons[row] = "length"
+            for check in request.stop_checks:
+                ids = self._tokens[row, : batch.lengths[row] + gained[row]]
+                place = check.first(ids, len(request.prompt_ids), int(gained[row]))
+                if place is not None:
+                    gained[row] = place + 1
+                    reasons[row] = "stop"
+        return reasons
 
     def _stops(self, batch: Batch, tokens: np.ndarray) -> np.ndarray:
         """Return where a row's own stop ids occur in its tokens, (B, T)."""
@@ -164,8 +228,8 @@ class Pool:
                 stops |= np.isin(tokens, list(ids)) & np.array(rows)[:, None]
         return stops
 
-    def _finish(self, batch: Batch, row: int, stopped: bool) -> Sequence:
+    def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
-        sequence.finish_reason = "eos" if stopped else "length"
+        sequence.finish_reason = reason
         sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : batch.lengths[row]].tolist()
         return sequence

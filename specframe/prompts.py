@@ -68,6 +68,10 @@ class Prompt:
 
     text: str
     fault: str | None = None
+    place: str = ""
+    """Where it came from, for messages."""
+    parameters: dict[str, Any] = attrs.Factory(dict)
+    """What else its JSON line holds."""
 
 
 def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
@@ -127,7 +131,9 @@ def holds_prompt(line: str) -> bool:
 def from_json(line: str, place: str) -> Prompt:
     """Return the prompt of one JSON line, or what is wrong with the line."""
     try:
-        return checked(prompt_text(json.loads(line)), place)
+        entry = json.loads(line)
+        prompt = checked(prompt_text(entry), place)
+        return attrs.evolve(prompt, parameters={key: entry[key] for key in entry if key not in KEYS})
     except json.JSONDecodeError as error:
         return Prompt(line, f"{place}: expected a JSON object, got {error.msg} at column {error.colno}")
     except (ValueError, RecursionError):
@@ -158,4 +164,4 @@ def checked(text: str, place: str) -> Prompt:
     """Return a prompt, with a fault if it is no text that a tokenizer can read."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         return Prompt(text, f"{place}: expected text, got half of a surrogate pair or a byte that is not UTF-8")
-    return Prompt(text)
+    return Prompt(text, place=place)

@@ -45,6 +45,8 @@ class AcceptanceRule(Strategy, Protocol):
     """Whether the output is distributed as the target's own."""
     sharpen: bool
     """Whether rows decoded greedily are handed over as distributions with all mass on one token."""
+    invariant: bool
+    """Whether what comes out is the same whatever was drafted and however much of it: the draft length is then free to vary."""
     compares: bool
     """Whether it compares the target's distribution with the draft's: drafters then return their logits."""
 

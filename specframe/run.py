@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.protocols import AcceptanceRule, Alignment, KVBackend
 from specframe.runner import CachedModel, ModelRunner
@@ -25,6 +25,8 @@ class Run:
     seed: int = 0
     draft_model: PreTrainedModel | None = None
     """The draft language model, for drafters that use one."""
+    target_tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
 

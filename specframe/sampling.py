@@ -1,8 +1,12 @@
-"""Sampling parameters of a request, applied by transformers' own logits processors at every position of a block."""
+"""What one request asks for: how its tokens are chosen, when it ends, what is told of it.
+
+Tokens are chosen through transformers' own logits processors, at every position of a block.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -10,17 +14,35 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, UnknownNameError
 from specframe.plan import Plan
 from specframe.types import Batch
+
+WHOLE = frozenset({"top_k", "min_new_tokens", "max_new_tokens", "logprobs", "samples"})
+"""Parameters that are whole numbers."""
+OPTIONAL = frozenset({"max_new_tokens", "max_time", "logprobs"})
+"""Parameters that may be left out."""
+
+
+def several(given: Any) -> Any:
+    """Return one text as a tuple of it, anything else as it is."""
+    return (given,) if isinstance(given, str) else given
 
 
 @attrs.frozen(slots=False)
 class Sampling:
-    """How the tokens of one request are chosen. The defaults are greedy decoding.
+    """How the tokens of one request are chosen, when it ends and what is told of it. The defaults are greedy decoding.
 
-    Names and meanings are those of transformers' ``GenerationConfig``; ``presence_penalty`` is subtracted from the score of every
-    token that occurs in the generated part. ``processors`` are a user's own ``LogitsProcessor`` objects, applied first.
+    Names and meanings are those of transformers' ``GenerationConfig``, and beyond it:
+
+    - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part.
+    - ``processors`` are a user's own ``LogitsProcessor`` objects, applied first; ``criteria`` a user's own ``StoppingCriteria``.
+    - ``stop``: strings that end the continuation. Its tokens reach to the one that completes the string, its text to before it.
+      None is looked for among the first ``min_new_tokens`` tokens.
+    - ``max_new_tokens`` takes the place of the number given for all prompts.
+    - ``max_time``: seconds after the prompt was taken up at which the continuation ends, with the round that is under way.
+    - ``logprobs``: tell the target's log-probability of each token, and of so many of the most likely ones (0: of none).
+    - ``samples``: continuations of the prompt, each with random numbers of its own; the prompt is read once.
 
     Raises:
         OptionError: a value outside of what it accepts.
@@ -38,6 +60,12 @@ class Sampling:
     suppress_tokens: tuple[int, ...] = ()
     forced_eos: bool = False
     processors: tuple[Any, ...] = ()
+    stop: tuple[str, ...] = attrs.field(default=(), converter=several)
+    criteria: tuple[Any, ...] = ()
+    max_new_tokens: int | None = None
+    max_time: float | None = None
+    logprobs: int | None = None
+    samples: int = 1
 
     def __attrs_post_init__(self) -> None:
         bounds = {
@@ -47,12 +75,43 @@ class Sampling:
             "min_p": (0.0, 1.0),
             "typical_p": (1e-9, 1.0),
             "repetition_penalty": (1e-9, float("inf")),
+            "presence_penalty": (-float("inf"), float("inf")),
             "min_new_tokens": (0, float("inf")),
+            "max_new_tokens": (1, float("inf")),
+            "max_time": (0.0, float("inf")),
+            "logprobs": (0, float("inf")),
+            "samples": (1, float("inf")),
         }
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise OptionError(f"{name}: expected a number from {least:g} to {most:g}, got {value!r}")
+            whole = name in WHOLE
+            if value is None and name in OPTIONAL:
+                continue
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else int | float)
+                or not least <= value <= most
+            ):
+                bound = f"of at least {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
+                raise OptionError(f"{name}: expected a {'whole ' if whole else ''}number {bound}, got {value!r}")
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(one, str) and one for one in self.stop):
+            raise OptionError(f"stop: expected a text or several, none of them empty, got {self.stop!r}")
+
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """Return the names of what can be written down: everything but objects."""
+        return [field.name for field in attrs.fields(cls) if field.name not in ("processors", "criteria")]
+
+    def with_parameters(self, given: Mapping[str, Any]) -> Sampling:
+        """Return these parameters with those given in the place of some.
+
+        Raises:
+            OptionError: an unknown name, or a value outside of what it accepts.
+        """
+        for name in given:
+            if name not in self.parameters():
+                raise UnknownNameError("sampling parameter", name, self.parameters())
+        return attrs.evolve(self, **{name: frozen(value) for name, value in given.items()})
 
     @property
     def greedy(self) -> bool:
@@ -100,6 +159,11 @@ class Sampling:
         return made
 
 
+def frozen(value: Any) -> Any:
+    """Return lists as tuples, however deep."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
 class PresencePenalty(hf.LogitsProcessor):
     """Subtracts a constant from the score of every token that was generated before."""
 
@@ -112,18 +176,16 @@ class PresencePenalty(hf.LogitsProcessor):
         return scores - seen
 
 
-def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor, sharpen: bool) -> torch.Tensor:
+def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
     """Return logits shaped by each row's plan, float32 when anything is done to them.
 
     Args:
         batch: the rows.
         drafted_BK: the draft tokens that follow the rows' own.
         logits_BTV: logits of the T last positions, T at most K + 1: the last follows all of ``drafted_BK``.
-        sharpen: whether rows decoded greedily become distributions with all their mass on the most likely token, as rules
-            that compare probabilities need.
     """
     plans = [sequence.request.plan for sequence in batch.sequences]
-    if not any(plan.prefixed or plan.positionwise or (sharpen and plan.greedy) for plan in plans):
+    if not any(plan.prefixed or plan.positionwise for plan in plans):
         return logits_BTV
     shaped = logits_BTV.float().clone()
     for row, plan in enumerate(plans):
@@ -131,11 +193,21 @@ def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor, shar
             _shape_by_prefix(plan, batch.tokens_BS[row, : batch.lengths[row]], drafted_BK[row], shaped[row])
     for processors, rows in _sharing(plans):
         shaped[rows] = _apply(processors, batch.tokens_BS[rows], shaped[rows])
-    if sharpen:
-        greedy_B = torch.tensor([plan.greedy for plan in plans], device=shaped.device)
-        peaks = torch.full_like(shaped, float("-inf")).scatter_(-1, shaped.argmax(-1, keepdim=True), 0.0)
-        shaped = torch.where(greedy_B[:, None, None], peaks, shaped)
     return shaped
+
+
+def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
+    """Return scores in which rows decoded greedily have all their mass on the most likely token.
+
+    Rules that compare probabilities, or add noise, need it to decode such rows greedily.
+    """
+    greedy = [sequence.request.plan.greedy for sequence in batch.sequences]
+    if not any(greedy):
+        return scores_BTV
+    greedy_B11 = torch.tensor(greedy, device=scores_BTV.device)[:, None, None]
+    scores_BTV = scores_BTV.float()
+    peaks = torch.full_like(scores_BTV, float("-inf")).scatter_(-1, scores_BTV.argmax(-1, keepdim=True), 0.0)
+    return torch.where(greedy_B11, peaks, scores_BTV)
 
 
 def _shape_by_prefix(plan: Plan, tokens_L: torch.Tensor, drafted_K: torch.Tensor, logits_TV: torch.Tensor) -> None:

@@ -19,6 +19,8 @@ class Moves:
     sources: list[int] = attrs.Factory(list)
     fresh: list[int] = attrs.Factory(list)
     """Rows now held by a sequence that had none: what they hold means nothing."""
+    forked: list[int] = attrs.Factory(list)
+    """Rows now held by a sequence that had none and start as copies of their donor's row, as far as the prompt goes."""
 
     def apply(self, *tensors: torch.Tensor, axis: int = 0) -> None:
         """Move rows of device tensors along ``axis``."""
@@ -40,7 +42,7 @@ class Seating:
     """Rows 0 to ``rows`` - 1 and the sequence in each. A batch always occupies the first rows.
 
     Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a seating of its own and follows
-    the batch with the moves it returns. A finished sequence's row is free without being told.
+    the batch with the moves it returns. A finished sequence's row is free without being told, unless others still start from it.
     """
 
     def __init__(self, rows: int) -> None:
@@ -48,9 +50,9 @@ class Seating:
         self._row_of: dict[int, int] = {}
         self._seated: list[Sequence] = []
 
-    def row(self, sequence: Sequence) -> int:
-        """Return the row a seated sequence has."""
-        return self._row_of[id(sequence)]
+    def row(self, sequence: Sequence) -> int | None:
+        """Return the row a sequence has, or None when it was never seated."""
+        return self._row_of.get(id(sequence))
 
     def order(self, wanted: Rows[Sequence]) -> list[Sequence]:
         """Return ``wanted`` in the order that moves the fewest rows."""
@@ -74,7 +76,7 @@ class Seating:
         after: list[Sequence | None] = [*batch, *[None] * (len(before) - len(batch))]
         displaced = []
         for row, occupant in enumerate(before):
-            if occupant is None or occupant.finished or id(occupant) in chosen:
+            if occupant is None or occupant.gone or id(occupant) in chosen:
                 continue
             if row >= len(batch):
                 after[row] = occupant
@@ -84,11 +86,24 @@ class Seating:
         for occupant in displaced:
             place = next(free, None)
             if place is None:
-                others = sum(s is not None and not s.finished and id(s) not in chosen for s in before)
+                others = sum(s is not None and not s.gone and id(s) not in chosen for s in before)
                 raise ValueError(f"{len(before)} rows cannot hold a batch of {len(batch)} and {others} other sequences")
             after[place] = occupant
         self._row, self._seated = after, batch if isinstance(batch, list) else list(batch)
         self._row_of = {id(s): row for row, s in enumerate(after) if s is not None}
-        moved = [(row, row_of[key]) for key, row in self._row_of.items() if row_of.get(key, row) != row]
-        fresh = [row for key, row in self._row_of.items() if key not in row_of]
-        return Moves([d for d, _ in moved], [s for _, s in moved], fresh)
+        return self._moves(row_of)
+
+    def _moves(self, row_of: dict[int, int]) -> Moves:
+        """Return what takes the rows from where sequences were to where they are."""
+        moves = Moves()
+        for row, sequence in enumerate(self._row):
+            source = None if sequence is None else row_of.get(id(sequence))
+            if sequence is None or source == row:
+                continue
+            if source is None:
+                source = row_of.get(id(sequence.donor)) if sequence.donor else None
+                (moves.fresh if source is None else moves.forked).append(row)
+            if source is not None:
+                moves.destinations.append(row)
+                moves.sources.append(source)
+        return moves

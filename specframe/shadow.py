@@ -145,7 +145,7 @@ class CheckedModel(CachedModel):
         for row, account in enumerate(accounts):
             real = places_BT[row] >= 0
             if real.any():
-                view = View(held_BSN[row], visible_BTS[row][real], places_BT[row][real])
+                view = View(inherited(held_BSN[row], account), visible_BTS[row][real], places_BT[row][real])
                 if fault := view.fault(account.number, self._tokens(row, account, offset)):
                     self._fail(fault[0], row, account, fault[1])
 
@@ -172,6 +172,14 @@ class CheckedModel(CachedModel):
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
+
+
+def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
+    """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
+    names_SN = names_SN.copy()
+    owner_S, place_S, _ = names_SN.T
+    owner_S[(owner_S == account.donor) & (place_S < account.prompt_length)] = account.number
+    return names_SN
 
 
 @attrs.frozen(eq=False)

@@ -81,8 +81,8 @@ class SlotBook:
                 del self._sequences[prompt]
                 self.slots.pop(prompt, None)
                 self.rows.pop(prompt, None)
-            else:
-                self._seat(prompt, self._seating.row(sequence))
+            elif (row := self._seating.row(sequence)) is not None:
+                self._seat(prompt, row)
 
     def _seat(self, prompt: int, row: int) -> None:
         if self.rows.setdefault(prompt, row) != row:

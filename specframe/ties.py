@@ -24,7 +24,7 @@ import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import torch
@@ -73,11 +73,17 @@ class Scales:
         self._copy: PreTrainedModel | None = None
 
     @torch.inference_mode()
-    def weigh(self, ids: list[int], tokens: Sequence[int]) -> Weighed:
-        """Weigh the tokens as continuations of ``ids``; with no token the shortfall is infinite."""
+    def weigh(
+        self, ids: list[int], tokens: Sequence[int], noised: Callable[..., torch.Tensor] = torch.clone
+    ) -> Weighed:
+        """Weigh the tokens as continuations of ``ids``; with no token the shortfall is infinite.
+
+        ``noised`` makes of the logits (V,) those whose best is chosen.
+        """
         exact_V = self._logits(ids)
-        best, second = exact_V.topk(2).values.tolist()
-        short = best - min((float(exact_V[token]) for token in tokens), default=-math.inf)
+        score_V = noised(exact_V)
+        best, second = score_V.topk(2).values.tolist()
+        short = best - min((float(score_V[token]) for token in tokens), default=-math.inf)
         bound = float(tie_bound(self._model, exact_V))
         for rows, step in SHAPES:
             if bound < short < math.inf:

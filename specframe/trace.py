@@ -36,7 +36,7 @@ from specframe.protocols import Alignment
 from specframe.reference import reference_decode
 from specframe.run import Run
 from specframe.runner import CachedModel
-from specframe.slots import NOTHING, NotedAlignment, SlotBook
+from specframe.slots import NOTHING, NotedAlignment, NotedLayout, SlotBook
 from specframe.types import Batch, Placement, Request, Result, RoundReport, Verdict
 
 
@@ -74,7 +74,8 @@ class Trace(Watcher):
     def start(self, run: Run) -> None:
         """Take the books of the caches that the run has opened."""
         self.caches = run.caches
-        books = [cached.layout.book for cached in run.caches if cached is not run.target]  # type: ignore[attr-defined]
+        layouts = [cached.layout for cached in run.caches if cached is not run.target]
+        books = [layout.book for layout in layouts if isinstance(layout, NotedLayout)]
         self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
 
     def fed(self, book: SlotBook, batch: Batch, width: int, offset: int, placement: Placement) -> None:

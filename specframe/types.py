@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from specframe.plan import GREEDY, Plan
+from specframe.stopping import StopCheck
 
 FinishReason = Literal["eos", "length", "stop", "error"]
 
@@ -34,6 +35,19 @@ class Request:
     """Which stream of random numbers is its own."""
     arrival: float = 0.0
     """Seconds after the start of the run at which it may first be seen."""
+    stop_checks: tuple[StopCheck, ...] = ()
+    """What else may end it, looked at token by token."""
+    max_time: float | None = None
+    """Seconds after it was taken up at which it ends."""
+    sample: int = 0
+    """Which of several continuations of the prompt ``index`` it is: they share the reading of the prompt."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to tell log-probabilities of beside each token's own; None: tell nothing."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The place of its result among all results."""
+        return self.index, self.sample
 
 
 @attrs.define
@@ -71,6 +85,12 @@ class Sequence:
     limit: int
     """Length at which it ends: prompt and new tokens, never beyond the target's context."""
     prefilled: bool = False
+    donor: Sequence | None = None
+    """A sequence of the same prompt whose row it starts from, instead of reading the prompt again."""
+    heirs: int = 0
+    """Sequences that still wait to start from its row."""
+    taken_up: float = 0.0
+    """When it became live, on the pool's clock."""
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; filled when it finishes."""
     finish_reason: FinishReason | None = None
@@ -82,6 +102,11 @@ class Sequence:
     def finished(self) -> bool:
         """Whether it has ended."""
         return self.finish_reason is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing needs its row any more."""
+        return self.finished and not self.heirs
 
 
 @attrs.frozen(eq=False)
@@ -101,6 +126,8 @@ class Batch:
     """Which stream of random numbers is each row's own."""
     prefill: bool
     """Whether this round reads prompts: the draft length is then 0 and no row has anything cached."""
+    starts: bool = False
+    """Whether its rows have just started from others' rows: their first token, too, is not drafted."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -199,6 +226,10 @@ class RoundReport:
     gained: np.ndarray
     """Tokens each row gained, cut at its stop."""
     finished: list[Sequence]
+    logits_BTV: torch.Tensor | None = None
+    """The target's own logits of this round, on the device, where the next round may write over them."""
+    scores_BTV: torch.Tensor | None = None
+    """The logits after each row's processors."""
 
 
 @attrs.frozen
@@ -215,3 +246,22 @@ class Result:
     prompt_tokens: int = 0
     latency: float = 0.0
     """Seconds from its arrival to its end, on the run's clock."""
+    sample: int = 0
+    """Which of several continuations of its prompt it is."""
+    logprobs: list[float] | None = None
+    """The target's log-probability of each token, where they were asked for."""
+    top_logprobs: list[dict[int, float]] | None = None
+    """The log-probabilities of the most likely tokens at each place, the most likely first."""
+
+
+@attrs.frozen
+class Chunk:
+    """What one round adds to one continuation."""
+
+    index: int
+    sample: int
+    text: str
+    """Whole characters only: those that could still change, or begin a stop string, come with a later chunk."""
+    token_ids: list[int]
+    result: Result | None = None
+    """The whole continuation, with its last chunk."""

@@ -4,6 +4,9 @@ Every combination is compared with two references: the target decoding plainly a
 at the same batch, under the same alignment, scheduler and KV backend. In low precision plain decoding at another batch
 size may itself part from batch 1, at a tie. What is compared are token ids, those of the references up to the first
 stop; a length that differs is a divergence.
+
+With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
+draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
 """
 
 from __future__ import annotations
@@ -13,14 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import attrs
+import torch
 from transformers import PreTrainedModel
 
 from specframe import models
+from specframe.compose import strategy
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.grid import Cell, Grid
 from specframe.loading import LoadedModels
+from specframe.noise import Stream, gumbel
 from specframe.pipeline import Pipeline
+from specframe.plugins import registry
 from specframe.reference import reference_decode
+from specframe.sampling import Sampling
 from specframe.ties import Scales
 
 Kind = Literal["tie", "bug"]
@@ -144,6 +152,7 @@ def verify(
     max_new_tokens: int = 64,
     max_prompt_tokens: int | None = None,
     progress: Callable[[str], None] = lambda doing: None,
+    temperature: float = 0.0,
 ) -> Iterator[Verification]:
     """Yield one verification per cell.
 
@@ -153,12 +162,15 @@ def verify(
         max_new_tokens: tokens compared per prompt.
         max_prompt_tokens: prompts are cut to so many tokens.
         progress: told what is being decoded.
+        temperature: tokens are drawn at it; 0: greedy decoding.
 
     Raises:
-        OptionError: a prompt that cannot be decoded.
+        OptionError: a prompt that cannot be decoded, or a rule that draws other ids than plain sampling.
         ModelError: a model that cannot be loaded.
     """
-    references = References(prompts, max_new_tokens, max_prompt_tokens, progress)
+    if temperature:
+        check_comparable(grid.cells)
+    references = References(prompts, max_new_tokens, max_prompt_tokens, progress, temperature)
     for number, cell in enumerate(grid.cells, start=1):
         reference = references.of(cell)
         progress(f"cell {number} of {len(grid.cells)}")
@@ -167,6 +179,17 @@ def verify(
         except Exception as fault:  # a broken strategy may raise anything; the other cells go on
             kind = "" if isinstance(fault, SpecframeError) else f"{type(fault).__name__}: "
             yield Verification(cell, len(prompts), fault=f"{kind}{fault}")
+
+
+def check_comparable(cells: Sequence[Cell]) -> None:
+    """Raise :class:`OptionError` for a cell whose rule, when it samples, draws other ids than plain sampling does."""
+    for cell in cells:
+        rule = strategy(registry(), "acceptance rule", cell["accept"])
+        if not (rule.sharpen and rule.invariant):
+            raise OptionError(
+                f"acceptance rule {str(cell['accept'])[:80]!r} cannot be verified with a temperature: what it draws depends on the "
+                "draft, so ids cannot be compared with plain sampling; expected gumbel, or no temperature"
+            )
 
 
 class References:
@@ -178,39 +201,57 @@ class References:
         max_new_tokens: int,
         max_prompt_tokens: int | None,
         progress: Callable[[str], None],
+        temperature: float = 0.0,
     ) -> None:
         self.loaded = LoadedModels()
+        self._temperature = temperature
         self._prompts, self._new, self._cut = prompts, max_new_tokens, max_prompt_tokens
         self._progress = progress
         self._references: dict[Any, Reference] = {}
 
     def of(self, cell: Cell) -> Reference:
         """Return the reference of a cell's target."""
-        target = self.loaded.target(cell)
-        if id(target) not in self._references:
+        target, seed = self.loaded.target(cell), cell.get("seed", 0)
+        key = id(target), seed if self._temperature else None
+        if key not in self._references:
             pipe = self.loaded.pipeline(cell | PLAIN)
             ids = encode(pipe, self._prompts, self._cut)
-            stops = models.stop_token_ids(target, pipe.tokenizer)
-            tokens = []
-            for number, prompt in enumerate(ids, start=1):
-                self._progress(f"reference, prompt {number} of {len(ids)}")
-                tokens.append(reference_decode(target, prompt, self._new, stops))
-            self._references[id(target)] = Reference(target, ids, tokens, self._new, self.loaded)
-        return self._references[id(target)]
+            reference = Reference(target, ids, [], self._new, self.loaded, self._temperature, seed)
+            reference.tokens = reference.sampled(cell) if self._temperature else self._greedy(target, ids, pipe)
+            self._references[key] = reference
+        return self._references[key]
+
+    def _greedy(self, target: PreTrainedModel, prompts: list[list[int]], pipe: Pipeline) -> list[list[int]]:
+        """Return the reference decoder's continuations."""
+        stops, tokens = models.stop_token_ids(target, pipe.tokenizer), []
+        for number, prompt in enumerate(prompts, start=1):
+            self._progress(f"reference, prompt {number} of {len(prompts)}")
+            tokens.append(reference_decode(target, prompt, self._new, stops))
+        return tokens
 
 
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """What makes a cell plain decoding."""
+SAMPLING_RULE = "gumbel"
+"""The rule of plain sampling: that whose output does not depend on a draft."""
 
 
 class Reference:
     """One target's continuations: at batch 1 and, as asked for, at other batch sizes."""
 
     def __init__(
-        self, model: PreTrainedModel, prompts: list[list[int]], tokens: list[list[int]], new: int, loaded: LoadedModels
+        self,
+        model: PreTrainedModel,
+        prompts: list[list[int]],
+        tokens: list[list[int]],
+        new: int,
+        loaded: LoadedModels,
+        temperature: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self.prompts, self.tokens = prompts, tokens
         self._scales, self._new, self._loaded = Scales(model), new, loaded
+        self._sampling, self._seed = Sampling(temperature=temperature), seed
         self._plain: dict[Any, list[list[int]]] = {}
 
     def verification(self, cell: Cell, pipe: Pipeline) -> Verification:
@@ -227,15 +268,19 @@ class Reference:
 
     def plain(self, cell: Cell) -> list[list[int]]:
         """Return plain decoding at a cell's batch, alignment, scheduler and KV backend."""
-        cell = cell | PLAIN
+        cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": SAMPLING_RULE})
         key = tuple(sorted((option, repr(value)) for option, value in cell.items()))
         if key not in self._plain:
             self._plain[key] = self.decode(self._loaded.pipeline(cell))
         return self._plain[key]
 
+    def sampled(self, cell: Cell) -> list[list[int]]:
+        """Return plain sampling at batch 1."""
+        return self.plain(cell | {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1})
+
     def decode(self, pipe: Pipeline) -> list[list[int]]:
         """Return a pipeline's continuations of all prompts."""
-        return [result.token_ids for result in pipe.generate(self.prompts, self._new)]
+        return [result.token_ids for result in pipe.generate(self.prompts, self._new, sampling=self._sampling)]
 
     def agreement(self, got: list[list[int]], expected: list[list[int]]) -> Agreement:
         """Compare continuations one by one."""
@@ -249,8 +294,17 @@ class Reference:
         """Look at the target's logits, in float64, where two continuations part."""
         wanted, token = (ids[position] if position < len(ids) else None for ids in (expected, got))
         both = [] if wanted is None or token is None else [wanted, token]
-        weighed = self._scales.weigh([*self.prompts[index], *got[:position]], both)
+        ids = [*self.prompts[index], *got[:position]]
+        weighed = self._scales.weigh(ids, both, lambda logits_V: self._noised(logits_V, index, len(ids)))
         return Divergence(index, position, wanted, token, weighed.gap, weighed.short, weighed.bound)
+
+    def _noised(self, logits_V: torch.Tensor, index: int, position: int) -> torch.Tensor:
+        """Return logits (V,) with what sampling adds to those of a prompt at a position, in their own scale."""
+        if self._sampling.greedy:
+            return logits_V
+        at = torch.tensor(position, device=logits_V.device)
+        noise_V = gumbel(self._seed, torch.tensor(index, device=at.device), at, Stream.TARGET, len(logits_V))
+        return logits_V + self._sampling.temperature * noise_V
 
 
 def common_start(one: Sequence[int], other: Sequence[int]) -> int:

@@ -29,9 +29,11 @@ from transformers import (
     T5Config,
 )
 
-from specframe import models
+from specframe import aliases, models
 from specframe.errors import ModelError, OptionError, UnknownNameError
+from specframe.pipeline import choose
 from specframe.plugins import Entry, ModelAlias, Registry
+from specframe.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -110,7 +112,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "small": ModelAlias("small", "org/small", "big", "some-models"),
     }
     drafters = {"drafter": {"none": Entry("drafter", "none", object, "some-drafters")}}
-    monkeypatch.setattr(models, "registry", lambda: Registry(entries=drafters, models=offered))
+    monkeypatch.setattr(aliases, "registry", lambda: Registry(entries=drafters, models=offered))
     monkeypatch.setattr(models, "_ask_hub", lambda repository: ConnectionError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
@@ -357,14 +359,14 @@ def test_stop_tokens_of_every_source(llama: Path) -> None:
 
 def test_padding_of_the_embedding_is_no_difference() -> None:
     """One tokenizer and two sizes of the embedding fit, however far apart the sizes."""
-    models.check_vocabularies(sized(300), sized(4096), tokenizer_of(ALPHABET), tokenizer_of(ALPHABET))
+    check_vocabularies(sized(300), sized(4096), tokenizer_of(ALPHABET), tokenizer_of(ALPHABET))
 
 
 def test_tokens_that_one_side_added_are_no_difference() -> None:
     """Special tokens at ids that the other side does not use fit, on either side."""
     plain, extended = tokenizer_of(ALPHABET), tokenizer_of(ALPHABET, "<think>", "</think>")
-    models.check_vocabularies(sized(300), sized(300), plain, extended)
-    models.check_vocabularies(sized(300), sized(300), extended, plain)
+    check_vocabularies(sized(300), sized(300), plain, extended)
+    check_vocabularies(sized(300), sized(300), extended, plain)
 
 
 def test_a_token_with_another_id_is_refused() -> None:
@@ -372,30 +374,44 @@ def test_a_token_with_another_id_is_refused() -> None:
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
     first = f"in 2 tokens: the first, 'a', has id {ALPHABET['a']} in the target and {ALPHABET['b']} in the draft"
     with pytest.raises(ModelError, match=first):
-        models.check_vocabularies(sized(300), sized(300), tokenizer_of(ALPHABET), tokenizer_of(swapped))
+        check_vocabularies(sized(300), sized(300), tokenizer_of(ALPHABET), tokenizer_of(swapped))
 
 
 def test_an_id_with_another_token_is_refused() -> None:
     """An added token at the id of another added token is refused."""
     target, draft = tokenizer_of(ALPHABET, "<user>"), tokenizer_of(ALPHABET, "<think>")
     with pytest.raises(ModelError, match="in 2 tokens: the first, '<user>', has id 258 in the target and none in"):
-        models.check_vocabularies(sized(300), sized(300), target, draft)
+        check_vocabularies(sized(300), sized(300), target, draft)
 
 
 def test_a_vocabulary_that_covers_a_small_part_is_refused() -> None:
     """More tokens known to one side alone than were ever added to a model are a difference."""
-    larger = tokenizer_of(ALPHABET, *(f"<extra {number}>" for number in range(models.VOCABULARY_SLACK + 1)))
+    larger = tokenizer_of(ALPHABET, *(f"<extra {number}>" for number in range(VOCABULARY_SLACK + 1)))
     with pytest.raises(ModelError, match="in 257 tokens: the first, '<extra 0>', has id 258 in the target and none"):
-        models.check_vocabularies(sized(600), sized(600), larger, tokenizer_of(ALPHABET))
+        check_vocabularies(sized(600), sized(600), larger, tokenizer_of(ALPHABET))
 
 
 @pytest.mark.parametrize("known", [None, "target", "draft"])
 def test_sizes_are_compared_where_a_tokenizer_is_unknown(known: str | None) -> None:
     """Without both tokenizers, a padding's worth of difference passes and more does not."""
     tokenizers = [tokenizer_of(ALPHABET) if side == known else None for side in ("target", "draft")]
-    models.check_vocabularies(sized(151936), sized(152064), *tokenizers)
+    check_vocabularies(sized(151936), sized(152064), *tokenizers)
     with pytest.raises(ModelError, match="32000 ids in the target and 151936 in the draft"):
-        models.check_vocabularies(sized(32000), sized(151936), *tokenizers)
+        check_vocabularies(sized(32000), sized(151936), *tokenizers)
+
+
+def test_vocabularies_that_differ_draft_through_text() -> None:
+    """One vocabulary takes the drafter for models; two take text, for which both tokenizers are needed."""
+    swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
+    own, other = tokenizer_of(ALPHABET), tokenizer_of(swapped)
+    assert fitting_drafter(sized(300), sized(300), own, own) == "model"
+    assert fitting_drafter(sized(300), sized(300), own, other) == "translated"
+    assert fitting_drafter(sized(300), sized(300), None, other) == "model"
+    with pytest.raises(ModelError, match=r"32000 ids in the target.*takes both tokenizers, and the target has none"):
+        fitting_drafter(sized(32000), sized(300), None, other)
+    few = tokenizer_of({token: index for token, index in ALPHABET.items() if token != "T"})
+    with pytest.raises(ModelError, match=r"the vocabularies differ.*the draft has one that changes text"):
+        fitting_drafter(sized(300), sized(300), own, few)
 
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------
@@ -404,53 +420,73 @@ def test_sizes_are_compared_where_a_tokenizer_is_unknown(known: str | None) -> N
 def test_names_are_resolved(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aliases become locations; hub ids and directories stay as they are."""
     monkeypatch.chdir(llama.parent)
-    assert models.resolve("big") == "org/big"
-    assert models.resolve("someone/something") == "someone/something"
-    assert models.resolve(str(llama)) == str(llama)
-    assert models.resolve("llama") == "llama"
+    assert aliases.resolve("big") == "org/big"
+    assert aliases.resolve("someone/something") == "someone/something"
+    assert aliases.resolve(str(llama)) == str(llama)
+    assert aliases.resolve("llama") == "llama"
 
 
 def test_an_alias_of_the_user_wins(llama: Path) -> None:
     """The user's alias hides a plugin's of the same name and keeps its pairing."""
-    models.add_alias("small", llama)
-    assert models.resolve("small") == str(llama)
-    assert models.paired_target("small") == "big"
+    aliases.add_alias("small", llama)
+    assert aliases.resolve("small") == str(llama)
+    assert aliases.paired_target("small") == "big"
 
 
 def test_an_unknown_name_lists_the_known(llama: Path) -> None:
     """The error lists aliases of plugins and of the user, and the nearest."""
-    models.add_alias("mine", llama)
+    aliases.add_alias("mine", llama)
     with pytest.raises(
         UnknownNameError, match="unknown model 'bigg': expected one of big, mine, small; did you mean 'big'"
     ):
-        models.resolve("bigg")
+        aliases.resolve("bigg")
 
 
 def test_pairs() -> None:
     """A draft's alias knows its target; targets and strangers have none."""
-    assert [models.paired_target(name) for name in ("small", "big", "lookup,k=3")] == ["big", None, None]
+    assert [aliases.paired_target(name) for name in ("small", "big", "lookup,k=3")] == ["big", None, None]
+
+
+@pytest.mark.parametrize("target", ["big", "org/big"])
+def test_a_pair_is_found_by_every_name_of_its_target(target: str) -> None:
+    """The target's alias and the hub id it stands for have the same drafter."""
+    assert aliases.paired_drafter(target) == "small"
+
+
+def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
+    """A local copy that the user named after the target has the target's drafter; other models have none."""
+    aliases.add_alias("big", llama)
+    assert [aliases.paired_drafter(name) for name in ("big", str(llama))] == ["small", "small"]
+    assert [aliases.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
+
+
+def test_a_hub_id_has_the_pair_of_its_alias() -> None:
+    """Without a drafter named, a target given by its hub id gets the model that drafts for its alias."""
+    assert choose("org/big", "auto") == ("org/big", "model", "small")
+    with pytest.raises(OptionError, match="no draft model is known for target 'org/other'"):
+        choose("org/other", "auto")
 
 
 def test_added_aliases_are_kept(llama: Path, home: Path) -> None:
     """Aliases are added one by one to a file that is made on first use and reads back."""
-    models.add_alias("one", llama)
-    models.add_alias("two.b-c_d", str(llama))
-    assert models.user_aliases() == {"one": str(llama), "two.b-c_d": str(llama)}
+    aliases.add_alias("one", llama)
+    aliases.add_alias("two.b-c_d", str(llama))
+    assert aliases.user_aliases() == {"one": str(llama), "two.b-c_d": str(llama)}
     assert (home / "models.toml").read_text() == f'[models]\n"one" = "{llama}"\n"two.b-c_d" = "{llama}"\n'
 
 
 def test_odd_paths_survive_the_file(llama: Path, tmp_path: Path) -> None:
     """Quotes, backslashes and letters beyond ASCII in a path read back."""
     odd = Path(shutil.copytree(llama, tmp_path / 'a "b" \\ ü 😀'))
-    models.add_alias("odd", odd)
-    assert models.user_aliases() == {"odd": str(odd)}
+    aliases.add_alias("odd", odd)
+    assert aliases.user_aliases() == {"odd": str(odd)}
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "-a", "a,b", "a=b"])
 def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
     """A name that could be read as a path, an option or a list is refused and nothing is written."""
     with pytest.raises(ModelError, match="expected letters, digits"):
-        models.add_alias(alias, llama)
+        aliases.add_alias(alias, llama)
     assert not home.exists()
 
 
@@ -458,14 +494,14 @@ def test_bad_alias_names(alias: str, llama: Path, home: Path) -> None:
 def test_an_alias_does_not_hide_a_drafter(alias: str, llama: Path) -> None:
     """A name that ``drafter`` already understands is refused."""
     with pytest.raises(ModelError, match=f"alias '{alias}' already means a drafter"):
-        models.add_alias(alias, llama)
+        aliases.add_alias(alias, llama)
 
 
 def test_an_alias_needs_a_model(tmp_path: Path, home: Path) -> None:
     """A path that is missing or holds no config.json is refused."""
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ModelError, match=r"expected a model's directory, with a config\.json"):
-            models.add_alias("mine", path)
+            aliases.add_alias("mine", path)
     assert not home.exists()
 
 
@@ -475,7 +511,7 @@ def test_a_broken_alias_file(text: str, home: Path) -> None:
     home.mkdir()
     (home / "models.toml").write_text(text)
     with pytest.raises(ModelError, match=rf"the aliases in {home / 'models.toml'}"):
-        models.user_aliases()
+        aliases.user_aliases()
 
 
 def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: Path) -> None:
@@ -484,7 +520,7 @@ def test_aliases_are_listed_with_their_state(llama: Path, tmp_path: Path, home: 
     home.mkdir()
     gone = tmp_path / "gone"
     (home / "models.toml").write_text(f"[models]\nmine = {json.dumps(str(llama))}\ngone = {json.dumps(str(gone))}\n")
-    assert models.aliases() == [
+    assert aliases.known_aliases() == [
         ("big", "org/big", None, "some-models", "cached"),
         ("gone", str(gone), None, "you", "not on disk"),
         ("mine", str(llama), None, "you", "local"),

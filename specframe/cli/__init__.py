@@ -16,6 +16,7 @@ BUILT_IN = {
     "run": "specframe.cli.run:run",
     "compare": "specframe.cli.compare:compare",
     "verify": "specframe.cli.verify:verify",
+    "reproduce": "specframe.cli.reproduce:reproduce",
     "trace": "specframe.cli.trace:trace",
     "plugins": "specframe.cli.plugins:plugins",
     "models": "specframe.cli.models:models",

@@ -5,77 +5,34 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.grids import grid_options
-from specframe.cli.options import WholeNumber
-from specframe.cli.run import gather
-from specframe.errors import OptionError, SpecframeError
+from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.errors import SpecframeError
 
 if TYPE_CHECKING:
     from specframe.grid import Grid
     from specframe.report.compare import Progress, Settings
     from specframe.report.results import Comparison
 
-DEFAULTS = {"align": "ragged,eqspec,exspec", "batch_size": "1,4,8"}
-"""What is compared unless something else is asked for."""
-
-
-class Remembered(click.Command):
-    """A command that knows the arguments it was called with."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments in ``ctx.meta``, as they were typed."""
-        ctx.meta["specframe.arguments"] = list(args)
-        return super().parse_args(ctx, args)
-
-
-def grid_with_defaults(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a grid, with more than one value where that makes a comparison."""
-    command = grid_options(command)
-    for option in command.__click_params__:  # type: ignore[attr-defined]
-        option.default = DEFAULTS.get(option.name, option.default)
-    return command
-
 
 @click.command(cls=Remembered)
-@click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
-@click.option("--limit", metavar="N", type=WholeNumber(1), help="Only the first N prompts.")
-@click.option("--max-prompt-tokens", metavar="N", type=WholeNumber(1), help="Cut prompts to their first N tokens.")
-@grid_with_defaults
-@click.option(
-    "--max-new-tokens",
-    metavar="N",
-    type=WholeNumber(1),
-    default=64,
-    show_default=True,
-    help="Tokens generated per prompt, unless it stops before.",
-)
-@click.option(
-    "--repeats", metavar="N", type=WholeNumber(1), default=3, show_default=True, help="Times each cell is run."
-)
-@click.option(
-    "--warm-up",
-    metavar="N",
-    type=WholeNumber(0),
-    default=1,
-    show_default=True,
-    help="Short runs before each run that counts.",
-)
+@with_options(PROMPTS, CUT)
+@grid_options(align="ragged,eqspec,exspec", batch_size="1,4,8")
+@TEMPERATURE
+@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 64)
+@whole("--repeats", "Times each cell is run.", 3)
+@whole("--warm-up", "Short runs before each run that counts.", 1, least=0)
 @click.option(
     "--arrivals",
     metavar="poisson:RATE|FILE",
     help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
 )
-@click.option("--arrival-seed", metavar="N", type=WholeNumber(0), default=0, show_default=True, help="Of the arrivals.")
+@whole("--arrival-seed", "Of the arrivals.", 0, least=0)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     "--output",
@@ -92,6 +49,7 @@ def compare(
     limit: int | None,
     max_prompt_tokens: int | None,
     output: str,
+    temperature: float,
     max_new_tokens: int,
     repeats: int,
     warm_up: int,
@@ -115,8 +73,10 @@ def compare(
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    grid = checked(expand(options))
-    settings = Settings(texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens)
+    grid = checked(expand(sampled(ctx, options, temperature)))
+    settings = Settings(
+        texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
+    )
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
     comparison = run_grid(grid, settings, output, command)
     show(comparison, output)
@@ -132,22 +92,11 @@ def require_matplotlib() -> None:
         )
 
 
-def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:
-    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
-    asked = gather(arguments, path)
-    if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
-        raise OptionError(f"prompts: {fault}")
-    return [prompt.text for prompt in asked]
-
-
 def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
     """Run what is missing of a comparison, and say which cells do not fit together."""
-    import transformers
-
     from specframe.report.compare import compare as run
 
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # it warns of pad ids in prompts, which are tokens like others here
+    hush()
     for cell, why in grid.refused:
         click.echo(f"left out: {', '.join(f'{k} {v}' for k, v in cell.items() if v is not None)}: {why}", err=True)
     with telling() as progress:

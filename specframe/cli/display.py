@@ -15,7 +15,8 @@ from rich.text import Text
 from specframe.cli.results import Record
 from specframe.cli.tables import show_table
 from specframe.observers import RunReport, Watcher
-from specframe.types import RoundReport
+from specframe.prompts import Prompt
+from specframe.types import Chunk, RoundReport
 
 FIGURES = (
     "sequences",
@@ -45,7 +46,7 @@ class Display(Watcher):
     It is an observer: the bar moves with every round.
     """
 
-    def __init__(self, total: int, done: int) -> None:
+    def __init__(self, total: int, done: int, stream: bool = False) -> None:
         self._out, self._err = Console(highlight=False), Console(stderr=True, highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
@@ -57,11 +58,12 @@ class Display(Watcher):
             console=self._err,
             transient=True,
             redirect_stdout=False,
-            disable=not self._err.is_terminal,
+            disable=stream or not self._err.is_terminal,
         )
         if self._out.is_terminal and self._err.is_terminal:
             self._out = self._err  # printed through the console that draws the bar, so that the two do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
+        self._flow = Flow(self._out) if stream else None
         self._tokens = self._drafted = self._accepted = 0
         self._started = 0.0
 
@@ -90,12 +92,19 @@ class Display(Watcher):
         rate = f", acceptance {self._accepted / self._drafted:.2f}" if self._drafted else ""
         self._bar.update(self._task, figures=f"{speed:,.0f} tokens/s{rate}")
 
+    def piece(self, chunk: Chunk, prompt: Prompt) -> None:
+        """Show what a continuation grew by, when its turn has come."""
+        if self._flow and not (chunk.result and chunk.result.error):
+            self._flow.put(chunk, prompt.text)
+
     def completion(self, kept: Record) -> None:
         """Show one finished prompt."""
         self._bar.advance(self._task)
-        mark = f"[{kept['index']}]"
+        mark = f"[{kept['index']}.{kept['sample']}]" if "sample" in kept else f"[{kept['index']}]"
         if kept["finish_reason"] == "error":
             self._err.print(Text(f"{mark} error: {kept['error']}"), soft_wrap=True)
+            return
+        if self._flow:
             return
         heading = f"{mark} {kept['finish_reason']}, {len(kept['token_ids'])} tokens"
         if not self._out.is_terminal:
@@ -105,6 +114,34 @@ class Display(Watcher):
         text.append(visible(kept["prompt"]), "dim")
         text.append(visible(kept["text"]) + "\n")
         self._out.print(text, soft_wrap=True)
+
+
+class Flow:
+    """Text as it comes, one continuation after the other: what the others say meanwhile is kept until their turn."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._texts: dict[tuple[int, int], str] = {}
+        self._ends: dict[tuple[int, int], str] = {}
+
+    def put(self, chunk: Chunk, prompt: str) -> None:
+        """Take a piece of one continuation and show what can be shown."""
+        key = chunk.index, chunk.sample
+        mark = f"[{chunk.index}.{chunk.sample}]" if chunk.sample else f"[{chunk.index}]"
+        self._texts[key] = self._texts.get(key, f"{mark}\n{prompt}") + chunk.text
+        if chunk.result:
+            self._ends[key] = f"\n{chunk.result.finish_reason}, {len(chunk.result.token_ids)} tokens\n\n"
+        while self._texts:
+            first = next(iter(self._texts))
+            self._show(self._texts[first])
+            self._texts[first] = ""
+            if first not in self._ends:
+                return
+            self._show(self._ends.pop(first))
+            del self._texts[first]
+
+    def _show(self, text: str) -> None:
+        click.echo(visible(text) if self._out.is_terminal else text, nl=False)
 
 
 def visible(text: str) -> str:

@@ -1,18 +1,46 @@
-"""The options that make a pipeline, each taking a comma list of values: a grid."""
+"""What commands that run a grid share: options that take comma lists, prompts that must all be readable."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from specframe.cli.options import pipeline_options
+from specframe.cli.run import gather
 from specframe.errors import OptionError
 from specframe.grid import split_list
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
+
+
+class Remembered(click.Command):
+    """A command that knows the arguments it was called with."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments in ``ctx.meta``, as they were typed."""
+        ctx.meta["specframe.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+class Temperature(click.ParamType):
+    """A number of at least 0."""
+
+    name = "temperature"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise :class:`OptionError` when ``value`` is none."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < math.inf:
+            raise OptionError(f"--temperature: expected a number of at least 0, got {value!r}")
+        return number
 
 
 class ListOf(click.ParamType):
@@ -35,12 +63,55 @@ class ListOf(click.ParamType):
         return [self.of.convert(part, param, ctx) for part in parts]
 
 
-def grid_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that make a pipeline, all but ``--config`` as comma lists, to a command."""
-    present = list(getattr(command, "__click_params__", ()))
-    command = pipeline_options(command)
-    for option in command.__click_params__:  # type: ignore[attr-defined]
-        if option not in present and option.name not in SINGLE and not option.is_flag:
-            option.type = ListOf(option.type)
-            option.metavar = f"{option.metavar},..."
-    return command
+def grid_options(**defaults: str) -> Callable[..., Any]:
+    """Return what adds the options that make a pipeline, all but ``--config`` as comma lists, to a command.
+
+    Args:
+        defaults: what the command runs unless something else is asked for, where that is not the pipeline's own default.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        present = list(getattr(command, "__click_params__", ()))
+        command = pipeline_options(command)
+        for option in command.__click_params__:  # type: ignore[attr-defined]
+            if option not in present and option.name not in SINGLE and not option.is_flag:
+                option.type = ListOf(option.type)
+                option.metavar = f"{option.metavar},..."
+                option.default = defaults.get(option.name, option.default)
+        return command
+
+    return add
+
+
+TEMPERATURE = click.option(
+    "--temperature",
+    metavar="T",
+    type=Temperature(),
+    default=0.0,
+    show_default=True,
+    help="Draw tokens at this temperature, with --accept gumbel unless named; 0: greedy decoding.",
+)
+
+
+def sampled(ctx: click.Context, options: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """Return a grid's options with a rule that samples where there is a temperature and no rule was named."""
+    from specframe.verify import SAMPLING_RULE
+
+    named = ctx.get_parameter_source("accept") is not ParameterSource.DEFAULT
+    return options if named or not temperature else options | {"accept": [SAMPLING_RULE]}
+
+
+def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:
+    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
+    asked = gather(arguments, path)
+    if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
+        raise OptionError(f"prompts: {fault}")
+    return [prompt.text for prompt in asked]
+
+
+def hush() -> None:
+    """Keep transformers from drawing over what a command shows, and from remarking on pad ids in prompts."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()

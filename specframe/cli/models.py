@@ -17,9 +17,9 @@ def models() -> None:
 @models.command("list")
 def list_() -> None:
     """List every alias: where it points, what it drafts for, and whether it is on disk."""
-    from specframe.models import aliases
+    from specframe.aliases import known_aliases
 
-    rows = [(row.alias, row.state, row.target or "", row.distribution, row.location) for row in aliases()]
+    rows = [(row.alias, row.state, row.target or "", row.distribution, row.location) for row in known_aliases()]
     show_table(("alias", "state", "drafts for", "offered by", "location"), rows)
 
 
@@ -28,7 +28,7 @@ def list_() -> None:
 @click.argument("path")
 def add(alias: str, path: str) -> None:
     """Name the model in directory PATH; the name then works for --target and --drafter."""
-    from specframe.models import add_alias, resolve
+    from specframe.aliases import add_alias, resolve
 
     add_alias(alias, path)
     click.echo(f"{alias} is {resolve(alias)}")
@@ -38,9 +38,9 @@ def add(alias: str, path: str) -> None:
 @click.argument("name")
 def show(name: str) -> None:
     """Show where a model is, what pairs with it, and its shape if it is on disk."""
-    from specframe.models import aliases, resolve
+    from specframe.aliases import known_aliases, resolve
 
-    location, known = resolve(name), aliases()
+    location, known = resolve(name), known_aliases()
     facts = {"location": location}
     for row in known:
         if row.alias == name:

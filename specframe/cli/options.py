@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,28 @@ class WholeNumber(click.ParamType):
         return number
 
 
-PIPELINE = (
+def whole(name: str, meaning: str, default: int | None = None, least: int = 1) -> Callable[..., Any]:
+    """Return an option that takes a whole number."""
+    return click.option(name, metavar="N", type=WholeNumber(least), default=default, show_default=True, help=meaning)
+
+
+PROMPTS = (
+    click.argument("prompt", nargs=-1),
+    click.option(
+        "--prompts",
+        metavar="FILE",
+        help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
+    ),
+)
+"""Where prompts come from."""
+
+CUT = (
+    whole("--limit", "Only the first N prompts."),
+    whole("--max-prompt-tokens", "Cut prompts to their first N tokens."),
+)
+"""What is left out of them."""
+
+MODELS = (
     click.option(
         "--target",
         metavar="T",
@@ -46,6 +67,10 @@ PIPELINE = (
         show_default=True,
         help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
     ),
+)
+"""What decodes."""
+
+STRATEGIES = (
     click.option(
         "--align",
         metavar="A",
@@ -60,7 +85,11 @@ PIPELINE = (
         help="Scheduler: which sequences form the next batch.",
     ),
     click.option(
-        "--accept", metavar="R", default="greedy", show_default=True, help="Acceptance rule: which draft tokens stand."
+        "--accept",
+        metavar="R",
+        default="auto",
+        show_default=True,
+        help="Acceptance rule: which draft tokens stand; auto: greedy, and block where a temperature is above 0.",
     ),
     click.option(
         "--verify", metavar="V", default="chain", show_default=True, help="Verifier: how the target scores a draft."
@@ -71,28 +100,39 @@ PIPELINE = (
         show_default="what the alignment asks for",
         help="KV backend: how keys and values are stored.",
     ),
-    click.option(
-        "--batch-size",
-        metavar="N",
-        type=WholeNumber(1),
-        default=8,
-        show_default=True,
-        help="Rows decoded together.",
-    ),
-    click.option(
-        "--draft-length",
-        metavar="K",
-        default="5",
-        show_default=True,
-        help="Tokens drafted per round, or a draft-length policy by name.",
-    ),
+    whole("--batch-size", "Rows decoded together.", 8),
+)
+"""How."""
+
+DRAFT_LENGTH = click.option(
+    "--draft-length",
+    metavar="K",
+    default="5",
+    show_default=True,
+    help="Tokens drafted per round, or a draft-length policy by name.",
+)
+
+PLACE = (
     click.option("--device", metavar="D", default="auto", show_default=True, help="cpu, cuda or cuda:N."),
     click.option("--dtype", metavar="T", default="auto", show_default=True, help="float32, bfloat16 or float16."),
-    click.option(
-        "--seed", metavar="N", type=WholeNumber(0), default=0, show_default=True, help="Seed of every random choice."
-    ),
 )
+"""Where, and in what precision."""
+
+SEED = whole("--seed", "Seed of every random choice.", 0, least=0)
+
+PIPELINE = (*MODELS, *STRATEGIES, DRAFT_LENGTH, *PLACE, SEED)
 """What `specframe.Pipeline` takes, as options."""
+
+
+def with_options(*groups: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what adds options to a command, in the order given."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return add
 
 
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,24 +145,23 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=read_config,
         help="Options from a file, a line such as `batch-size = 4` each; the command line wins.",
     )
-    for option in (config, *reversed(PIPELINE)):
-        command = option(command)
-    return command
+    return with_options(PIPELINE, [config])(command)
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     """Take a TOML file's values as the defaults of the command's options."""
     if path is None:
         return
-    known = {p.name for p in ctx.command.params if isinstance(p, click.Option)} - {"config"}
+    known = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
     defaults = {}
     for key, value in load_toml(path).items():
         name = key.replace("-", "_")
         if name not in known:
             raise UnknownNameError(f"option in {path}", key, (str(other).replace("_", "-") for other in known))
-        if not isinstance(value, str | int | float):
+        several = value if isinstance(value, list) and known[name].multiple else [value]
+        if not all(isinstance(one, str | int | float) for one in several):
             raise OptionError(f"{path}: {key} is a {type(value).__name__}: expected a text, a number, true or false")
-        defaults[name] = value
+        defaults[name] = several if known[name].multiple else value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 

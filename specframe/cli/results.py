@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-def record(result: Result, prompt: Prompt) -> Record:
-    """Return what is kept of one result; nothing in it depends on the clock."""
+def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
+    """Return what is kept of one result, one of ``samples`` of its prompt; nothing in it depends on the clock."""
     metrics = attrs.asdict(result.metrics)
     metrics["acceptance_histogram"] = dict(sorted(result.metrics.acceptance_histogram.items()))
     metrics["mean_acceptance_length"] = result.metrics.mean_acceptance_length
@@ -34,6 +34,12 @@ def record(result: Result, prompt: Prompt) -> Record:
         "finish_reason": result.finish_reason,
         "metrics": metrics,
     }
+    if result.sample or samples > 1:
+        kept["sample"] = result.sample
+    if result.logprobs is not None:
+        kept["logprobs"] = result.logprobs
+    if result.top_logprobs is not None:
+        kept["top_logprobs"] = result.top_logprobs
     error = prompt.fault or result.error
     return kept | {"error": error} if error else kept
 
@@ -64,7 +70,7 @@ class ResultFile:
     def __init__(self, path: str, prompts: list[Prompt], settings: Record) -> None:
         self.path = Path(path).resolve()
         self._name, self._prompts, self._settings = path, prompts, dict(sorted(settings.items()))
-        self._lines: dict[int, str] = {}
+        self._lines: dict[tuple[int, int], str] = {}
         if self.path.exists() and not self.path.is_file():
             raise OptionError(f"--output: expected a file, got {path!r}, which is something else")
         if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
@@ -73,8 +79,8 @@ class ResultFile:
             )
 
     @property
-    def done(self) -> set[int]:
-        """The prompts that have a line; those that failed have none, they are tried again."""
+    def done(self) -> set[tuple[int, int]]:
+        """The prompts (index) and samples that have a line; those that failed have none, they are tried again."""
         return set(self._lines)
 
     def refuse_existing(self) -> None:
@@ -97,7 +103,7 @@ class ResultFile:
         for number, line in enumerate(lines, start=1):
             kept = self._kept(line, f"{self._name} line {number}")
             if kept["finish_reason"] != "error":
-                self._lines[kept["index"]] = line.decode()
+                self._lines[kept["index"], kept.get("sample", 0)] = line.decode()
 
     def _kept(self, line: bytes, place: str) -> Record:
         """Return the record in a line after checking that it belongs to this run."""
@@ -126,7 +132,7 @@ class ResultFile:
     def write(self, kept: Record) -> None:
         """Append one line."""
         line = json.dumps(kept | {"settings": self._settings}, ensure_ascii=False)
-        self._lines[kept["index"]] = line
+        self._lines[kept["index"], kept.get("sample", 0)] = line
         with self._faults():
             self._file.write(line + "\n")
             self._file.flush()

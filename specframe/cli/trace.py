@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.compare import Remembered, readable
-from specframe.cli.grids import grid_options
-from specframe.cli.options import WholeNumber
+from specframe.cli.grids import Remembered, grid_options, hush, readable
+from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,36 +17,14 @@ if TYPE_CHECKING:
     from specframe.grid import Cell
     from specframe.loading import LoadedModels
 
-DEFAULTS = {"align": "ragged,eqspec", "batch_size": "3", "draft_length": "4"}
-"""What is traced unless something else is asked for."""
 MOST_PROMPTS = 16
 """More than that nobody looks at."""
 
 
-def small_grid(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a grid, with a small batch under two schemes where nothing else is asked for."""
-    command = grid_options(command)
-    for option in command.__click_params__:  # type: ignore[attr-defined]
-        option.default = DEFAULTS.get(option.name, option.default)
-    return command
-
-
 @click.command(cls=Remembered)
-@click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
-@small_grid
-@click.option(
-    "--max-new-tokens",
-    metavar="N",
-    type=WholeNumber(1),
-    default=24,
-    show_default=True,
-    help="Tokens generated per prompt, unless it stops before.",
-)
+@with_options(PROMPTS)
+@grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
+@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
 @click.option("--output", metavar="FILE.html", default="trace.html", show_default=True, help="The page to write.")
 @click.pass_context
 def trace(
@@ -96,15 +72,12 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
 
 def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, command: str) -> None:
     """Record every combination, write the page, and say what moved."""
-    import transformers
-
     from specframe.grid import varying
     from specframe.loading import LoadedModels
     from specframe.report.trace_page import render, token_text
     from specframe.trace import record
 
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # it warns of pad ids in prompts, which are tokens like others here
+    hush()
     loaded, differing = LoadedModels(), varying(cells)
 
     def make(observers: Any, **cell: Any) -> Any:

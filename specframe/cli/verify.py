@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.grids import grid_options
-from specframe.cli.options import WholeNumber
-from specframe.cli.run import gather
+from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 
@@ -24,24 +23,11 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 
 
 @click.command()
-@click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
-@click.option("--limit", metavar="N", type=WholeNumber(1), help="Only the first N prompts.")
-@click.option("--max-prompt-tokens", metavar="N", type=WholeNumber(1), help="Cut prompts to their first N tokens.")
-@grid_options
+@with_options(PROMPTS, CUT)
+@grid_options()
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
-@click.option(
-    "--max-new-tokens",
-    metavar="N",
-    type=WholeNumber(1),
-    default=64,
-    show_default=True,
-    help="Tokens compared per prompt, unless it stops before.",
-)
+@TEMPERATURE
+@whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
 @click.option("--output", metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file.")
 @click.pass_context
 def verify(
@@ -50,6 +36,7 @@ def verify(
     prompts: str | None,
     limit: int | None,
     max_prompt_tokens: int | None,
+    temperature: float,
     max_new_tokens: int,
     output: str | None,
     **options: Any,
@@ -57,14 +44,16 @@ def verify(
     """Compare combinations with the reference decoder, token for token.
 
     Where options have several values, all combinations are verified. A divergence is a tie when rounding in the model's
-    dtype explains it, judged by the target's logits in float64, and a bug otherwise.
+    dtype explains it, judged by the target's logits in float64, and a bug otherwise. With a temperature the reference is
+    plain sampling at the same seed, and the acceptance rule has to be gumbel: what other rules draw depends on the draft.
 
     Exits with status 1 when a divergence is a bug or a combination could not be decoded.
     """
-    texts = readable(gather(prompt, prompts))[:limit]
+    texts = readable(prompt, prompts)[:limit]
     outcomes: list[Verification] = []
+    cells = sampled(ctx, options, temperature)
     with lines(output) as write, telling() as progress:
-        for outcome in run(options, texts, max_new_tokens, max_prompt_tokens, progress):
+        for outcome in run(cells, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))
             outcomes.append(outcome)
     show(outcomes)
@@ -72,27 +61,19 @@ def verify(
         ctx.exit(1)
 
 
-def readable(asked: list[Any]) -> list[str]:
-    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
-    if fault := next((one.fault for one in asked if one.fault), None):
-        raise OptionError(f"prompts: {fault}")
-    return [one.text for one in asked]
-
-
-def run(options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any) -> Iterator[Verification]:
+def run(
+    options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any, temperature: float
+) -> Iterator[Verification]:
     """Check the grid, then yield each cell's outcome."""
-    import transformers
-
     from specframe.grid import checked, expand, varying
     from specframe.verify import verify as verifications
 
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()  # it warns of pad ids in prompts, which are tokens like others here
+    hush()
     cells = expand(options)
     grid = checked(cells)
     for cell, why in grid.refused:
         click.echo(f"left out: {named(cell, varying(cells))}: {why}", err=True)
-    yield from verifications(grid, texts, new, cut, progress)
+    yield from verifications(grid, texts, new, cut, progress, temperature)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -25,6 +25,7 @@ from specframe.pipeline import Pipeline, Prompt
 from specframe.report.gauges import Positions, Waits
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import Case, cases
+from specframe.sampling import Sampling
 from specframe.verify import encode
 
 WARM_UP_TOKENS = 8
@@ -46,6 +47,13 @@ class Settings:
     sort: bool = False
     max_prompt_tokens: int | None = None
     """Prompts are cut to so many tokens; without it, one that does not fit fails."""
+    temperature: float = 0.0
+    """Tokens are drawn at it; 0: greedy decoding."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(temperature=self.temperature)
 
     def about(self) -> dict[str, Any]:
         """Return the settings as they are kept; prompts and arrivals by a digest of what they are."""
@@ -57,6 +65,7 @@ class Settings:
             "arrivals": f"{self.arrivals_as} ({digest(self.arrivals)})" if self.arrivals else None,
             "sort": self.sort,
             "max_prompt_tokens": self.max_prompt_tokens,
+            "temperature": self.temperature,
         }
 
     def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
@@ -98,21 +107,26 @@ def compare(
         command: the command line, for the report.
         progress: called before and after every run.
     """
-    planned = cases(grid.cells)
+    planned = cases(grid.cells, sampling=settings.temperature > 0)
     kept = Folder(folder, about(grid, planned, settings, command))
     todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
     loaded = LoadedModels()
     for cell in {step.case.key: step.case.cell for step in todo}.values():
         loaded.pipeline(cell)
+    take(todo, lambda step: run(step, settings, loaded), kept, progress)
+    return kept.comparison(planned)
+
+
+def take(todo: Iterable[Step], run: Callable[[Step], Line], kept: Folder, progress: Progress) -> None:
+    """Take steps one after the other and keep their lines; a cell that failed once is not run again."""
     failed: dict[str, str] = {}
     for step in todo:
         progress(step, None)
-        line = {"error": failed[step.case.key]} if step.case.key in failed else run(step, settings, loaded)
+        line = {"error": failed[step.case.key]} if step.case.key in failed else run(step)
         if "error" in line:
             failed[step.case.key] = line["error"]
         kept.add(step.case, step.repeat, line)
         progress(step, line)
-    return kept.comparison(planned)
 
 
 def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> dict[str, Any]:
@@ -169,8 +183,13 @@ def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
 
 def run(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     """Run one cell once and return its line; with what went wrong in place of figures where it cannot be run."""
+    return attempt(lambda: measure(step, settings, loaded))
+
+
+def attempt(work: Callable[[], Line]) -> Line:
+    """Return the line that some work gives, or one with what went wrong."""
     try:
-        return measure(step, settings, loaded)
+        return work()
     except (
         Exception
     ) as fault:  # a broken strategy may raise anything, as a device without memory does; the others go on
@@ -184,12 +203,15 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     pipe = loaded.pipeline(step.case.cell, [positions, waits])
     prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
-        list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new)))
+        list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
     gc.collect()
-    results = list(pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort))
+    results = list(
+        pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort, sampling=settings.sampling)
+    )
     ids = [result.token_ids for result in results]
     return {
         "lossless": pipe.composition.lossless,
+        "comparable": not settings.temperature or pipe.composition.rule.invariant,
         "figures": figures(pipe.report),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),

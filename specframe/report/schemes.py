@@ -13,6 +13,7 @@ from specframe.compose import strategy
 from specframe.grid import Cell, varying
 from specframe.pipeline import choose
 from specframe.plugins import registry
+from specframe.verify import SAMPLING_RULE
 
 PLAIN: Cell = {
     "drafter": "none",
@@ -63,28 +64,30 @@ class Case:
         return f"{self.scheme}, batch size {self.batch_size}"
 
 
-def cases(cells: Iterable[Cell]) -> list[Case]:
+def cases(cells: Iterable[Cell], sampling: bool = False) -> list[Case]:
     """Return plain decoding at every batch size asked for and at 1, then the other cells; no cell twice.
 
-    Plain decoding at batch size 1 is the reference for equality. It is timed only where asked for.
+    Plain decoding at batch size 1 is the reference for equality. It is timed only where asked for. With ``sampling`` it is
+    plain sampling.
     """
     cells = list(cells)
     named = [option for option in varying(cells) if option != "batch_size"]
     full = list({json.dumps(cell, sort_keys=True): cell for cell in map(explicit, cells)}.values())
-    brief = cases_of(full, named, brief_names(full, named))
+    plain = PLAIN | {"accept": SAMPLING_RULE} if sampling else PLAIN
+    brief = cases_of(full, named, brief_names(full, named), plain)
     clear = len({(case.scheme, case.batch_size) for case in brief}) == len(brief)
-    return brief if clear else cases_of(full, named, {})
+    return brief if clear else cases_of(full, named, {}, plain)
 
 
-def cases_of(cells: list[Cell], named: list[str], names: Names) -> list[Case]:
-    """Return the cases of different cells; the values of ``named`` options name a scheme."""
+def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) -> list[Case]:
+    """Return the cases of different cells; the values of ``named`` options name a scheme, ``decoding`` is plain decoding."""
     sizes = sorted({cell["batch_size"] for cell in cells})
     settings = list(dict.fromkeys(Case("", cell).setting for cell in cells))
     shared = [option for option in SETTING if option in named]
     plain = []
     for setting in settings:
         for size in sorted({1, *sizes}):
-            cell = explicit({**PLAIN, **dict(zip(SETTING, setting, strict=True)), "batch_size": size})
+            cell = explicit({**decoding, **dict(zip(SETTING, setting, strict=True)), "batch_size": size})
             label = BETWEEN.join([PLAIN_NAME, *values(cell, shared, names)])
             plain.append(Case(label, cell, plain=True, timed=size in sizes))
     known = {case.key for case in plain}

@@ -95,7 +95,7 @@ def headline(tables: dict[str, Table]) -> str:
     rows = [row for row in rows if equal[row[:2]][6]] or rows
     rows = [row for row in rows if equal[row[:2]][2] == equal[row[:2]][3]] or rows
     if not rows:
-        return "Nothing was measured beside plain decoding."
+        return "Nothing was measured beside plain decoding that can be compared with it token for token."
     scheme, size, median, low, high, repeats = max(rows, key=lambda row: row[2])
     _, _, sequences, exact, *_ = equal[scheme, size]
     spread = f" ({low:.2f} to {high:.2f} over {repeats} repeats)" if repeats > 1 else ""

@@ -62,7 +62,7 @@ def pipeline(target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipe
 
 def decode(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
     """Decode requests and return their results, by index."""
-    return sorted(pipe._decode(list(asked), []), key=lambda result: result.index)
+    return sorted(pipe.decode(asked), key=lambda result: (result.index, result.sample))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,6 +10,8 @@ from specframe.plugins import Register, RegisterModels
 def specframe_register_drafters(register: Register) -> None:
     register("model", "specframe_std.drafters.model:ModelDrafter")
     register("none", "specframe_std.drafters.none:NoDrafter")
+    register("prompt-lookup", "specframe_std.drafters.prompt_lookup:PromptLookup")
+    register("translated", "specframe_std.drafters.translated:TranslatedDrafter")
 
 
 @hookimpl
@@ -53,6 +55,7 @@ def specframe_register_kv_backends(register: Register) -> None:
 @hookimpl
 def specframe_register_draft_length_policies(register: Register) -> None:
     register("fixed", "specframe_std.policies.fixed:FixedLength")
+    register("goodput", "specframe_std.policies.goodput:Goodput")
 
 
 @hookimpl

@@ -13,6 +13,7 @@ class Greedy:
 
     lossless = True
     sharpen = False
+    invariant = True
     compares = False
 
     def start(self, run: Run) -> None:

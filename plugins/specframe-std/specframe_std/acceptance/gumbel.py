@@ -18,6 +18,7 @@ class Gumbel:
 
     lossless = True
     sharpen = True
+    invariant = True
     compares = False
 
     def start(self, run: Run) -> None:

@@ -15,6 +15,7 @@ class Rejection:
 
     lossless = True
     sharpen = True
+    invariant = False
     compares = True
 
     def start(self, run: Run) -> None:

@@ -23,6 +23,7 @@ class Synthetic(Greedy):
     """
 
     lossless = False
+    invariant = False
 
     def __init__(
         self, rate: float | None = None, profile: str | float | None = None, length: float | None = None

@@ -17,6 +17,7 @@ class Typical(Rejection):
     """
 
     lossless = False
+    invariant = False
     compares = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:

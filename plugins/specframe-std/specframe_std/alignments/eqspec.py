@@ -83,4 +83,5 @@ class LeftPadded:
         moves = self._seating.arrange(batch.sequences)
         moves.apply_host(self._padding, self._cached)
         self._padding[moves.fresh] = self._cached[moves.fresh] = 0
+        self._cached[moves.forked] = np.minimum(self._cached[moves.forked], batch.lengths[moves.forked] - 1)
         return self._padding[: len(batch)], self._cached[: len(batch)]

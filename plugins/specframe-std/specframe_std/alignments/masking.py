@@ -87,6 +87,9 @@ class MaskedColumns:
         moves.apply(order_RS, first_R1)
         moves.apply_host(self._columns)
         order_RS[moves.fresh] = -1
+        if moves.forked:
+            beyond_F1 = batch.lengths_B[moves.forked, None] - 1
+            order_RS[moves.forked] = order_RS[moves.forked].where(order_RS[moves.forked] < beyond_F1, -1)
         self._columns[moves.fresh] = 0
         return order_RS[: len(batch)], first_R1[: len(batch)]
 

@@ -8,7 +8,7 @@ import torch
 from specframe.errors import CompositionError
 from specframe.run import Run
 from specframe.runner import ModelRunner
-from specframe.sampling import shape
+from specframe.sampling import shape, sharpen
 from specframe.seating import Seating
 from specframe.types import Batch, Draft
 
@@ -36,6 +36,8 @@ class ModelDrafter:
         """Return ``draft_length`` tokens per row with the logits they were chosen from."""
         self._seating.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
+        np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
+        self._cache.follow(batch)
         if batch.prefill:
             self._cache.read(batch, offset=-1)
             cached[:] = batch.lengths - 1
@@ -48,7 +50,9 @@ class ModelDrafter:
         tokens_BK = batch.tokens_BS[:, :0]
         for offset in range(draft_length):
             logits_B1V = self._cache.feed(batch, ids_BT, offset)[..., : self._vocabulary]
-            logits_B1V = shape(batch, tokens_BK, logits_B1V, self._rule.sharpen)
+            logits_B1V = shape(batch, tokens_BK, logits_B1V)
+            if self._rule.sharpen:
+                logits_B1V = sharpen(batch, logits_B1V)
             ids_BT = self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
             tokens_BK = torch.cat([tokens_BK, ids_BT], dim=1)
             if self._rule.compares:

@@ -43,14 +43,14 @@ class DynamicStore(Cache):
         row_of = {id(sequence): row for row, sequence in enumerate(self._batch)}
         chosen = {id(sequence) for sequence in sequences}
         for key, row in row_of.items():
-            if key not in chosen and not self._batch[row].finished:
+            if key not in chosen and not self._batch[row].gone:
                 self._parked[key] = (self._batch[row], [tensor[row].clone() for tensor in self._tensors])
         if chosen <= row_of.keys():
             rows = torch.tensor([row_of[id(s)] for s in sequences], device=self._tensors[0].device)
             self._tensors = [tensor.index_select(0, rows) for tensor in self._tensors]
         else:
             self._tensors = [self._stack(sequences, row_of, layer) for layer in range(len(self._tensors))]
-        self._parked = {k: v for k, v in self._parked.items() if k not in chosen and not v[0].finished}
+        self._parked = {k: v for k, v in self._parked.items() if k not in chosen and not v[0].gone}
         self._batch = sequences
 
     def _stack(self, sequences: list[Sequence], row_of: dict[int, int], layer: int) -> torch.Tensor:
@@ -58,6 +58,8 @@ class DynamicStore(Cache):
         rows = []
         for sequence in sequences:
             key = id(sequence)
+            if key not in row_of and key not in self._parked and sequence.donor is not None:
+                key = id(sequence.donor)
             if key in row_of:
                 row = self._tensors[layer][row_of[key]]
             else:

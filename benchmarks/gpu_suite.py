@@ -1,0 +1,161 @@
+"""Everything that needs a GPU, in one command and a given time: tests, equivalence, and benchmarks at published shapes.
+
+    python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--small] [--output FILE.json]
+
+1. every test marked ``cuda``; 2. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 3. the benchmark
+at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first.
+
+Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
+not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
+is a process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark
+that loses the device is taken up again without the scheme that lost it. ``--small`` does all of it on a CPU in a minute or two,
+with a small pair.
+"""
+
+from __future__ import annotations
+
+import checkout  # noqa: F401  # isort: skip  - first: child processes find the plugins of a checkout that is not installed
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+SMALL = {
+    "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
+    "bench": "--pair small --device cpu --dtype float32 --batches 4,1 --new 8 --least 4 --waves 1 --rounds 1",
+}
+LARGE = {
+    "equivalence": "--pairs small,cpu --device {device}",
+    "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
+    " --new 64 --least 4 --waves 1 --references 16 --rounds 2",
+}
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--budget", default=520.0, show_default=True, help="Seconds for everything.")
+@click.option("--pair", default="qwen3-8b", show_default=True, help="The pair of the benchmark.")
+@click.option("--device", default="cuda", show_default=True)
+@click.option("--small", is_flag=True, help="Everything on a CPU, with a small pair.")
+@click.option("--output", default=None, help="Where the JSON goes.  [default: benchmarks/results/]")
+def main(budget: float, pair: str, device: str, small: bool, output: str | None) -> None:
+    """Run the parts, write what came of them, and print it; exit with 1 when a part found something wrong."""
+    deadline = time.monotonic() + budget
+    chosen = {part: text.format(pair=pair, device=device).split() for part, text in (SMALL if small else LARGE).items()}
+    path = Path(output or HERE / "results" / f"gpu-suite-{'small' if small else pair}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result = {"tests": tests(0.3 * budget)}
+        for part, outcome in (
+            ("equivalence", lambda: equivalence(chosen["equivalence"], 0.2 * budget, folder)),
+            ("bench", lambda: bench(chosen["bench"], deadline - 5, folder)),
+        ):
+            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result[part] = outcome()
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    show(result)
+    print(f"written to {path}")
+    sys.exit(any(one["wrong"] for one in result.values()))
+
+
+def run(command: list[str], seconds: float) -> dict[str, Any]:
+    """Run a part and return its exit status (None: out of time), its time and the end of what it printed."""
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=HERE.parent, timeout=seconds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        status, printed = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        status, printed = None, late.stdout or b""
+    print(text := printed.decode(errors="replace"), flush=True)
+    lines = text.strip().splitlines()
+    return {
+        "status": status,
+        "seconds": round(time.monotonic() - started, 1),
+        "lines": lines[-25:],
+        "wrong": status != 0,
+    }
+
+
+def tests(seconds: float) -> dict[str, Any]:
+    """Run the tests marked ``cuda``; what failed or was skipped, and the sum, are among the lines."""
+    options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    found = run([sys.executable, "-m", "pytest", *options], seconds)
+    kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
+    last = next((line for line in reversed(found["lines"]) if " in " in line), "out of time")
+    return found | {"lines": [*kept, last.strip("= ")]}
+
+
+def equivalence(options: list[str], seconds: float, folder: Path) -> dict[str, Any]:
+    """Run the comparison; rows found before a crash are kept."""
+    path = folder / "equivalence.json"
+    command = [sys.executable, str(HERE / "equivalence.py"), *options, "--output", str(path)]
+    found = run([*command, "--budget", str(0.8 * seconds)], seconds)
+    return found | {"rows": json.loads(path.read_text(encoding="utf-8")) if path.exists() else []}
+
+
+def bench(options: list[str], deadline: float, folder: Path) -> dict[str, Any]:
+    """Run the benchmark; when the device is lost, run what is left without the scheme that lost it."""
+    path = folder / "bench.json"
+    runs: list[dict[str, Any]] = []
+    without: list[str] = []
+    batches = options[options.index("--batches") + 1]
+    while batches and (left := deadline - time.monotonic()) > 30 and len(runs) < 3:
+        path.unlink(missing_ok=True)
+        command = [sys.executable, str(HERE / "bench.py"), *options, "--batches", batches, "--output", str(path)]
+        for scheme in without:
+            command += ["--without", scheme]
+        runs.append(run([*command, "--budget", str(left - 15)], left))
+        if not path.exists():
+            break
+        runs[-1]["result"] = json.loads(path.read_text(encoding="utf-8"))
+        cells = runs[-1]["result"]["cells"]
+        lost = {cell["batch"] for cell in cells if "device failed" in (cell["fault"] or "")}
+        without += [
+            cell["contender"] for cell in cells if cell["fault"] and not cell["fault"].startswith("not reached")
+        ]
+        batches = ",".join(batch for batch in batches.split(",") if int(batch) in lost)
+    return {"runs": runs, "wrong": not runs or any(one["wrong"] for one in runs)}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print one line per part and per thing that went wrong; the parts have printed their own tables."""
+    table = Table("part", "outcome", title="GPU suite")
+    table.add_row("tests", "\n".join(result["tests"]["lines"]))
+    rows = result["equivalence"]["rows"]
+    table.add_row(
+        "equivalence",
+        f"{len(rows)} comparisons, {sum(row['bugs'] for row in rows)} bugs; {state(result['equivalence'])}",
+    )
+    for row in rows:
+        if row["fault"] or row["bugs"]:
+            place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
+            table.add_row("", f"{place}: {row['fault'] or row['exactness']}")
+    for one in result["bench"]["runs"]:
+        cells = one.get("result", {}).get("cells", [])
+        measured = [cell for cell in cells if "tokens_per_second" in cell]
+        table.add_row("benchmark", f"{len(measured)} of {len(cells)} cells; {state(one)}")
+        for cell in cells:
+            if cell["fault"] or cell.get("bugs"):
+                table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
+    Console(width=132).print(table)
+
+
+def state(part: dict[str, Any]) -> str:
+    """Return how a process ended."""
+    ended = "out of time" if part["status"] is None else f"exit status {part['status']}"
+    return f"{ended} after {part['seconds']:.0f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Prompt lookup: what followed the row's last tokens the last time they occurred (Saxena 2023).
+
+The method is that of ``prompt_lookup_num_tokens`` in transformers. Here the most recent occurrence is taken, and all rows are
+looked up at once on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from specframe.run import Run
+from specframe.types import Batch, Draft
+
+NO_TOKEN = -1
+"""In place of the tokens before a row's first."""
+
+
+class PromptLookup:
+    """Proposes what followed the most recent earlier occurrence of the row's last tokens, in prompt and output.
+
+    Of all places the one counts where the most tokens, up to ``ngram``, match those at the end; among equals the latest. Where
+    it is so near the end that fewer tokens follow than are asked for, they are repeated, as they would be if the lookup went
+    on after them. A row in which not even the last token occurred before proposes that token over and over. Needs no draft
+    model, and takes place on the device in shapes that do not depend on what is found.
+
+    Options:
+        ngram: tokens compared at most.
+    """
+
+    def __init__(self, ngram: int = 3) -> None:
+        if isinstance(ngram, bool) or not isinstance(ngram, int) or ngram < 1:
+            raise ValueError(f"ngram must be a whole number of at least 1, got {ngram}")
+        self._ngram = ngram
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return ``draft_length`` tokens per row; they are certain, so there are no logits."""
+        if draft_length == 0:
+            return Draft(batch.tokens_BS[:, :0])
+        start_B1 = follower(batch, self._ngram)[:, None]
+        period_B1 = batch.lengths_B[:, None] - start_B1
+        places_BK = start_B1 + torch.arange(draft_length, device=start_B1.device) % period_B1
+        return Draft(batch.tokens_BS.gather(1, places_BK))
+
+
+def follower(batch: Batch, ngram: int) -> torch.Tensor:
+    """Return the place after the earlier tokens that are most like each row's last, (B,): the last token's own if none is."""
+    last_B1 = batch.lengths_B[:, None] - 1
+    windows_BSN = F.pad(batch.tokens_BS, (ngram - 1, 0), value=NO_TOKEN).unfold(1, ngram, 1)  # ending at each place
+    suffix_B1N = windows_BSN.gather(1, last_B1[:, :, None].expand(-1, -1, ngram))
+    same_BSN = (windows_BSN == suffix_B1N) & (suffix_B1N != NO_TOKEN)
+    matched_BS = same_BSN.flip(-1).cumprod(-1).sum(-1)
+    places_S = torch.arange(matched_BS.shape[1], device=matched_BS.device)
+    found_BS = (matched_BS > 0) & (places_S < last_B1)
+    score_BS = (matched_BS * len(places_S) + places_S).where(found_BS, -1)
+    return (score_BS.argmax(1) + 1).where(found_BS.any(1), last_B1[:, 0])

@@ -1,0 +1,162 @@
+"""A draft language model with another tokenizer than the target's: text goes between them.
+
+String-level exact match (Timor et al. 2025, arXiv 2502.05202), in transformers universal assisted generation, for batches and
+drafting greedily. What is proposed is a function of the row's tokens alone, a distribution with all its mass on one
+continuation, so every lossless rule stays lossless.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.errors import CompositionError
+from specframe.run import Run
+from specframe.runner import CachedModel, ModelRunner
+from specframe.types import Batch, Draft, Sequence
+from specframe_std.alignments.ragged import RaggedLayout
+from specframe_std.drafters.texts import Transcript, Translation, codecs, common
+from specframe_std.kv.slab import Slab
+
+FILLER = [0]
+"""What the draft model reads of a row without text."""
+
+
+@attrs.define(eq=False)
+class Row:
+    """One sequence in both vocabularies."""
+
+    target: Transcript
+    draft: Translation
+    cached: list[int]
+    """The tokens whose keys and values the draft model's cache holds for it, rejected ones among them."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens in the draft model's vocabulary, at least one."""
+        return self.draft.ids or FILLER
+
+    def read(self, ids: list[int]) -> None:
+        """Take the target's next tokens."""
+        text = self.target.text
+        if added := self.target.read(ids):
+            self.draft.grow(text, added)
+
+    def translated(self, drafted: list[int]) -> list[int]:
+        """Return draft tokens, up to one that is no text, in the target's."""
+        codec = self.draft.codec
+        voiced = list(itertools.takewhile(lambda token: token not in codec.silent, drafted))
+        added = codec.after(self.draft.ids, voiced)
+        return self.target.tokens(added) if added else []
+
+
+class TranslatedDrafter:
+    """Proposes the continuation of a draft model with another tokenizer, by way of text.
+
+    Each round a row's new tokens become text, the text becomes tokens of the draft model, which continues them greedily by K
+    tokens of its own, and the text of these becomes tokens of the target, as far as they follow the row's own: K at most,
+    with fewer the rest is padding. Special tokens pass where both tokenizers know them.
+
+    The draft model's cache lives as long as its sequences. Its rows have lengths of their own, in its own tokens, so it is a
+    ragged slab under every alignment; what a row's tokens have in common with those cached is not read again. Strings are
+    made on the host: a round waits for the device twice more than with the drafter ``model``.
+    """
+
+    def start(self, run: Run) -> None:
+        """Open the draft model's cache."""
+        if run.draft_model is None:
+            raise CompositionError(
+                "drafter 'translated' needs a draft language model: pass one as --drafter or drafter="
+            )
+        for role, tokenizer in (("target", run.target_tokenizer), ("draft", run.draft_tokenizer)):
+            if tokenizer is None:
+                raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
+        self._run = run
+        self._runner = ModelRunner(run.draft_model, "draft")
+        self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
+        self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
+        self._rows: weakref.WeakKeyDictionary[Sequence, Row] = weakref.WeakKeyDictionary()
+        self._cache = self._open(run.capacity)
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return ``draft_length`` tokens per row; they are certain, so there are no logits."""
+        rows = self._read(batch)
+        self._reserve(max(len(row.ids) for row in rows) + draft_length)
+        view = self._view(batch, rows)
+        self._cache.follow(view)
+        width = self._catch_up(view, rows)
+        if draft_length == 0:
+            return Draft(batch.tokens_BS[:, :0])
+        drafted = self._continue(view, width, draft_length).tolist()
+        proposed = np.zeros((len(batch), draft_length), dtype=np.int64)
+        for row, ids, tokens in zip(rows, drafted, proposed, strict=True):
+            row.cached = row.ids + ids[:-1]
+            known = itertools.takewhile(lambda token: token < self._run.runner.vocabulary, row.translated(ids))
+            tokens[:] = [*itertools.islice(itertools.chain(known, itertools.repeat(0)), draft_length)]
+        return Draft(torch.from_numpy(proposed).to(batch.tokens_BS.device))
+
+    def _read(self, batch: Batch) -> list[Row]:
+        """Return the batch's rows after reading what is new in them."""
+        rows = [self._row(sequence) for sequence in batch.sequences]
+        new = batch.lengths - [row.target.count for row in rows]
+        tokens_BT = batch.last_tokens(int(new.max())).tolist()
+        for row, tokens, count in zip(rows, tokens_BT, new.tolist(), strict=True):
+            row.read(tokens[len(tokens) - count :])
+        return rows
+
+    def _row(self, sequence: Sequence) -> Row:
+        """Return what is known of a sequence; one that starts from another's row has cached what that one has."""
+        if sequence not in self._rows:
+            donor = self._rows.get(sequence.donor) if sequence.donor else None
+            cached = list(donor.cached) if donor else []
+            self._rows[sequence] = Row(Transcript(self._target), Translation(self._draft), cached)
+        return self._rows[sequence]
+
+    def _view(self, batch: Batch, rows: list[Row]) -> Batch:
+        """Return the batch in the draft model's tokens."""
+        lengths = np.array([len(row.ids) for row in rows])
+        tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
+        for row, places in zip(rows, tokens, strict=True):
+            places[: len(row.ids)] = row.ids
+        tokens_BS, lengths_B = (torch.from_numpy(array).to(self._runner.device) for array in (tokens, lengths))
+        return attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, lengths=lengths, limits=lengths)
+
+    def _catch_up(self, view: Batch, rows: list[Row]) -> int:
+        """Read rows of which nothing is cached up to their last tokens; return how many last tokens are to be fed."""
+        cached = np.array([min(common(row.cached, row.ids), len(row.ids) - 1) for row in rows])
+        if not cached.any():
+            self._cache.read(view, offset=-1)
+            cached = view.lengths - 1
+            for row in rows:
+                row.cached = row.ids[:-1]
+        return max(2, int((view.lengths - cached).max()))
+
+    def _continue(self, view: Batch, width: int, count: int) -> torch.Tensor:
+        """Return the draft model's own next tokens, (B, count)."""
+        ids_BT = view.last_tokens(width)
+        drafted = []
+        for offset in range(count):
+            logits_B1V = self._cache.feed(view, ids_BT, offset)[..., : self._vocabulary]
+            ids_BT = logits_B1V.argmax(-1)
+            drafted.append(ids_BT)
+        return torch.cat(drafted, dim=1)
+
+    def _reserve(self, length: int) -> None:
+        """Make room for rows of ``length`` tokens; in a new cache everything has to be read again, which doubling bounds."""
+        if length <= self._capacity:
+            return
+        self._run.caches.remove(self._cache)
+        self._cache = self._open(2 * length)
+        for row in self._rows.values():
+            row.cached = []
+
+    def _open(self, capacity: int) -> CachedModel:
+        self._capacity = capacity
+        store = Slab().open(self._runner.kv_shapes, self._run.rows, capacity, self._runner.device)
+        cache = CachedModel(self._runner, store, RaggedLayout(store, capacity), self._run.watch)
+        self._run.caches.append(cache)
+        return cache

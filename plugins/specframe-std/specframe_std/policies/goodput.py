@@ -1,0 +1,136 @@
+"""The draft length that gives most tokens per second, by measured time and acceptance (goodput: SmartSpec, Liu et al. 2024)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from specframe.types import Batch, RoundReport
+from specframe_std.policies.estimates import Acceptance, RoundSeconds
+
+DWELL = 8
+"""Rounds a batch size keeps its draft length before it is thought over; as few as a trial has when it is new."""
+MARGIN = 0.02
+"""What another draft length has to promise to be better by, before it is changed to."""
+TRIAL, PAUSE = 2, 32
+"""Rounds another draft length is tried for, and rounds before it is tried again. The first pays for the change."""
+SURPRISE = 2.0
+"""A trial that takes so many times what was expected goes on for a round: something else may have held it up."""
+ALLOWANCE, SHARE, MOST = 2.0, 0.01, 10.0
+"""What trials may cost: so many rounds at the start, this share of all time, never more than so many rounds at once."""
+
+
+@attrs.define
+class Trial:
+    """A draft length on trial for ``left`` rounds: the seconds expected of one, and what a row's token costs by the best."""
+
+    length: int
+    expected: float
+    price: float
+    left: int = TRIAL
+    again: bool = False
+
+
+@attrs.define
+class Choice:
+    """The draft length of one batch size, the rounds until it is thought over, and another one on trial."""
+
+    length: int
+    left: int
+    trial: Trial | None = None
+
+
+class Goodput:
+    """Drafts as many tokens as give most tokens per second by what rounds took and gained; plain decoding when that is none.
+
+    The seconds of a round come from the latest rounds of its batch size, the tokens it gains from the acceptance of each place
+    of the draft (:mod:`specframe_std.policies.estimates`). A change has to promise 2 percent. What is not in use is tried now
+    and then, and paid for: what a trial loses against the best is taken from a purse, which starts with two rounds' time
+    and earns one percent of all time. Trials therefore cost no more than that, whatever the models and the machine are.
+
+    Options:
+        maximum: the longest draft.
+    """
+
+    def __init__(self, maximum: int = 8, clock: Callable[[], float] = time.perf_counter) -> None:
+        if maximum < 1:
+            raise ValueError(f"maximum must be at least 1, got {maximum}")
+        self.maximum = maximum
+        self._clock = clock
+        self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
+        self._choices: dict[int, Choice] = {}
+        self._tried: dict[tuple[int, int], int] = {}
+        self._purse: float | None = None
+        self._round = self._drafted = 0
+        self._started = 0.0
+
+    def draft_length(self, batch: Batch) -> int:
+        """Return the best draft length known for so many rows, or the one on trial."""
+        rows = len(batch)
+        choice = self._choices.get(rows)
+        if choice is None or not (choice.left or choice.trial):
+            choice = self._choices[rows] = self._choose(rows)
+        self._started = self._clock()
+        return choice.trial.length if choice.trial else choice.length
+
+    def observe(self, report: RoundReport) -> None:
+        """Learn from a round that decoded. One that drafts after one that did not is not timed: the drafter had to catch up."""
+        if report.prefill:
+            return
+        seconds = self._clock() - self._started
+        rows, drafted = len(report.sequences), report.draft.length
+        if drafted:
+            self._acceptance.add(report)
+        self._seconds.add(rows, drafted, seconds, typical=bool(self._drafted or not drafted))
+        self._settle(self._choices[rows], drafted, seconds)
+        self._drafted = drafted
+        self._round += 1
+
+    def _choose(self, rows: int) -> Choice:
+        """Return the best draft length that was measured with so many rows, or perhaps put another one on trial."""
+        curve, gains, known = self._seconds.curve(rows), self._acceptance.gains(), self._seconds.known(rows)
+        goodput = gains / curve
+        best = int(np.where(known, goodput, 0).argmax()) if known.any() else int(goodput.argmax())
+        nearest = min(self._choices, key=lambda size: abs(np.log(size / rows)), default=None)
+        if nearest is not None and goodput[best] < (1 + MARGIN) * goodput[self._choices[nearest].length]:
+            best = self._choices[nearest].length
+        if rows not in self._choices:
+            return Choice(best, TRIAL if self._choices else TRIAL + 1)
+        return Choice(best, DWELL, self._trial(rows, best, curve, gains))
+
+    def _trial(self, rows: int, best: int, curve: np.ndarray, gains: np.ndarray) -> Trial | None:
+        """Return a trial that the purse allows: of what was not tried for long and is thought to lose little.
+
+        Plain decoding comes before all else that is not known.
+        """
+        if self._purse is None:
+            self._purse = ALLOWANCE * float(curve[best])
+        price = float(curve[best] / gains[best])
+        losses = np.maximum(curve - gains * price, 1e-3 * curve)
+        ages = np.array([self._round - self._tried.get((rows, length), -8 * PAUSE) for length in range(len(curve))])
+        ages[best] = 0
+        other = int((ages / losses).argmax()) if self._seconds.known(rows)[0] else 0
+        if ages[other] < PAUSE or TRIAL * losses[other] > self._purse:
+            return None
+        self._tried[rows, other] = self._round
+        return Trial(other, float(curve[other]), price)
+
+    def _settle(self, choice: Choice, drafted: int, seconds: float) -> None:
+        """Save for the next trial, or pay for a round of the present one."""
+        trial = choice.trial
+        if trial is None:
+            choice.left -= 1
+            if self._purse is not None:
+                self._purse = min(self._purse + SHARE * seconds, MOST * seconds)
+            return
+        assert self._purse is not None, "a trial was paid for"
+        gained = float(self._acceptance.gains()[min(drafted, self.maximum)])
+        self._purse -= max(0.0, min(seconds, SURPRISE * trial.expected) - gained * trial.price)
+        trial.left -= 1
+        if trial.left == 0 and seconds > SURPRISE * trial.expected and not trial.again:
+            trial.again, trial.left = True, 1
+        if trial.left == 0:
+            choice.trial, choice.left = None, 0

@@ -1,0 +1,142 @@
+"""Prompt lookup: what it finds, and that it never changes the output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.nn.functional import one_hot
+
+from specframe import Pipeline
+from specframe.errors import OptionError
+from specframe.plugins import registry
+from specframe.sampling import Sampling
+from specframe.testing import fakes, harness, zoo
+from specframe.testing.conformance import DrafterSuite
+from specframe.types import Batch
+
+
+class TestPromptLookup(DrafterSuite):
+    """The suite, under the name it is registered by."""
+
+    def make(self) -> str:
+        return "prompt-lookup"
+
+
+class TestPromptLookupOfOne(DrafterSuite):
+    """The suite, comparing the last token alone, which matches most often."""
+
+    def make(self) -> str:
+        return "prompt-lookup,ngram=1"
+
+
+def batch_of(rows: list[list[int]]) -> Batch:
+    """Return these tokens as a batch; what lies beyond a row's length would match, if it were looked at."""
+    pool = harness.open_pool(harness.requests(rows))
+    batch = pool.batch(pool.admit(len(rows)))
+    for row, sequence in enumerate(batch.sequences):
+        length = len(sequence.request.prompt_ids)
+        batch.tokens_BS[row, length:] = batch.tokens_BS[row, length - 1]
+    return batch
+
+
+def proposed(rows: list[list[int]], count: int = 4, ngram: int = 3) -> list[list[int]]:
+    """Return what is proposed for each row."""
+    batch = batch_of(rows)
+    drafter = registry().make("drafter", f"prompt-lookup,ngram={ngram}")
+    drafts = drafter.propose(batch, count).tokens_BK.tolist()
+    by_index = {sequence.request.index: draft for sequence, draft in zip(batch.sequences, drafts, strict=True)}
+    return [by_index[index] for index in range(len(rows))]
+
+
+@pytest.mark.parametrize(
+    ("row", "ngram", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 3, [4, 5, 6, 7]),
+        ([1, 2, 3, 4, 9, 2, 3, 5, 9, 1, 2, 3], 3, [4, 9, 2, 3]),  # the longest match, though another is later
+        ([1, 2, 3, 4, 9, 2, 3, 5, 9, 1, 2, 3], 2, [5, 9, 1, 2]),  # no longer than ngram: the later one
+        ([3, 4, 8, 3, 5, 8, 3], 1, [5, 8, 3, 5]),
+        ([8, 3, 4, 4, 3, 5, 6, 7, 8, 3], 3, [4, 4, 3, 5]),  # two tokens match at the row's start
+        ([5, 6, 5, 6], 3, [5, 6, 5, 6]),  # what follows ends with the row, and is repeated
+        ([9, 7, 7], 3, [7, 7, 7, 7]),
+        ([1, 2, 3], 3, [3, 3, 3, 3]),  # nothing matches
+        ([6], 3, [6, 6, 6, 6]),
+        ([0, 0, 0], 5, [0, 0, 0, 0]),
+    ],
+)
+def test_what_is_proposed(row: list[int], ngram: int, expected: list[int]) -> None:
+    """The tokens after the latest of the longest matches are proposed."""
+    assert proposed([row], ngram=ngram) == [expected]
+
+
+def test_rows_are_looked_up_on_their_own() -> None:
+    """Rows of different lengths get what each would get alone, whatever lies beyond their ends."""
+    rows = [*harness.random_prompts([40, 3, 1, 17, 29], 4, seed=1), [5, 6, 7, 5], [1, 2]]
+    assert proposed(rows, 6) == [proposed([row], 6)[0] for row in rows]
+
+
+def test_reading_prompts_proposes_nothing() -> None:
+    """A round that reads prompts gets an empty draft."""
+    assert proposed([[1, 2, 1], [4]], 0) == [[], []]
+
+
+@pytest.mark.parametrize("draft_length", [1, 5])
+@pytest.mark.parametrize("accept", ["greedy", "rejection", "block", "gumbel"])
+def test_exact_under_every_lossless_rule(accept: str, draft_length: int) -> None:
+    """Rules that compare distributions take a draft without logits as certain, and the output stays the target's."""
+    target = zoo.build("qwen3")
+    prompts = harness.random_prompts((9, 1, 14), 97)
+    asked = harness.requests([[*p, *p, *p] for p in prompts], 12)
+    pipe = harness.pipeline(target, "prompt-lookup", accept=accept, draft_length=draft_length)
+    harness.check(pipe, asked)
+
+
+def test_drawing_is_that_of_plain_decoding() -> None:
+    """With a rule whose noise is keyed by place, sampled tokens are those of decoding without a draft."""
+    prompts = [[4, 9, 2, 7] * 3, [1, 2]]
+    drawn = []
+    for drafter in ("prompt-lookup", "none"):
+        pipe = Pipeline(zoo.build("llama"), drafter, accept="gumbel", seed=3)
+        results = pipe.generate(prompts, 16, sampling=Sampling(temperature=0.7))
+        drawn.append([result.token_ids for result in results])
+    assert drawn[0] == drawn[1]
+
+
+class Cyclic(fakes.FakeModel):
+    """Answers each token below 7 with the next of 7."""
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> Any:
+        """Return logits for all tokens fed."""
+        output = super().forward(input_ids, attention_mask, position_ids, past_key_values)
+        output.logits = fakes.CERTAIN * one_hot((input_ids + 1) % 7, 61).float()
+        return output
+
+
+def test_repetition_is_found() -> None:
+    """Once the output has repeated itself, all that is proposed stands: K + 1 tokens a round."""
+    pipe = Pipeline(Cyclic(fakes.FakeConfig(eos_token_id=60)), "prompt-lookup", draft_length=4)
+    (result,) = pipe.generate([[3, 4, 5]], 38)
+    assert result.token_ids == [place % 7 for place in range(6, 44)]
+    alone = 4  # rounds until the prompt's first token has come again
+    assert pipe.report.target_forwards == 1 + alone + -(-(37 - alone) // 5)
+
+
+def test_bad_options() -> None:
+    """An n-gram of no tokens is refused."""
+    for value in ("0", "-2", "1.5", "true", "many"):
+        with pytest.raises(OptionError, match="ngram must be a whole number of at least 1"):
+            registry().make("drafter", f"prompt-lookup,ngram={value}")
+
+
+def test_the_embedded_target_needs_no_draft_model() -> None:
+    """``Pipeline(drafter="prompt-lookup")`` decodes with the embedded target alone."""
+    pipe = Pipeline(drafter="prompt-lookup", device="cpu")
+    assert pipe.draft_model is None
+    assert len(next(pipe.generate(["Once upon a time"], 4)).token_ids) == 4

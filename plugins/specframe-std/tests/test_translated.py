@@ -1,0 +1,377 @@
+"""Drafting by way of text: exact whatever the tokenizers, and right where both models say the same text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.texts import Transcript, Translation, codecs
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.nn.functional import one_hot
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from specframe import Pipeline
+from specframe.aliases import resolve
+from specframe.errors import CompositionError, ModelError
+from specframe.sampling import Sampling
+from specframe.testing import fakes, harness, zoo
+from specframe.testing.conformance import DrafterSuite
+from specframe.trace import record
+
+TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
+EOS = "<|endoftext|>"
+CHARACTERS = [chr(0x21 + place) for place in range(128)]
+
+
+@functools.cache
+def byte_level(size: int, *specials: str) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with ``size`` tokens beside those of single bytes and the special ones."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    specials = EOS, *specials
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + len(specials) + size,
+        special_tokens=[*specials],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator([TEXT * 3], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, pad_token=EOS)
+
+
+def letters(characters: list[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one token per character."""
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def words() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of whole words, which knows few and forgets what is between them."""
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options: Any) -> Pipeline:
+    """Return a pipeline in which these two models have these two tokenizers."""
+    pipe = harness.pipeline(target, draft, drafter="translated", **options)
+    pipe.tokenizer, pipe._draft_tokenizer = first, second
+    return pipe
+
+
+class TestTranslated(DrafterSuite):
+    """The suite, on two tokenizers of single characters: the draft model's is another object, its tokens the same."""
+
+    def make(self) -> str:
+        return "translated"
+
+    def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
+        pipe = super().pipeline(target, zoo.bad_draft() if draft is None else draft, **options)
+        pipe.tokenizer, pipe._draft_tokenizer = letters(CHARACTERS), letters(CHARACTERS)
+        return pipe
+
+    @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
+    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
+    def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
+        """Drafts of the target itself all stand, however rows are moved and left out: the cache is never wrong."""
+        target = fakes.fake_target()
+        asked = harness.requests(harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5), [3, 17, 9, 12, 1, 6, 17])
+        pipe = self.pipeline(target, fakes.fake_draft(target, slip_every=0), align=align, schedule=schedule)
+        self.verify(pipe, asked)
+        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+@functools.cache
+def different_pair(name: str) -> tuple[Any, Any, Any, Any]:
+    """Return a target and a draft model of the zoo, with byte-level tokenizers of different sizes."""
+    first, second = byte_level(60, "<|user|>"), byte_level(20)
+    target = zoo.build(name, vocab_size=len(first) + 3)
+    return target, zoo.build("qwen3", seed=1, vocab_size=len(second)), first, second
+
+
+def ragged_prompts(tokenizer: Any, seed: int = 0) -> list[list[int]]:
+    """Return prompts of words, of broken characters, of special tokens and of one token, in ids."""
+    chance = random.Random(seed)
+    return [
+        tokenizer(TEXT[:40]).input_ids,
+        tokenizer("日本").input_ids[:-1],
+        [0, *tokenizer("<|user|>the cat").input_ids, 0],
+        [0],
+        [chance.randrange(len(tokenizer)) for _ in range(17)],
+    ]
+
+
+@pytest.mark.parametrize("draft_length", [1, 4])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+def test_exact(align: str, batch_size: int, draft_length: int) -> None:
+    """Two models of different tokenizers decode to the reference decoder's tokens."""
+    target, draft, first, second = different_pair("llama")
+    options = {"align": align, "batch_size": batch_size, "draft_length": draft_length}
+    asked = harness.requests(ragged_prompts(first), [9, 7, 11, 4, 8])
+    harness.check(pair(target, draft, first, second, **options), asked)
+    harness.check(pair(target, draft, first, second, **options, check=True), asked)
+
+
+@pytest.mark.parametrize("accept", ["rejection", "block", "gumbel"])
+def test_exact_under_every_lossless_rule(accept: str) -> None:
+    """Rules that compare distributions take the draft as certain."""
+    target, draft, first, second = different_pair("gpt2")
+    asked = harness.requests(ragged_prompts(first), 8)
+    harness.check(pair(target, draft, first, second, accept=accept, batch_size=3, draft_length=4), asked)
+
+
+def test_rows_do_not_change_each_other() -> None:
+    """Sampled tokens are the same at every batch size, for what is proposed for a row depends on that row alone."""
+    target, draft, first, second = different_pair("llama")
+    drawn = []
+    for batch_size in (1, 3):
+        pipe = pair(target, draft, first, second, accept="rejection", batch_size=batch_size, draft_length=3)
+        results = pipe.generate(ragged_prompts(first), 12, sampling=Sampling(temperature=0.8))
+        drawn.append([result.token_ids for result in results])
+    assert drawn[0] == drawn[1]
+
+
+# ---- models that say the same in different tokens --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def permuted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded draft model with its vocabulary in another order: another tokenizer, the same texts."""
+    folder = tmp_path_factory.mktemp("permuted")
+    location = resolve("tiny-draft")
+    model = AutoModelForCausalLM.from_pretrained(location)
+    order = torch.randperm(model.config.vocab_size, generator=torch.Generator().manual_seed(0))
+    new_id = {old: new for new, old in enumerate(order.tolist())}
+    with torch.no_grad():
+        for weights in {id(w): w for w in (model.get_input_embeddings().weight, model.lm_head.weight)}.values():
+            weights.copy_(weights[order])
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(location)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"] = {token: new_id[i] for token, i in state["model"]["vocab"].items()}
+    for token in state["added_tokens"]:
+        token["id"] = new_id[token["id"]]
+    backend = Tokenizer.from_str(json.dumps(state))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, pad_token=EOS).save_pretrained(folder)
+    return folder
+
+
+PROMPTS = ["Once upon a time", "The little dog", "One day, a girl named Lily went to the park with her mother. She"]
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+def test_the_same_texts_in_other_ids(permuted: Path, align: str) -> None:
+    """A pair whose tokens differ in their ids alone accepts as much as the pair that shares them."""
+    options = {"align": align, "batch_size": 3, "draft_length": 4, "device": "cpu"}
+    own, other = Pipeline("tiny", "tiny-draft", **options), Pipeline("tiny", str(permuted), **options)
+    assert type(other.composition.drafter).__name__ == "TranslatedDrafter"
+    want, got = ([r.token_ids for r in pipe.generate(PROMPTS, 40)] for pipe in (own, other))
+    assert got == want
+    assert other.report.num_accepted_draft_tokens == own.report.num_accepted_draft_tokens > 20
+
+
+class Reciter(fakes.FakeModel):
+    """Goes on with one text from where the tokens it attends to end, in tokens of its own byte-level tokenizer."""
+
+    def learn(self, tokenizer: Any, text: str) -> Reciter:
+        """Take the text to recite."""
+        self.spelling = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self.sizes = [0 if token == EOS else len(token) for token in self.spelling]
+        self.score: str = "".join(self.spelling[i] for i in tokenizer(text).input_ids)
+        place, self.canonical = 0, {}
+        for i in tokenizer(text).input_ids:
+            self.canonical[place] = i
+            place += self.sizes[i]
+        return self
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> Any:
+        """Return logits for the last ``logits_to_keep`` tokens fed."""
+        sizes = torch.tensor(self.sizes, dtype=self.anchor.dtype)[input_ids][:, None, :, None]
+        if past_key_values is not None:
+            sizes, _ = past_key_values.update(sizes, sizes.clone(), 0)
+        visible_BTS = fakes._visible(attention_mask, input_ids.shape[1], sizes.shape[2], input_ids.device)
+        places_BT = (visible_BTS * sizes[:, :, :, 0]).sum(-1).long()[:, -logits_to_keep:]
+        following = torch.tensor([[self.following(place) for place in row] for row in places_BT.tolist()])
+        logits = fakes.CERTAIN * one_hot(following, self.config.vocab_size).to(self.anchor.dtype)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+
+    def following(self, place: int) -> int:
+        """Return the token after so many letters: that of the text's own encoding or, off its beat, the longest that fits."""
+        fits = (i for i, token in enumerate(self.spelling) if self.sizes[i] and self.score.startswith(token, place))
+        return self.canonical.get(place) or max(fits, key=self.sizes.__getitem__, default=0)
+
+
+def reciter(tokenizer: Any, text: str) -> Reciter:
+    """Return a model that recites ``text``."""
+    config = fakes.FakeConfig(len(tokenizer), max_position_embeddings=4096)
+    return Reciter(config).eval().learn(tokenizer, text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((80, 80), 1.0), ((10, 80), 1.0), ((0, 80), 1.0), ((80, 20), 0.5), ((80, 0), 0.2)]
+)
+def test_one_text_in_tokens_of_other_sizes(sizes: tuple[int, int], least: float) -> None:
+    """Two models that say the same text agree, though one's tokens end inside the other's, and inside characters.
+
+    All stands where the draft model's tokens are no shorter; where they are, K of them are fewer of the target's. A row of
+    single bytes is longer than its cache was made for.
+    """
+    first, second = (byte_level(size) for size in sizes)
+    text = TEXT * 8
+    prompts = [first(TEXT).input_ids, first(TEXT[:20]).input_ids[:-1]]
+    pipe = pair(reciter(first, text), reciter(second, text), first, second, draft_length=4)
+    harness.check(pipe, harness.requests(prompts, 90))
+    assert pipe.report.draft_acceptance_rate >= least
+
+
+def test_samples_of_one_prompt() -> None:
+    """Continuations that start from the row of another are those of plain decoding, and what is cached is read once."""
+    target, draft, first, second = different_pair("llama")
+    asked, sampling = [first(TEXT).input_ids, first(TEXT[9:30]).input_ids], Sampling(temperature=0.8, samples=3)
+    feeds = harness.Feeds()
+    options = {"accept": "gumbel", "batch_size": 3, "draft_length": 3}
+    drawn = [
+        [result.token_ids for result in pipe.generate(asked, 8, sampling=sampling)]
+        for pipe in (
+            harness.pipeline(target, None, **options),
+            pair(target, draft, first, second, **options, observers=[feeds]),
+        )
+    ]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 6
+    assert max(tokens for round in feeds.decoding for _, tokens in round.draft) < 30 < len(second(TEXT).input_ids)
+
+
+def test_a_run_can_be_checked_and_traced(permuted: Path) -> None:
+    """The invariants of the target's cache are checked, and its slots recorded, beside a cache in other tokens."""
+    pipe = Pipeline("tiny", str(permuted), device="cpu", check=True)
+    assert len(next(pipe.generate(PROMPTS, 6)).token_ids) == 6
+    trace = record(PROMPTS, 4, target="tiny", drafter=str(permuted), device="cpu")
+    assert trace.outputs == trace.reference
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def saved(tokenizer: Any, folder: Path) -> str:
+    """Save a small model with a tokenizer."""
+    zoo.build("qwen3", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
+    """A tokenizer whose text does not come back cannot stand between two models, on either side."""
+    texts, few = saved(byte_level(5), tmp_path / "texts"), saved(words(), tmp_path / "words")
+    for target, draft, role in ((texts, few, "draft"), (few, texts, "target")):
+        with pytest.raises(
+            ModelError, match=rf"the vocabularies differ.*and the {role} has one that changes text: 'Two "
+        ):
+            Pipeline(target, draft, device="cpu")
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Models of different vocabularies need both tokenizers, before anything is decoded or when it is."""
+    texts = saved(byte_level(5), tmp_path / "texts")
+    with pytest.raises(ModelError, match="takes both tokenizers, and the draft has none: name the model by"):
+        Pipeline(texts, zoo.build("qwen3", vocab_size=1000), device="cpu")
+    target, draft, first, _ = different_pair("llama")
+    with pytest.raises(CompositionError, match="needs the tokenizers of both models: the draft has none"):
+        next(pair(target, draft, first, None).generate([[1]], 3))
+    with pytest.raises(CompositionError, match="needs a draft language model"):
+        next(Pipeline(target, "translated", tokenizer=first).generate([[1]], 3))
+
+
+def test_models_of_one_vocabulary_are_not_translated() -> None:
+    """Where the tokens are the same, tokens are what is exchanged."""
+    assert type(Pipeline("tiny", "tiny-draft", device="cpu").composition.drafter).__name__ == "ModelDrafter"
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def spaced() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a begin token that puts a space before a text and takes it away again."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    units = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=["<unk>", "<s>", "</s>", *units], show_progress=False)
+    backend.train_from_iterator(["the cat sat on the mat, and then the other cat ran to the shop. "] * 3, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("step", [1, 3, 50])
+@pytest.mark.parametrize("make", [lambda: byte_level(40), lambda: byte_level(0), spaced])
+def test_text_grows_as_tokens_do(make: Any, step: int) -> None:
+    """Read in pieces of any size, tokens become the text of them all, and that the tokens of the other vocabulary."""
+    first, second = make(), spaced()
+    target, draft = codecs(first, second)
+    ids = first(TEXT * 2).input_ids
+    transcript, translation = Transcript(target), Translation(draft)
+    for start in range(0, len(ids), step):
+        before = transcript.text
+        if added := transcript.read(ids[start : start + step]):
+            translation.grow(before, added)
+    assert transcript.text == TEXT * 2
+    assert transcript.count == len(ids)
+    assert translation.ids == second(TEXT * 2).input_ids
+
+
+def test_special_tokens() -> None:
+    """A special token passes where both know it; others, and begin tokens, are no text."""
+    target, draft = codecs(byte_level(40, "<|user|>", "<|tool|>"), byte_level(9, "<|user|>"))
+    ids = [*target.encode("<|user|>the cat<|tool|>"), 0]
+    assert target.decode(ids) == f"<|user|>the cat{EOS}"
+    assert draft.encode(target.decode(ids))[0] == draft.tokenizer.convert_tokens_to_ids("<|user|>")
+    target, draft = codecs(spaced(), spaced())
+    assert target.decode([1, *target.encode("the cat"), 2]) == "the cat</s>"
+    assert draft.lead == [1]
+
+
+def test_what_follows_a_row() -> None:
+    """Text becomes tokens that follow the row's own; where it would change the row's last token, by itself; or none."""
+    first = byte_level(80)
+    codec, _ = codecs(first, byte_level(0))
+    row = Transcript(codec)
+    row.read(first("the o").input_ids)
+    assert first.decode(row.tokens("ther cat")) == "ther cat"
+    assert first.decode(row.tokens(" cat ran")) == " cat ran"
+    letter = first("日").input_ids
+    assert len(letter) > 1
+    row.read(letter[:1])
+    assert row.held == letter[:1]
+    assert codec.decode(row.held + row.tokens("日本")) == "日本"
+    assert row.tokens("é") == []
+
+
+def test_broken_characters_are_waited_for_no_longer_than_they_last() -> None:
+    """Bytes that make no character are text once something follows them."""
+    first = byte_level(0)
+    codec, _ = codecs(first, first)
+    row = Transcript(codec)
+    broken = first("日").input_ids[:1]
+    assert row.read(broken * 9) == ""
+    assert row.read(first(" the").input_ids).endswith(" the")
+    assert row.held == []

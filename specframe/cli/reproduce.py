@@ -1,0 +1,140 @@
+"""``specframe reproduce``: the tables of the paper on batched speculative decoding, with any pair."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from specframe.cli.compare import require_matplotlib, telling
+from specframe.cli.grids import ListOf, Remembered, hush, readable
+from specframe.cli.options import DRAFT_LENGTH, MODELS, PLACE, WholeNumber, whole, with_options
+from specframe.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specframe.report.compare import Progress
+    from specframe.report.reproduce import Part, Reproduction
+
+
+def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
+    """Return an option that takes batch sizes."""
+    return click.option(
+        name, metavar="N,...", type=ListOf(WholeNumber(1)), default=default, show_default=True, help=meaning
+    )
+
+
+@click.command(cls=Remembered)
+@click.option("--prompts", metavar="FILE", help="SpecBench's questions, or prompts as every command takes them.")
+@whole("--limit", "Only the first N prompts.")
+@whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
+@whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
+@with_options(MODELS, [DRAFT_LENGTH], PLACE)
+@sizes("--match-batch-sizes", "1,4", "Batch sizes of table 1.")
+@sizes("--arrival-batch-sizes", "2,4", "Batch sizes of the latency with --arrivals.")
+@sizes("--batch-sizes", "1,2,4,8,16,32", "Batch sizes of everything else.")
+@whole("--match-tokens", "Tokens compared per prompt for table 1.", 50)
+@whole("--max-new-tokens", "Tokens generated per prompt in everything else.", 128)
+@whole("--repeats", "Times each timed cell is run.", 3)
+@click.option(
+    "--arrivals",
+    metavar="poisson:RATE|FILE",
+    help="Measure latency with prompts that arrive at random, RATE per second, or as a file of seconds says.",
+)
+@click.option("--parts", metavar="P,...", type=ListOf(click.STRING), help="Run only these parts now; the page has all.")
+@click.option(
+    "--output",
+    metavar="FOLDER",
+    default="reproduction",
+    show_default=True,
+    help="Where results and page go; what it holds of this reproduction already is not run again.",
+)
+@click.pass_context
+def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **options: Any) -> None:
+    """Reproduce the tables of the paper on batched speculative decoding with any pair.
+
+    The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
+    Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), and
+    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.md (the
+    tables, beside what is published) and figures as SVG. What was interrupted goes on when the same command is
+    given again.
+
+    Exits with status 1 when a cell could not be run.
+    """
+    require_matplotlib()
+    planned = planning(**options)
+    names = [part.name for part in planned]
+    for name in parts or ():
+        if name not in names:
+            raise OptionError(f"--parts: expected some of {', '.join(names)}, got {name!r}")
+    command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
+    found = run(planned, output, command, parts or names)
+    faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
+    for fault in faults:
+        click.echo(fault, err=True)
+    if faults:
+        ctx.exit(1)
+
+
+def planning(
+    prompts: str | None,
+    limit: int | None,
+    sample: int | None,
+    max_prompt_tokens: int,
+    match_batch_sizes: list[int],
+    arrival_batch_sizes: list[int],
+    batch_sizes: list[int],
+    match_tokens: int,
+    max_new_tokens: int,
+    repeats: int,
+    arrivals: str | None,
+    **pair: Any,
+) -> list[Part]:
+    """Return the parts that the options describe, after checking what they name."""
+    from specframe.arrivals import arrival_times
+    from specframe.grid import checked
+    from specframe.report.reproduce import bare, plan, spread_over
+
+    texts = readable((), prompts)[:limit]
+    some = spread_over(texts, sample)
+    cut: dict[str, Any] = {"max_prompt_tokens": max_prompt_tokens}
+    timed = cut | {"prompts": some, "max_new_tokens": max_new_tokens}
+    grouping = timed | {"repeats": 1, "warm_up": 0}
+    settings = {
+        "match": cut | {"max_new_tokens": match_tokens, "repeats": 1, "warm_up": 0},
+        "speed": timed | {"repeats": repeats, "sort": True},
+        "uniform": grouping,
+        "random": grouping | {"uniform": False},
+    }
+    if arrivals:
+        moments = arrival_times(arrivals, len(some), 0)
+        settings["arrivals"] = timed | {"repeats": 1, "arrivals": moments, "arrivals_as": arrivals}
+    own = {"match": match_batch_sizes, "arrivals": arrival_batch_sizes}
+    planned = plan(pair, texts, {name: own.get(name, batch_sizes) for name in settings}, settings)
+    checked(bare(case).cell for part in planned for case in part.cases)
+    return planned
+
+
+def run(planned: list[Part], output: str, command: str, only: list[str]) -> Reproduction:
+    """Run what is missing, then write the page."""
+    from specframe.report.reproduce import reproduce as run_parts
+    from specframe.report.reproduction import write_page
+
+    hush()
+    with telling() as tell:
+        found = run_parts(planned, output, command, only, naming(tell))
+    click.echo(write_page(found, output))
+    return found
+
+
+def naming(tell: Progress) -> Progress:
+    """Return a progress callback that names the part of every step."""
+
+    def telling_part(step: Any, line: dict[str, Any] | None) -> None:
+        named = attrs.evolve(step.case, scheme=f"{step.case.cell['part']}, {step.case.scheme}")
+        tell(attrs.evolve(step, case=named), line)
+
+    return telling_part

@@ -1,0 +1,84 @@
+"""The options that say how tokens are chosen and when a continuation ends; a prompt's own JSON line may say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from specframe.cli.options import whole, with_options
+from specframe.errors import OptionError, SpecframeError
+from specframe.prompts import Prompt
+
+if TYPE_CHECKING:
+    from specframe.sampling import Sampling
+
+
+class Number(click.ParamType):
+    """A number; whether it lies within bounds is for whoever takes it to say."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise :class:`OptionError` when ``value`` is none."""
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            option = param.opts[-1] if param else self.name
+            raise OptionError(f"{option}: expected a number, got {value!r}") from None
+
+
+def number(name: str, meaning: str) -> Callable[..., Any]:
+    """Return an option that takes a number."""
+    return click.option(name, metavar="X", type=Number(), help=meaning)
+
+
+SAMPLING = (
+    number("--temperature", "Above 0: sample, from logits divided by it. Default: 0, the most likely token."),
+    whole("--top-k", "Sample from the N most likely tokens."),
+    number("--top-p", "Sample from the most likely tokens that make up this probability."),
+    number("--min-p", "Sample from tokens at least this probable, relative to the most likely."),
+    number("--typical-p", "Sample from the most typical tokens that make up this probability."),
+    number("--repetition-penalty", "Divide the scores of tokens that occurred by this."),
+    number("--presence-penalty", "Subtract this from the scores of tokens that were generated before."),
+    whole("--min-new-tokens", "No end before this many tokens."),
+    click.option("--stop", metavar="TEXT", multiple=True, help="End with this text; may be given more than once."),
+    number("--max-time", "End a continuation this many seconds after it was taken up."),
+    whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
+    whole("--samples", "Continuations of every prompt.", 1),
+)
+"""What `specframe.Sampling` takes, as options."""
+
+sampling_options = with_options(SAMPLING)
+
+
+def taken(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the sampling options out of a command's options; those that were not given are None."""
+    known = sampling_options(click.Command("sampling")).params
+    given = {option.name: options.pop(option.name) for option in known}
+    return {name: list(value) or None if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Prompt], list[Sampling]]:
+    """Return the sampling parameters of each prompt, its own before those of the command.
+
+    A prompt whose own are wrong has a fault, like one that cannot be read.
+
+    Raises:
+        OptionError: a value of the command's is outside of what it accepts.
+    """
+    from specframe.sampling import Sampling
+
+    common = Sampling().with_parameters({name: value for name, value in given.items() if value is not None})
+    checked, own = [], []
+    for prompt in prompts:
+        known = {name: value for name, value in prompt.parameters.items() if name in Sampling.parameters()}
+        try:
+            own.append(common.with_parameters(known))
+            checked.append(prompt)
+        except SpecframeError as error:
+            own.append(common)
+            checked.append(attrs.evolve(prompt, fault=f"{prompt.place}: {error}"))
+    return checked, own

@@ -1,0 +1,88 @@
+"""Whether the token ids of a draft model mean what they mean to the target, and what drafts where they do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specframe.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+VOCABULARY_SLACK = 256
+"""How many entries two vocabularies may differ by: the padding of an embedding, or tokens added to one of them."""
+
+
+PROBE = "Two words, 3 lines:\n  one.\n"
+"""A text that a tokenizer has to give back as it was."""
+
+
+def fitting_drafter(
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    target_tokenizer: PreTrainedTokenizerBase | None,
+    draft_tokenizer: PreTrainedTokenizerBase | None,
+) -> str:
+    """Return the drafter for two models: "model" where they share a vocabulary, else "translated", by way of text.
+
+    Raises:
+        ModelError: the vocabularies differ, and one of the models has no tokenizer, or one that changes text.
+    """
+    try:
+        check_vocabularies(target_model, draft_model, target_tokenizer, draft_tokenizer)
+    except ModelError as error:
+        for role, tokenizer in (("target", target_tokenizer), ("draft", draft_tokenizer)):
+            if fault := text_fault(tokenizer):
+                raise ModelError(
+                    f"{error}; drafting by way of text takes both tokenizers, and the {role} {fault}"
+                ) from error
+        return "translated"
+    return "model"
+
+
+def text_fault(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
+    """Return why a model cannot be spoken to in text, or None when it can."""
+    if tokenizer is None:
+        return "has none: name the model by a directory or hub id that holds one"
+    ids = tokenizer(PROBE, add_special_tokens=False).input_ids
+    back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return None if back == PROBE else f"has one that changes text: {PROBE!r} comes back as {back!r}"
+
+
+def check_vocabularies(
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    target_tokenizer: PreTrainedTokenizerBase | None,
+    draft_tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Refuse a draft model whose token ids do not mean what they mean to the target.
+
+    With both tokenizers, whatever the embeddings' sizes: an id known to both is the same token, a token known to both
+    has the same id, and at most :data:`VOCABULARY_SLACK` tokens are known to one alone (special tokens that a later
+    release added). Without, the embeddings' sizes may differ by as much (padding).
+
+    Raises:
+        ModelError: the vocabularies differ; where tokens are known, with the first that does and its ids.
+    """
+    if target_tokenizer is not None and draft_tokenizer is not None:
+        _compare_tokens(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())
+        return
+    target, draft = (model.config.get_text_config().vocab_size for model in (target_model, draft_model))
+    if abs(target - draft) > VOCABULARY_SLACK:
+        expected = f"expected sizes at most {VOCABULARY_SLACK} apart"
+        raise ModelError(f"the vocabularies differ: {target} ids in the target and {draft} in the draft, {expected}")
+
+
+def _compare_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
+    ids = target | draft | target  # the target's tokens first, and its ids where they differ
+    shared = set(target.values()) & set(draft.values())
+    added = {token for token in target.keys() ^ draft.keys() if ids[token] not in shared}
+    allowed = added if len(added) <= VOCABULARY_SLACK else set()
+    wrong = [token for token in ids if target.get(token) != draft.get(token) and token not in allowed]
+    if wrong:
+        first = min(wrong, key=ids.__getitem__)
+        ours, theirs = target.get(first, "none"), draft.get(first, "none")
+        raise ModelError(
+            f"the vocabularies differ in {len(wrong)} tokens: the first, {first!r}, has id {ours} in the target and "
+            f"{theirs} in the draft"
+        )

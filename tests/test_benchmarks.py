@@ -1,0 +1,189 @@
+"""The benchmarks' own arithmetic, and the GPU suite on a CPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specframe import models
+from specframe.testing import zoo
+from specframe.testing.fakes import fake_draft, fake_target
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import checkout
+import contenders
+import measure
+import roofline
+from cost import ModelClock
+from exactness import Judge
+from grow import load_pair
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def pair() -> contenders.Models:
+    target, draft, tokenizer = load_pair("embedded")
+    return contenders.Models(target, draft, tokenizer, models.stop_token_ids(target, tokenizer))
+
+
+@pytest.fixture(scope="module")
+def prompts(pair: contenders.Models) -> list[list[int]]:
+    return contenders.held_out_prompts(pair.tokenizer, 3)
+
+
+def cell(name: str, batch: int, decode: Any) -> measure.Cell:
+    return measure.Cell(contenders.Contender(name, batch, decode), 2)
+
+
+def plan(rounds: int, seconds: float = 60) -> measure.Plan:
+    pair: Any = contenders.Models(zoo.build("llama"), zoo.bad_draft(), None, frozenset())
+    return measure.Plan(pair, [[1], [2], [3]], 4, rounds, 1e9, time.perf_counter() + seconds)
+
+
+def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
+    """transformers' own decoding and all schemes are measured on the same output."""
+    judge = Judge(pair, prompts, 6)
+    for batch in (1, 3):
+        found = {one.name: judge.compare(one.decode(prompts, 6), 0.0) for one in contenders.contenders(pair, batch, 4)}
+        assert {"transformers plain", "plain", "ragged", "eqspec", "exspec"} <= set(found)
+        assert ("transformers assisted" in found) == (batch == 1)
+        assert {(one.compared, one.exact) for one in found.values()} == {(3, 3)}
+
+
+def test_a_wrong_token_is_a_bug_and_an_early_end_is_too(pair: contenders.Models, prompts: list[list[int]]) -> None:
+    """What parts from the reference is weighed; what there is no time to weigh is not called equal."""
+    judge = Judge(pair, prompts, 4)
+    plain = contenders.contenders(pair, 3, 4)[0].decode(prompts, 4)
+    wrong = [[*plain[0][:2], 7, 7], plain[1][:2], plain[2]]
+    assert str(judge.compare(wrong, 0.0)) == "1/3, 1 bugs, 1 unweighed"
+    assert str(judge.compare(wrong, time.perf_counter() + 60)) == "1/3, 2 bugs"
+
+
+def test_prompts_differ_and_keep_their_length(pair: contenders.Models) -> None:
+    """No prompt occurs twice, so that no scheme groups rows that are the same row."""
+    found = contenders.held_out_prompts(pair.tokenizer, 128, 90)
+    assert len({tuple(prompt) for prompt in found}) == 128
+    assert 24 <= min(map(len, found)) <= max(map(len, found)) <= 90
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """A round in which everything was slow changes no ratio; one that only one of both has is left out."""
+    assert measure.ratio({0: 20.0, 1: 2.0, 2: 9.0}, {0: 10.0, 1: 1.0}) == 2
+    assert measure.ratio({0: 1.0}, None) is None
+    assert measure.median([3.0, None, 1.0, 2.0]) == 2
+
+
+def test_a_cell_that_fails_is_a_line_and_the_others_go_on() -> None:
+    """An error in one cell is its own; the cells after it, and the next round, are measured."""
+
+    def broken(prompts: list[list[int]], new: int) -> list[list[int]]:
+        raise torch.OutOfMemoryError("no room\nfor more")
+
+    cells = [cell(measure.PLAIN, 1, broken), cell("fine", 1, lambda prompts, new: [[0] * new] * len(prompts))]
+    measure.measure(cells, plan(rounds=2))
+    first, second = measure.summary(cells, None, 0.0)
+    assert first["fault"] == "OutOfMemoryError: no room"
+    assert "tokens_per_second" not in first
+    assert (second["fault"], len(second["by_round"]), second["to_plain"]) == (None, 2, None)
+
+
+def test_what_is_not_reached_in_time_says_so() -> None:
+    """A cell without a figure is never left out in silence."""
+    cells = [cell("late", 1, lambda prompts, new: [[0]])]
+    measure.measure(cells, plan(rounds=1, seconds=-1))
+    assert next(measure.summary(cells, None, 0.0))["fault"] == "not reached in time"
+
+
+def test_bytes_of_a_round() -> None:
+    """Weights once for the target and K times for the draft, an embedding only where it is the head, and what is cached."""
+    config = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    target = LlamaForCausalLM(LlamaConfig(**config))
+    draft = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True)).to(torch.bfloat16)
+    weights = sum(weight.numel() for weight in target.model.layers.parameters()) + 16
+    assert roofline.weight_bytes(target) == 4 * (weights + 32 * 16)
+    assert roofline.weight_bytes(draft) == 2 * (weights + 32 * 16)
+    assert roofline.token_bytes(target) == 2 * roofline.token_bytes(draft) == 2 * 2 * 16 * 4
+    volume = roofline.Volume()
+    volume.rounds, volume.drafted, volume.target_tokens, volume.draft_tokens = 1, 4, 10, 40
+    expected = 4 * (weights + 512) + 4 * 2 * (weights + 512) + 10 * 256 + 40 * 128
+    assert volume.bytes_moved(target, draft) == expected
+
+
+def test_own_share_is_what_is_not_inside_of_the_models(pair: contenders.Models, prompts: list[list[int]]) -> None:
+    """The loop's own share lies between nothing and all, and passes that were not seen leave it unsaid."""
+    contender = contenders.ours(pair, "ragged", 3, draft_length=2)
+    assert contender.pipe is not None
+    clock = ModelClock(pair.target, pair.draft)
+    contender.decode(prompts, 4)
+    share = clock.own_share(contender.pipe.report)
+    clock.reset()
+    assert share is not None
+    assert 0 < share < 1
+    assert clock.own_share(contender.pipe.report) is None
+    clock.close()
+    contender.decode(prompts, 2)
+    assert clock._marks == []
+
+
+def test_a_part_that_is_not_installed_is_declared(tmp_path: Path) -> None:
+    """What a checkout's pyproject.toml says of entry points is found as an installation's would be."""
+    checkout.declare(
+        {"name": "specframe-some", "version": "1.2", "entry-points": {"specframe": {"some": "specframe_some"}}},
+        tmp_path,
+    )
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    assert (found.metadata["Name"], found.version) == ("specframe-some", "1.2")
+    assert [(point.group, point.name, point.value) for point in found.entry_points] == [
+        ("specframe", "some", "specframe_some")
+    ]
+
+
+def test_fakes_are_no_pair_for_a_clock() -> None:
+    """A clock leaves no hook behind on models of any making."""
+    target = fake_target()
+    ModelClock(target, fake_draft(target)).close()
+    assert not target._forward_hooks
+    assert not target._forward_pre_hooks
+
+
+@pytest.mark.slow
+def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
+    """All parts of the suite run, small, and find nothing wrong."""
+    output = tmp_path / "suite.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu_suite.py"), "--small", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ)
+    result = json.loads(output.read_text())
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert {part: found["wrong"] for part, found in result.items()} == {
+        "tests": False,
+        "equivalence": False,
+        "bench": False,
+    }
+    assert len(result["equivalence"]["rows"]) >= 10
+    cells = result["bench"]["runs"][0]["result"]["cells"]
+    assert {cell["contender"] for cell in cells} >= {
+        "transformers plain",
+        "transformers assisted",
+        "plain",
+        "ragged",
+        "exspec",
+    }
+    assert all(cell["fault"] is None and cell["exactness"].startswith("4/4") for cell in cells)

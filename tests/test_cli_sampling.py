@@ -1,0 +1,137 @@
+"""Sampling, stopping and streaming from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specframe.cli import cli
+
+TINY = ["--max-new-tokens", "10", "--draft-length", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    """Run ``specframe run`` on the embedded pair; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, ["run", *TINY, *arguments], prog_name="specframe")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def decoded(*arguments: str) -> list[dict]:
+    """Return the records of a run that succeeds."""
+    result = run(*arguments, "--output", "out.jsonl")
+    assert result.exit_code == 0, result.output
+    kept = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    Path("out.jsonl").unlink()
+    return kept
+
+
+def test_a_temperature_brings_a_rule_that_samples() -> None:
+    """Without --accept the rule is greedy, and block where a temperature is above 0; the seed decides what comes out."""
+    assert "accept greedy," in run("import os").stdout
+    assert "accept block," in run("import os", "--temperature", "0.9").stdout
+    cold, warm = decoded("import os"), decoded("import os", "--temperature", "1.3")
+    again, other = (
+        decoded("import os", "--temperature", "1.3"),
+        decoded("import os", "--temperature", "1.3", "--seed", "1"),
+    )
+    assert warm[0]["token_ids"] == again[0]["token_ids"]
+    assert len({tuple(kept[0]["token_ids"]) for kept in (cold, warm, other)}) == 3
+
+
+def test_samples() -> None:
+    """Several continuations of a prompt have a line each, numbered."""
+    kept = decoded("import os", "class A:", "--temperature", "1", "--samples", "3")
+    assert [(one["index"], one["sample"]) for one in kept] == [(i, s) for i in (0, 1) for s in (0, 1, 2)]
+    assert len({tuple(one["token_ids"]) for one in kept[:3]}) == 3
+
+
+def test_stop_and_logprobs() -> None:
+    """A stop string ends text before it; log-probabilities come one for each token."""
+    free = decoded("import os")[0]["text"]
+    stop = free[4:6]
+    (kept,) = decoded("import os", "--stop", "never this", "--stop", stop, "--logprobs", "2")
+    assert kept["finish_reason"] == "stop"
+    assert kept["text"] == free[: free.index(stop)]
+    assert len(kept["logprobs"]) == len(kept["top_logprobs"]) == len(kept["token_ids"])
+    assert all(len(top) == 2 for top in kept["top_logprobs"])
+
+
+def test_parameters_of_one_line() -> None:
+    """What a JSON line says wins over the options; a wrong value fails that prompt alone, and other keys mean nothing."""
+    Path("p.jsonl").write_text(
+        '{"prompt": "import os", "max_new_tokens": 3, "id": 7}\n'
+        '{"prompt": "import os", "temperature": 0, "samples": 1}\n'
+        '{"prompt": "import os", "temperature": "hot"}\n'
+    )
+    options = ["--prompts", "p.jsonl", "--temperature", "1.3", "--samples", "2"]
+    result = run(*options, "--output", "out.jsonl")
+    kept = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert result.exit_code == 1
+    assert [(one["index"], len(one["token_ids"])) for one in kept] == [(0, 3), (0, 3), (1, 10), (2, 0)]
+    assert kept[3]["error"] == "p.jsonl line 3: temperature: expected a number of at least 0, got 'hot'"
+    Path("out.jsonl").unlink()
+    assert kept[2]["token_ids"] == decoded("import os")[0]["token_ids"]
+
+
+def test_resume_completes_the_samples_of_a_prompt() -> None:
+    """A file that lacks one sample of a prompt gets that one, the same as in one go."""
+    options = ["import os", "class A:", "--temperature", "1", "--samples", "2", "--output", "out.jsonl"]
+    assert run(*options).exit_code == 0
+    whole = Path("out.jsonl").read_text().splitlines()
+    Path("out.jsonl").write_text("\n".join([whole[0], whole[1], whole[3]]) + "\n")
+    assert run(*options, "--resume").exit_code == 0
+    assert Path("out.jsonl").read_text().splitlines() == whole
+    changed = run(*options, "--resume", "--top-k", "5")
+    assert changed.exit_code == 2
+    assert "was made with top-k the default: expected 5" in changed.stderr
+    cold = run("import os", "class A:", "--samples", "2", "--output", "out.jsonl", "--resume")
+    assert "was made with temperature 1.0: expected the default" in cold.stderr
+
+
+def test_stream() -> None:
+    """Streamed text is that of the results, prompt after prompt, each with its end."""
+    texts = [one["text"] for one in decoded("import os", "class A:")]
+    shown = run("import os", "class A:", "--stream").stdout
+    expected = "".join(
+        f"[{i}]\n{prompt}{text}\nlength, 10 tokens\n\n"
+        for i, (prompt, text) in enumerate(zip(("import os", "class A:"), texts, strict=True))
+    )
+    assert shown.startswith(expected)
+
+
+def test_a_file_of_options() -> None:
+    """A configuration file may name several stop strings, or one."""
+    for line in ('stop = ["zzz", "o"]', 'stop = "o"'):
+        Path("c.toml").write_text(line + "\n")
+        assert decoded("import os", "--config", "c.toml", "--stop", "o") == decoded("import os", "--stop", "o")
+        text = decoded("import os", "--config", "c.toml")[0]["text"]
+        assert "o" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--top-p", "1.5"], "top_p: expected a number from"),
+        (["--temperature", "warm"], "--temperature: expected a number, got 'warm'"),
+        (["--temperature", "1", "--accept", "greedy"], "choose a rule that samples"),
+        (["--stop", ""], "stop: expected a text or several, none of them empty"),
+        (["--samples", "0"], "--samples: expected a whole number of at least 1, got '0'"),
+    ],
+)
+def test_refused_values(options: list[str], reason: str) -> None:
+    """A wrong value is one sentence and status 2."""
+    result = run("import os", *options)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert "Traceback" not in result.output

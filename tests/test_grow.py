@@ -1,0 +1,175 @@
+"""Grown models: the function of the small model they are grown from, at the shape asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from specframe import Pipeline, models
+from specframe.errors import ModelError, UnknownNameError
+from specframe.prompts import BUILT_IN
+from specframe.reference import reference_decode
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import grow
+
+CPU = torch.device("cpu")
+OWN = {
+    "vocab_size": 2048, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 10, "num_attention_heads": 6,
+    "num_key_value_heads": 6, "head_dim": 32, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+}  # fmt: skip
+WIDER = {**OWN, "vocab_size": 2300, "hidden_size": 240, "intermediate_size": 544, "num_hidden_layers": 11}
+UNTIED = {**WIDER, "num_attention_heads": 8, "tie_word_embeddings": False}
+SHAPES = {
+    "qwen3, tied": Qwen3Config(**WIDER | {"num_key_value_heads": 2}),
+    "qwen3, fewer queries per key": Qwen3Config(**UNTIED | {"num_key_value_heads": 4, "head_dim": 64}),
+    "qwen3, more queries per key": Qwen3Config(**UNTIED | {"num_key_value_heads": 2, "head_dim": 128}),
+    "llama": LlamaConfig(**UNTIED | {"num_key_value_heads": 8, "head_dim": 64}),
+    "qwen2": Qwen2Config(**UNTIED | {"num_key_value_heads": 2}),
+    "glm4": Glm4Config(
+        **UNTIED | {"num_key_value_heads": 2, "head_dim": 128}, partial_rotary_factor=0.5, attention_bias=True
+    ),
+}
+PARAMETERS = {
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-0.6b": 596_049_920,
+    "vicuna-7b": 6_738_415_616,
+    "vicuna-68m": 68_030_208,
+    "glm4-9b": 9_400_279_040,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> PreTrainedModel:
+    return models.load_model("tiny", "target", CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    tokenizer: Any = models.load_tokenizer("tiny")
+    return [tokenizer(text).input_ids for text in BUILT_IN]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: PreTrainedModel, texts: list[list[int]]) -> PreTrainedModel:
+    """The embedded target with the norms of its heads made constant, at its own size."""
+    return grow.grow(tiny, LlamaConfig(**OWN), texts)
+
+
+@torch.inference_mode()
+def logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    return model(torch.tensor([ids], device=model.device)).logits[0].float().cpu()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_grown_model_gives_the_small_ones_tokens(
+    name: str, tiny: PreTrainedModel, plain: PreTrainedModel, texts: list[list[int]]
+) -> None:
+    """Greedy tokens are the source's and so are the logits, up to rounding; norm-free shapes: those of the norm-free source."""
+    source = tiny if name.startswith("qwen3") else plain
+    grown = grow.grow(tiny, SHAPES[name], texts)
+    torch.testing.assert_close(logits(grown, texts[-1])[:, :2048], logits(source, texts[-1]), rtol=1e-4, atol=1e-4)
+    for prompt in texts[2:4]:
+        assert reference_decode(grown, prompt, 16) == reference_decode(source, prompt, 16)
+
+
+def test_a_grown_pair_keeps_the_acceptance() -> None:
+    """Target and draft grown apart agree on as many draft tokens as the small ones do."""
+    rates = []
+    for name in ("embedded", "small"):
+        target, draft, tokenizer = grow.load_pair(name)
+        pipe = Pipeline(target, draft, batch_size=4, draft_length=4, tokenizer=tokenizer)
+        tokens = [result.token_ids for result in pipe.generate(BUILT_IN[:4], max_new_tokens=16)]
+        rates.append((tokens, pipe.report.acceptance_histogram))
+    assert rates[0] == rates[1]
+    assert sum(count * rounds for count, rounds in rates[0][1].items()) > 10
+
+
+def test_a_source_without_norms_per_head_still_drafts(tiny: PreTrainedModel, texts: list[list[int]]) -> None:
+    """What is near the embedded pair, and not the pair itself, has an acceptance worth measuring with."""
+    small_draft = models.load_model("tiny-draft", "draft", CPU, torch.float32)
+    read = grow.calibration(tiny, models.load_tokenizer("tiny"), new=16)
+    target = grow.grow(tiny, SHAPES["llama"], read)
+    draft = grow.grow(small_draft, LlamaConfig(**WIDER | {"num_hidden_layers": 2}), read)
+    pipe = Pipeline(target, draft, batch_size=8, draft_length=4)
+    list(pipe.generate(texts, max_new_tokens=16))
+    assert pipe.report.draft_acceptance_rate > 0.2
+
+
+@pytest.mark.parametrize("name", ["qwen3, tied", "llama"])
+def test_an_unused_id_is_never_the_most_likely(name: str, tiny: PreTrainedModel, texts: list[list[int]]) -> None:
+    """Whatever comes out of the last norm, unused logits fall short by half of what the mean logit does."""
+    head = grow.grow(tiny, SHAPES[name], texts).get_output_embeddings().weight.detach()[:, :192].double()
+    states_ND = torch.randn(500, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    used_NV, unused_NV = (states_ND @ rows.T for rows in head.split([2048, len(head) - 2048]))
+    best, mean = used_NV.amax(-1), used_NV.mean(-1)
+    assert (best - unused_NV.amax(-1) >= 0.49 * (best - mean)).all()
+    assert (best > mean).all()
+
+
+@pytest.mark.parametrize("name", ["qwen3, tied", "llama", "glm4"])
+def test_every_matrix_is_dense(name: str, tiny: PreTrainedModel, texts: list[list[int]]) -> None:
+    """No row or column of a grown matrix is zero: what must not count is a whisper."""
+    for place, weight in grow.grow(tiny, SHAPES[name], texts).named_parameters():
+        if weight.ndim == 2:
+            assert (weight != 0).float().mean() > 0.999, place
+
+
+def test_seats_keep_the_sharing_of_keys() -> None:
+    """Every query head finds, in its seat, a copy of the key head it shared."""
+    own = Qwen3Config(**OWN | {"num_key_value_heads": 2})
+    for heads, keys in ((32, 8), (32, 32), (32, 2), (12, 6), (8, 4)):
+        config = Qwen3Config(**OWN | {"num_attention_heads": heads, "num_key_value_heads": keys})
+        queries, shown = grow.seats(own, config)
+        assert len(set(queries)) == 6
+        assert [shown[query // (heads // keys)] for query in queries] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_named_shapes_have_the_published_sizes(name: str) -> None:
+    """A named shape has as many parameters as the published model."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(grow.shape(name))
+    assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS[name]
+
+
+def test_every_pair_fits_the_embedded_one() -> None:
+    """The embedded pair can be grown to every named pair, and target and draft share a vocabulary."""
+    own = [models.load_model(alias, "target", CPU, torch.float32).config for alias in grow.PAIRS["embedded"]]
+    for name in set(grow.PAIRS) - {"embedded"}:
+        shapes = [grow.shape(one) for one in grow.PAIRS[name]]
+        for small, config in zip(own, shapes, strict=True):
+            grow.check(small, config, measured=True)
+        assert shapes[0].vocab_size == shapes[1].vocab_size
+
+
+def test_what_cannot_be_grown_is_one_sentence(tiny: PreTrainedModel, plain: PreTrainedModel) -> None:
+    """A shape that is too small, of another kind, or unknown is refused in words that name it."""
+    with pytest.raises(ModelError, match="hidden_size is 144: expected at least 192"):
+        grow.grow(tiny, LlamaConfig(**OWN | {"hidden_size": 144}))
+    with pytest.raises(ModelError, match="expected a multiple of 32"):
+        grow.grow(tiny, Qwen3Config(**OWN | {"head_dim": 48}))
+    with pytest.raises(ModelError, match="1 key heads: expected at least 2"):
+        grow.grow(tiny, Qwen3Config(**OWN | {"num_key_value_heads": 1}))
+    with pytest.raises(ModelError, match="expected texts"):
+        grow.grow(tiny, LlamaConfig(**OWN))
+    with pytest.raises(ModelError, match="the source is a llama: expected a qwen3"):
+        grow.grow(plain, LlamaConfig(**OWN))
+    with pytest.raises(UnknownNameError, match="unknown shape 'qwen3-9b'"):
+        grow.shape("qwen3-9b")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_growing_on_the_device(dtype: torch.dtype, tiny: PreTrainedModel, texts: list[list[int]]) -> None:
+    """A model grown on CUDA has the source's logits, up to the precision's rounding."""
+    grown = grow.grow(tiny, grow.shape("small"), texts, "cuda", dtype)
+    assert {weight.device.type for weight in grown.parameters()} == {"cuda"}
+    bound = 1e-3 if dtype == torch.float32 else 1.0
+    assert (logits(grown, texts[-1])[:, :2048] - logits(tiny, texts[-1])).abs().max() < bound
