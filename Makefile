@@ -32,8 +32,9 @@ wheels: install  ## build the three wheels into dist/
 	rm -rf dist
 	for part in . plugins/specframe-std plugins/specframe-tiny; do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
 
-bench: install  ## tokens per second beside transformers' own decoding, in one run
-	$(BIN)/python benchmarks/bench.py --count 16 --new 48
+bench: install  ## tokens per second beside transformers' own decoding, on two pairs, in under ten minutes
+	$(BIN)/python benchmarks/bench.py --pair embedded --device cpu --budget 270
+	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 270
 
 clean:
 	rm -rf .venv dist build *.egg-info plugins/*/*.egg-info

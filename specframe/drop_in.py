@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import weakref
+import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,12 +49,11 @@ def assisted(
     Raises:
         OptionError: on the call, before any work, what ``generate`` was asked for and cannot be had here, by name.
     """
-    pipelines: weakref.WeakKeyDictionary[PreTrainedModel, Pipeline] = weakref.WeakKeyDictionary()
 
-    def pipeline(model: PreTrainedModel) -> Pipeline:
-        if model not in pipelines:
-            pipelines[model] = Pipeline(model, draft, align, None, accept, "chain", kv, draft_length=draft_length)
-        return pipelines[model]
+    @functools.cache
+    def pipeline(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> Pipeline:
+        on, precision = str(device), str(dtype)
+        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision)
 
     def generate(
         model: PreTrainedModel,
@@ -66,17 +66,30 @@ def assisted(
         refuse_unsupported(model, generation_config, logits_processor, model_kwargs)
         streamers = streamers_of(streamer, len(input_ids))
         prompts = unpadded(input_ids, model_kwargs)
-        pipe = pipeline(model)
-        requests = requests_of(pipe, input_ids, prompts, logits_processor, stopping_criteria, generation_config)
-        pipe.batch_size = len(requests)
-        if generation_config.do_sample:
-            pipe.seed = int(torch.randint(2**62, ()))
-        kept = StepOutputs(generation_config)
-        watching = [kept, *([Streaming(streamers, input_ids)] if streamers else [])]
-        results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
+        with evaluating(model):
+            pipe = pipeline(model, model.device, model.dtype)
+            requests = requests_of(pipe, input_ids, prompts, logits_processor, stopping_criteria, generation_config)
+            pipe.batch_size = len(requests)
+            if generation_config.do_sample:
+                pipe.seed = int(torch.randint(2**62, ()))
+            kept = StepOutputs(generation_config)
+            watching = [kept, *([Streaming(streamers, input_ids)] if streamers else [])]
+            results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
         return output(input_ids, results, generation_config, kept)
 
     return generate
+
+
+@contextlib.contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Put a model in evaluation mode inside the block, and each of its modules back in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def refuse_unsupported(
@@ -84,22 +97,27 @@ def refuse_unsupported(
 ) -> None:
     """Raise :class:`OptionError` naming what cannot be had."""
     cache = model_kwargs.get("past_key_values")
-    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "token_type_ids"}
+    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    mode = config.get_generation_mode()
     asked = {
         "an encoder-decoder model": model.config.is_encoder_decoder,
-        "num_beams": (config.num_beams or 1) > 1,
+        f"{mode.value} (num_beams={config.num_beams})": mode not in DECODING,
         "inputs_embeds": "inputs_embeds" in model_kwargs,
         "past_key_values that hold tokens already": cache is not None and cache.get_seq_length() > 0,
         "use_cache=False": config.use_cache is False,
         "prompt_lookup_num_tokens (give assisted('prompt-lookup') instead)": config.prompt_lookup_num_tokens,
+        "assistant_early_exit": config.assistant_early_exit,
         "output_attentions": config.output_attentions,
         "output_hidden_states": config.output_hidden_states,
-        **{name: model_kwargs[name] is not None for name in model_kwargs.keys() - known},
+        **{name: model_kwargs[name] is not None for name in sorted(model_kwargs.keys() - known)},
     }
     asked |= {type(one).__name__: isinstance(one, STATEFUL) for one in processors}
     if unsupported := [name for name, wanted in asked.items() if wanted]:
         raise OptionError(f"assisted generation in batches does not support {', '.join(unsupported)}")
 
+
+DECODING = (hf.GenerationMode.GREEDY_SEARCH, hf.GenerationMode.SAMPLE, hf.GenerationMode.ASSISTED_GENERATION)
+"""What ``generate`` may be set to do."""
 
 STATEFUL = (
     hf.UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -139,9 +157,7 @@ def unpadded(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[list
         raise OptionError("attention_mask: expected rows padded on the left only, with at least one token each")
     positions_BS = model_kwargs.get("position_ids")
     expected_BS = (real_BS.cumsum(-1) - 1).where(real_BS, 0)
-    if positions_BS is not None and not bool(
-        (positions_BS.to(input_ids.device) == expected_BS).logical_or(~real_BS).all()
-    ):
+    if positions_BS is not None and not torch.equal(positions_BS.to(expected_BS).where(real_BS, 0), expected_BS):
         raise OptionError("position_ids: expected the place of each token in its row, counted from 0")
     rows, masks = input_ids.tolist(), real_BS.sum(1).tolist()
     return [row[len(row) - count :] for row, count in zip(rows, masks, strict=True)]
@@ -157,7 +173,8 @@ def requests_of(
 ) -> list[Request]:
     """Return a request per row, with what ``generate`` prepared for it."""
     width, device = input_ids.shape[1], pipe.target_model.device
-    new = min(one.max_length for one in [config, *criteria] if hasattr(one, "max_length")) - width
+    lengths = [one.max_length for one in criteria if isinstance(one, hf.MaxLengthCriteria)]
+    new = min([config.max_length, *lengths]) - width
     context = getattr(pipe.target_model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max(map(len, prompts)) + new > context:
         raise OptionError(

@@ -26,7 +26,7 @@ from specframe.run import Run
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
 from specframe.stopping import Criteria, StopCheck, StopStrings, stop_strings
-from specframe.streaming import TextStream, text_of
+from specframe.streaming import TextStream, text_before
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence, SequenceMetrics
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
@@ -110,7 +110,6 @@ class Pipeline:
         self._runner = ModelRunner(self.target_model, "target")
         self._meters: tuple[Counts, Stopwatch] = (Counts(), Stopwatch(self._runner.device))
         self._logprobs = Logprobs()
-        self._stop_strings: dict[tuple[tuple[str, ...], int], StopStrings] = {}
         self._errors = self._kv_bytes = 0
         self._busy = False
 
@@ -269,10 +268,7 @@ class Pipeline:
                 raise ModelError(
                     "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
                 )
-            key = tuple(sampling.stop), sampling.min_new_tokens
-            if key not in self._stop_strings:
-                self._stop_strings[key] = StopStrings(self.tokenizer, *key)
-            checks.append(self._stop_strings[key])
+            checks.append(StopStrings(self.tokenizer, sampling.stop, sampling.min_new_tokens))
         if sampling.criteria:
             checks.append(Criteria(sampling.criteria, device=self._runner.device))
         return tuple(checks)
@@ -361,7 +357,7 @@ class Pipeline:
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(
             request.index,
-            text_of(self.tokenizer, sequence.token_ids, stop_strings(request.stop_checks)),
+            text_before(self.tokenizer, sequence.token_ids, stop_strings(request.stop_checks)),
             sequence.token_ids,
             sequence.finish_reason,
             sequence.metrics,
@@ -392,6 +388,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         OptionError: no draft model is known for the target.
     """
     drafters = registry().names("drafter")
+    drafter = os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
     if target is None:
         paired = aliases.paired_target(drafter) if isinstance(drafter, str) else None
         target = paired or "tiny"

@@ -75,7 +75,7 @@ class Pool:
         """
         reading: list[Sequence] = []
         waiting = self.waiting
-        for _ in range(min(count, len(waiting), self.rows - len(self.live))):
+        for _ in range(min(count, len(waiting), self.rows - self._taken)):
             request = waiting.popleft()
             limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
             sequence = Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
@@ -85,6 +85,12 @@ class Pool:
                 reading.append(sequence)
             self.live.append(sequence)
         return reading
+
+    @property
+    def _taken(self) -> int:
+        """Rows of live sequences, seated already or not, and of finished ones that others still start from."""
+        donors = {id(sequence.donor): sequence.donor for sequence in self.live if sequence.donor}
+        return len(self.live) + sum(donor.finished and not donor.gone for donor in donors.values())
 
     def _donor(self, request: Request) -> Sequence | None:
         """Return a live sequence of the same prompt that reads or has read it."""
@@ -170,7 +176,8 @@ class Pool:
         gained = np.where(stopped, stops.argmax(axis=1) + 1, gained)
         places = before[:, None] + np.arange(tokens.shape[1])
         np.put_along_axis(self._tokens[: len(batch)], places, tokens, axis=1)
-        reasons: dict[int, FinishReason] = dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
+        reasons = self._timed_out(batch)
+        reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
         reasons |= dict.fromkeys(np.flatnonzero(stopped).tolist(), "eos")
         reasons |= self._checked_stops(batch, gained)
         batch.lengths[:] += gained
@@ -202,14 +209,23 @@ class Pool:
             scores_BTV,
         )
 
-    def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
-        """Return the rows that their own stop checks or their time end, after cutting what they gained."""
-        reasons: dict[int, FinishReason] = {}
+    def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
+        """Return the rows whose time is up: they end with what this round gave them."""
+        limits = [sequence.request.max_time for sequence in batch.sequences]
+        if all(limit is None for limit in limits):
+            return {}
         now = self._clock.now
+        return {
+            row: "length"
+            for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
+            if limit is not None and now - sequence.taken_up >= limit
+        }
+
+    def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
+        """Return the rows that their own stop checks end, after cutting what they gained."""
+        reasons: dict[int, FinishReason] = {}
         for row, sequence in enumerate(batch.sequences):
             request = sequence.request
-            if request.max_time is not None and now - sequence.taken_up >= request.max_time:
-                reasons[row] = "length"
             for check in request.stop_checks:
                 ids = self._tokens[row, : batch.lengths[row] + gained[row]]
                 place = check.first(ids, len(request.prompt_ids), int(gained[row]))

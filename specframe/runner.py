@@ -167,8 +167,9 @@ class CachedModel:
         return self.layout.place(batch, ids_BT.shape[1], offset)
 
     def follow(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of this cache, also in a round that feeds it nothing."""
-        self.store.arrange(batch.sequences)
+        """Make the batch's sequences the rows of this cache and its layout, in a round that feeds it nothing."""
+        with self._watch.stage("align"):
+            self.layout.arrange(batch)
 
     def read(self, batch: Batch, offset: int = 0) -> torch.Tensor | None:
         """Feed rows of which nothing is cached up to their length + ``offset``, in chunks.

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
-
-from specframe.errors import OptionError
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder puts where the bytes of a character are not complete."""
+
+MOST_BYTES = 4
+"""Bytes of a character in UTF-8, at most, and so its tokens."""
+
+SILENT = 32
+"""Tokens without text (special ones) that may lie among those of a stop string."""
 
 
 class StopCheck(Protocol):
@@ -31,37 +38,38 @@ class StopCheck(Protocol):
 class StopStrings:
     """Ends a sequence with the token that completes one of some strings in the generated text.
 
-    A string may begin in one block and end in another, begin or end inside a token; transformers' ``StopStringCriteria`` tells,
-    asked about all places of a block at once. What the prompt holds does not count.
+    The text is what the tokenizer makes of the generated tokens, special ones left out: that of the result. So a string may begin
+    in one block and end in another, and begin or end inside a token; what the prompt holds does not count.
 
     Args:
         tokenizer: the target's.
         strings: at least one, none empty.
-        after: generated tokens before which no string is looked for.
-
-    Raises:
-        OptionError: no token of the tokenizer can complete one of the strings.
+        after: generated tokens among which none may end.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Rows[str], after: int = 0) -> None:
-        self.strings, self._after = tuple(strings), after
-        try:
-            self._criterion = StopStringCriteria(tokenizer, list(self.strings))
-        except ValueError as error:
-            raise OptionError(
-                f"stop: expected strings that the tokenizer's tokens can end, got {list(self.strings)}"
-            ) from error
+        self._tokenizer, self.strings, self._after = tokenizer, tuple(strings), after
+        self._reach = MOST_BYTES * max(map(len, self.strings)) + SILENT
 
     def first(self, ids: np.ndarray, prompt_length: int, fresh: int) -> int | None:
         """Return the first fresh token that completes a string."""
-        width = self._criterion.maximum_token_len
-        unknown = np.iinfo(np.int32).max  # no token's id: it matches nothing
-        shown = np.concatenate([np.full(width, unknown), ids])
-        shown[width : width + prompt_length] = unknown
-        windows = np.lib.stride_tricks.sliding_window_view(shown, width)[-fresh:]
-        ends = self._criterion(torch.from_numpy(windows.copy()), None).numpy()
-        ends &= np.arange(len(ids) - fresh, len(ids)) + 1 - prompt_length > self._after
-        return int(ends.argmax()) if ends.any() else None
+        new = ids[prompt_length:].tolist()
+        recent = text_of(self._tokenizer, new[-fresh - self._reach :])
+        if not any(one in recent for one in self.strings):
+            return None
+        known = len(new) - fresh
+        return next((n for n in range(fresh) if self.place(new[: known + n + 1]) is not None), None)
+
+    def place(self, token_ids: Rows[int]) -> int | None:
+        """Return where in the text of generated tokens the string begins that is the first to be complete, or None."""
+        unasked = text_of(self._tokenizer, token_ids[: self._after]).rstrip(UNFINISHED) if self._after else ""
+        return first_complete(text_of(self._tokenizer, token_ids), self.strings, len(unasked))
+
+    def begun(self, text: str) -> int:
+        """Return how many of the last characters of ``text`` may be the beginning of a string."""
+        longest = max(map(len, self.strings)) - 1
+        ends = (text[-count:] for count in range(min(longest, len(text)), 0, -1))
+        return next((len(end) for end in ends if any(one.startswith(end) for one in self.strings)), 0)
 
 
 class Criteria:
@@ -89,21 +97,18 @@ class Criteria:
         return None
 
 
-def stop_strings(checks: Rows[StopCheck]) -> tuple[str, ...]:
-    """Return all strings that some checks look for."""
-    return tuple(one for check in checks if isinstance(check, StopStrings) for one in check.strings)
+def stop_strings(checks: Rows[StopCheck]) -> StopStrings | None:
+    """Return the one among some checks that looks for strings."""
+    return next((check for check in checks if isinstance(check, StopStrings)), None)
 
 
-def before_stop(text: str, strings: Rows[str]) -> str:
-    """Return text up to the stop string that is complete first; all of it when it holds none."""
-    ends = [(place + len(one), place) for one in strings if (place := text.find(one)) >= 0]
-    return text[: min(ends)[1]] if ends else text
+def first_complete(text: str, strings: Rows[str], start: int = 0) -> int | None:
+    """Return where the string begins that ends first in ``text`` beyond the first ``start`` characters, or None."""
+    found = ((text.find(one, max(0, start + 1 - len(one))), len(one)) for one in strings)
+    ends = [(place + length, place) for place, length in found if place >= 0]
+    return min(ends)[1] if ends else None
 
 
-def may_begin(text: str, strings: Rows[str]) -> int:
-    """Return how many of the last characters of ``text`` may be the beginning of a stop string."""
-    longest = max(map(len, strings), default=1) - 1
-    for count in range(min(longest, len(text)), 0, -1):
-        if any(one.startswith(text[-count:]) for one in strings):
-            return count
-    return 0
+def text_of(tokenizer: PreTrainedTokenizerBase | None, token_ids: Rows[int]) -> str:
+    """Return generated tokens as text, special tokens left out; none without a tokenizer."""
+    return "" if tokenizer is None else str(tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -23,6 +23,7 @@ from specframe.grid import checked, expand
 from specframe.report import compare as comparing
 from specframe.report import page
 from specframe.report.compare import Settings, compare, steps
+from specframe.report.figures import equality
 from specframe.report.results import ABOUT, RESULTS
 from specframe.report.schemes import cases
 from specframe.testing import zoo
@@ -346,6 +347,17 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
             assert "token_ids" not in line
     assert len({line["tokens_digest"] for line in lines()}) == 1
     assert runs(lines()) == [("plain", 1, 0), ("plain", 2, 0), ("ragged", 2, 0), ("ragged", 2, 1), ("plain", 2, 1)]
+
+
+def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):
+    """Ids are compared where a rule draws what plain sampling draws, and left out where they depend on the draft."""
+    grid = checked(expand({**pair, "accept": "gumbel,rejection", "batch_size": [2]}))
+    settings = Settings(PROMPTS, 6, 1, temperature=1.2)
+    comparison = compare(grid, settings, "out")
+    assert {line["cell"]["accept"] for line in lines() if line["plain"]} == {"gumbel"}
+    assert not any("error" in line for line in lines())
+    rows = equality(comparison)
+    assert [row[:4] for row in rows] == [("plain", 2, 3, 3), ("gumbel", 2, 3, 3)]
 
 
 def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):

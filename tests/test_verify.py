@@ -20,6 +20,7 @@ from specframe.errors import OptionError
 from specframe.grid import checked, expand
 from specframe.loading import LoadedModels
 from specframe.reference import reference_decode
+from specframe.sampling import Sampling
 from specframe.testing import fakes, harness, zoo
 from specframe.ties import Scales, tie_bound
 from specframe.verify import Agreement, Divergence, Reference, Verification, common_start, verify
@@ -106,6 +107,64 @@ def test_bfloat16_parts_at_ties_only(architecture: str) -> None:
     assert sound.batch_one.ties > 0
     assert flawed.batch_one is not None
     assert flawed.batch_one.bugs > 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "glm4", "gpt2"])
+def test_bfloat16_bugs_in_no_lossless_alignment(architecture: str) -> None:
+    """Whatever lossless alignment, on models that round differently: rounding explains every divergence."""
+    target = zoo.build(architecture).bfloat16()
+    draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
+    prompts = harness.random_prompts([1, 26, 9, 3, 17], zoo.VOCABULARY, seed=6)
+    for one in outcomes(target, draft, prompts, align="ragged,exspec,rollback", batch_size=3, new=12):
+        assert one.sound, one.batch_one and one.batch_one.worst
+        assert one.same_batch is not None
+        assert one.same_batch.bugs == 0
+
+
+def sampled(pair: tuple[Any, Any], temperature: float, **options: Any) -> list[Verification]:
+    cell = {"target": pair[0], "drafter": [pair[1]], "batch_size": 3, "accept": "gumbel", "seed": 5, **options}
+    return list(verify(checked(expand(cell)), PROMPTS, 12, temperature=temperature))
+
+
+def test_gumbel_draws_what_plain_sampling_draws() -> None:
+    """With a temperature the reference is plain sampling at the same seed, whose ids are not those of another seed."""
+    target = zoo.build("qwen3")
+    pair = target, zoo.good_draft(target)
+    found = sampled(pair, 2.0, align="ragged,eqspec,exspec", seed=[5, 6])
+    for one in found:
+        assert one.fault is None
+        for agreement in (one.batch_one, one.same_batch, one.plain):
+            assert agreement is not None
+            assert agreement.exact_match == 100
+    pipes = [LoadedModels().pipeline(found[place].cell) for place in (0, -1)]
+    first, second = (
+        [r.token_ids for r in pipe.generate(PROMPTS, 12, sampling=Sampling(temperature=2.0))] for pipe in pipes
+    )
+    assert first != second
+
+
+def test_divergences_of_samples_are_weighed_under_their_noise() -> None:
+    """Where a flawed alignment draws another token, the expected one is the best once the noise is added: no gap is missed."""
+    target = zoo.build("qwen3")
+    (one,) = sampled((target, zoo.good_draft(target)), 0.8, align="masking")
+    assert one.batch_one is not None
+    assert one.batch_one.divergences
+    for found in one.batch_one.divergences:
+        assert found.kind == "bug"
+        assert found.short >= found.gap > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "greedy"])
+def test_rules_whose_ids_cannot_be_compared_are_refused(
+    pair: tuple[PreTrainedModel, PreTrainedModel], rule: str
+) -> None:
+    """They draw other ids than plain sampling; without a temperature they decode greedily and are compared."""
+    with pytest.raises(
+        OptionError, match=rf"^acceptance rule '{rule}' cannot be verified with a temperature: .*gumbel"
+    ):
+        sampled(pair, 1.0, accept=rule)
+    (one,) = sampled(pair, 0.0, accept=rule)
+    assert one.sound
 
 
 def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
@@ -215,6 +274,21 @@ def test_the_command_exits_with_0_when_all_is_sound(saved: list[str]) -> None:
     assert result.exit_code == 0, result.output
     assert "left out: align=ragged: " in result.stderr
     assert "1 of 1 combinations" in result.stdout
+
+
+def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) -> None:
+    """A temperature takes gumbel unless another rule is named, which is refused; so is what is no temperature."""
+    result = invoke(*saved, "hello", "a", "--temperature", "0.9", "--batch-size", "1,2")
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 combinations" in result.stdout
+    for wrong, message in (
+        (["--temperature", "1", "--accept", "block"], "acceptance rule 'block' cannot be verified with a temperature"),
+        (["--temperature", "-1"], "--temperature: expected a number of at least 0, got '-1'"),
+        (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
+    ):
+        result = invoke(*saved, "hello", *wrong)
+        assert result.exit_code == 2
+        assert message in result.stderr
 
 
 def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:

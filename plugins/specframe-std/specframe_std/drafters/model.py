@@ -37,11 +37,11 @@ class ModelDrafter:
         self._seating.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
-        self._cache.follow(batch)
         if batch.prefill:
             self._cache.read(batch, offset=-1)
             cached[:] = batch.lengths - 1
         if draft_length == 0:
+            self._cache.follow(batch)
             return Draft(batch.tokens_BS[:, :0])
 
         width = max(2, int((batch.lengths - cached).max()))
