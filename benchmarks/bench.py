@@ -148,7 +148,7 @@ def bench(
     rows = list(summary(sorted(cells, key=lambda cell: cell.contender.batch), judge if alive else None, deadline))
     return {
         **surroundings(device, dtype),
-        "settings": settings,
+        "settings": {name: value for name, value in settings.items() if name != "output"},
         "parameters": {role: model.num_parameters() for role, model in (("target", target), ("draft", draft))},
         "copy_bytes_per_second": round(bandwidth),
         "cells": rows,
@@ -173,15 +173,21 @@ def surroundings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return what a figure depends on besides the code."""
     cuda = device.type == "cuda"
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", "benchmarks/bench.py", *without_output(sys.argv[1:])]),
         "device": torch.cuda.get_device_name(device)
         if cuda
-        else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        else f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
         "dtype": str(dtype).removeprefix("torch."),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def without_output(arguments: list[str]) -> list[str]:
+    """Return a command's arguments without where its result goes."""
+    place = arguments.index("--output") if "--output" in arguments else len(arguments)
+    return arguments[:place] + arguments[place + 2 :]
 
 
 def show(result: dict[str, Any]) -> None:

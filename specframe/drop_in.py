@@ -37,8 +37,8 @@ def assisted(
     """Return what ``model.generate(**batch, custom_generate=...)`` takes: assisted generation for batches of any size.
 
     Greedy output is that of ``generate`` without an assistant, token for token; sampled output is distributed as it is, with
-    random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does; their scores
-    and logits are 0 there.
+    random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does, and their
+    scores and logits are 0 there.
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.

@@ -13,9 +13,9 @@ import torch
 
 from specframe import aliases, models
 from specframe.arrivals import checked_arrivals
+from specframe.attempts import rounds
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, compose, strategy
-from specframe.decode import Strategies, decode
 from specframe.errors import ModelError, OptionError, PromptError
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
@@ -323,26 +323,26 @@ class Pipeline:
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
-        rows = min(use.scheduler.rows(self.batch_size), len(requests))
         capacity = longest + use.policy.maximum + 1
-        run = (checks[0].run if self._check else Run)(
-            self._runner,
-            use.alignment,
-            use.rule,
-            use.kv,
-            rows,
-            capacity,
-            watch,
-            seed=self.seed,
-            draft_model=self.draft_model,
-            target_tokenizer=self.tokenizer,
-            draft_tokenizer=self._draft_tokenizer,
-        )
-        strategies = Strategies(use.drafter, use.verifier, use.rule, use.alignment, use.scheduler, use.policy)
-        for role in (use.drafter, use.verifier, use.rule, use.alignment):
-            role.start(run)
-        pool = Pool(requests, rows, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
-        for report in decode(pool, strategies, watch):
+        pool = Pool(requests, 0, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
+        start = checks[0].run if self._check else Run
+
+        def open_run(rows: int) -> Run:
+            return start(
+                self._runner,
+                use.alignment,
+                use.rule,
+                use.kv,
+                rows,
+                capacity,
+                watch,
+                seed=self.seed,
+                draft_model=self.draft_model,
+                target_tokenizer=self.tokenizer,
+                draft_tokenizer=self._draft_tokenizer,
+            )
+
+        for run, report in rounds(use, pool, open_run, self.batch_size, watch):
             if report.finished:
                 self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
             yield report

@@ -38,19 +38,44 @@ class Pool:
     ) -> None:
         self._coming = deque(sorted(requests, key=lambda request: request.arrival))
         self._waiting: deque[Request] = deque()
+        self._returned: deque[Sequence] = deque()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
-        self.rows, self.context = rows, context
+        self.context, self._capacity, self._device = context, capacity, device
+        self._rounds = 0
+        self._furnish(rows)
+
+    def _furnish(self, rows: int) -> None:
+        """Allocate what is kept per row."""
+        self.rows = rows
         self._seating = Seating(rows)
         self._batch: list[Sequence] = []
-        self._tokens_RS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
-        self._lengths_R = torch.zeros(rows, dtype=torch.long, device=device)
-        self._tokens = np.zeros((rows, capacity), dtype=np.int64)
+        self._tokens_RS = torch.zeros(rows, self._capacity, dtype=torch.long, device=self._device)
+        self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
+        self._tokens = np.zeros((rows, self._capacity), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
-        self._streams_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
         self._starting: list[Sequence] = []
-        self._rounds = 0
+
+    def put_back(self, rows: int) -> None:
+        """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
+
+        A round that was under way counts for nothing.
+        """
+        for sequence in self.live:
+            row = self._seating.row(sequence)
+            if row is not None:
+                sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+            sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
+        self._returned.extendleft(reversed(self.live))
+        self.live = []
+        self._furnish(rows)
+
+    @property
+    def unfinished(self) -> int:
+        """How many sequences are still to be decoded, arrived or not."""
+        return len(self.live) + len(self._returned) + len(self._waiting) + len(self._coming)
 
     @property
     def waiting(self) -> deque[Request]:
@@ -60,7 +85,7 @@ class Pool:
         return self._waiting
 
     def _let_in(self) -> None:
-        now, idle = self._clock.now, not self.live and not self._waiting
+        now, idle = self._clock.now, not (self.live or self._waiting or self._returned)
         if idle and now < (following := self._coming[0].arrival):
             self._clock.jump(following)
             now = following
@@ -75,16 +100,18 @@ class Pool:
         """
         reading: list[Sequence] = []
         waiting = self.waiting
-        for _ in range(min(count, len(waiting), self.rows - self._taken)):
-            request = waiting.popleft()
-            limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
-            sequence = Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
+        for _ in range(min(count, len(self._returned) + len(waiting), self.rows - self._taken)):
+            sequence = self._returned.popleft() if self._returned else self._taken_up(waiting.popleft())
             if sequence.donor:
                 sequence.donor.heirs += 1
             else:
                 reading.append(sequence)
             self.live.append(sequence)
         return reading
+
+    def _taken_up(self, request: Request) -> Sequence:
+        limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
+        return Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
 
     @property
     def _taken(self) -> int:
@@ -100,7 +127,7 @@ class Pool:
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
         row = self._seating.row(sequence)
-        return len(sequence.request.prompt_ids) if row is None else int(self._lengths[row])
+        return len(sequence.start_ids) if row is None else int(self._lengths[row])
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """Return these live sequences as a batch, seated in the first rows.
@@ -141,7 +168,7 @@ class Pool:
             return
         for row in rows:
             sequence = self._batch[row]
-            ids = sequence.request.prompt_ids
+            ids = sequence.start_ids
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
@@ -172,14 +199,14 @@ class Pool:
         room = batch.limits - before
         gained = np.minimum(accepted + 1, room)
         stops = self._stops(batch, tokens) & (np.arange(tokens.shape[1]) < gained[:, None])
-        stopped = stops.any(axis=1)
-        gained = np.where(stopped, stops.argmax(axis=1) + 1, gained)
+        until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
+        gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
         np.put_along_axis(self._tokens[: len(batch)], places, tokens, axis=1)
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
-        reasons |= dict.fromkeys(np.flatnonzero(stopped).tolist(), "eos")
         reasons |= self._checked_stops(batch, gained)
+        reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
         batch.lengths[:] += gained
 
         drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus

@@ -40,6 +40,12 @@ class Run:
         self.caches.append(cached)
         return cached
 
+    def release(self) -> None:
+        """Let go of all caches."""
+        for cached in self.caches:
+            del cached.store, cached.layout
+        self.caches.clear()
+
     @property
     def kv_bytes(self) -> int:
         """Bytes all caches hold."""

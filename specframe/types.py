@@ -92,11 +92,16 @@ class Sequence:
     taken_up: float = 0.0
     """When it became live, on the pool's clock."""
     token_ids: list[int] = attrs.Factory(list)
-    """The generated tokens; filled when it finishes."""
+    """The generated tokens; filled when it finishes, or has to give its row back."""
     finish_reason: FinishReason | None = None
     waited: int = 0
     """Rounds since it was last in a batch, the bound schedulers keep."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
+
+    @property
+    def start_ids(self) -> list[int]:
+        """What is read before it goes on: its prompt, and what it had generated when it last lost its row."""
+        return [*self.request.prompt_ids, *self.token_ids]
 
     @property
     def finished(self) -> bool:

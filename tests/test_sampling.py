@@ -1,6 +1,7 @@
 """Sampling rules against the target's exact distribution, and processors against one token at a time."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline
-from specframe.errors import OptionError
+from specframe.compose import SAMPLING_RULE
+from specframe.errors import OptionError, UnknownNameError
 from specframe.noise import Stream, gumbel, uniform
 from specframe.sampling import Sampling
 
@@ -172,14 +174,57 @@ def test_processors_that_look_at_the_prefix_see_what_one_token_at_a_time_sees():
 def test_a_temperature_the_rule_ignores_is_refused():
     """Greedy acceptance with a temperature says which rules sample."""
     with pytest.raises(OptionError, match="gumbel, block or rejection"):
-        Pipeline(TARGET, DRAFT).generate([[1]], sampling=Sampling(temperature=0.7))
+        Pipeline(TARGET, DRAFT, accept="greedy").generate([[1]], sampling=Sampling(temperature=0.7))
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", -1), ("top_p", 0), ("top_k", -2), ("min_p", 1.5)])
-def test_a_parameter_out_of_range_is_refused(name, value):
-    """The message names the parameter and what it accepts."""
-    with pytest.raises(OptionError, match=f"{name}: expected a number from"):
+OUT_OF_RANGE = {
+    "temperature": (-1, "a number of at least 0"),
+    "top_p": (0, "a number from 1e-09 to 1"),
+    "top_k": (-2, "a whole number of at least 0"),
+    "min_p": (1.5, "a number from 0 to 1"),
+    "samples": (0, "a whole number of at least 1"),
+    "max_new_tokens": (0, "a whole number of at least 1"),
+    "min_new_tokens": (1.5, "a whole number of at least 0"),
+    "logprobs": (True, "a whole number of at least 0"),
+    "max_time": (-0.1, "a number of at least 0"),
+    "stop": (("a", ""), "a text or several, none of them empty"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_a_parameter_out_of_range_is_refused(name):
+    """The message names the parameter and what it accepts, and what was got."""
+    value, accepts = OUT_OF_RANGE[name]
+    with pytest.raises(OptionError, match=re.escape(f"{name}: expected {accepts}, got {value!r}")):
         Sampling(**{name: value})
+
+
+def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
+    """What is written down for one prompt, as in JSON, replaces what holds for all; unknown names are named."""
+    usual = Sampling(temperature=0.5, stop="END")
+    own = usual.with_parameters({"bad_words_ids": [[1, 2], [3]], "stop": ["a", "b"], "max_new_tokens": 7})
+    assert own == Sampling(temperature=0.5, bad_words_ids=((1, 2), (3,)), stop=("a", "b"), max_new_tokens=7)
+    assert usual.stop == ("END",)
+    with pytest.raises(UnknownNameError, match="unknown sampling parameter 'stops'.*did you mean 'stop'"):
+        usual.with_parameters({"stops": "x"})
+    with pytest.raises(UnknownNameError, match="unknown sampling parameter 'criteria'"):
+        usual.with_parameters({"criteria": []})
+
+
+def test_auto_takes_the_rule_that_a_run_needs():
+    """By default runs without a temperature are greedy, and those with one draw as the sampling rule does."""
+    sampling, prompts = Sampling(temperature=1.2), [[1, 2], [3], [4, 4, 4]]
+
+    def ids(pipe, sampling):
+        return [result.token_ids for result in pipe.generate(prompts, max_new_tokens=10, sampling=sampling)]
+
+    auto = Pipeline(TARGET, DRAFT, draft_length=3, seed=3)
+    named = Pipeline(TARGET, DRAFT, draft_length=3, seed=3, accept=SAMPLING_RULE)
+    greedy = ids(Pipeline(TARGET, DRAFT, draft_length=3, accept="greedy"), None)
+    assert ids(auto, sampling) == ids(named, sampling) != greedy
+    assert ids(auto, None) == greedy
+    mixed = ids(auto, [Sampling(), sampling, Sampling()])
+    assert mixed == [greedy[0], ids(named, sampling)[1], greedy[2]]
 
 
 def test_random_numbers_are_keyed_by_use():

@@ -15,14 +15,15 @@ import specframe
 from specframe.cli import cli
 from specframe.observers import RunReport
 from specframe.plugins import OTHERS, ROLES
-from specframe.types import Request, Result, SequenceMetrics
+from specframe.sampling import Sampling
+from specframe.types import Chunk, Request, Result, SequenceMetrics
 
 PIPELINE = {
     "target": None,
     "drafter": "auto",
     "align": "ragged",
     "schedule": None,
-    "accept": "greedy",
+    "accept": "auto",
     "verify": "chain",
     "kv": None,
     "batch_size": 8,
@@ -54,7 +55,7 @@ def isolated(code: str, **environment: str) -> str:
 
 def test_names():
     """The package offers these names and no others."""
-    assert specframe.__all__ == ["Pipeline", "SpecframeError", "hookimpl"]
+    assert specframe.__all__ == ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
     assert all(hasattr(specframe, name) for name in specframe.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Pipelines'"):
         specframe.Pipelines  # noqa: B018 - the access is the test
@@ -69,16 +70,36 @@ def test_pipeline_signature():
     assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("method", ["generate", "as_completed"])
+@pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
 def test_generate_signature(method):
-    """Prompts and the number of new tokens come first."""
+    """Prompts and the number of new tokens come first; what else is asked for is given by keyword."""
     parameters = list(inspect.signature(getattr(specframe.Pipeline, method)).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == [("prompts", inspect.Parameter.empty), ("max_new_tokens", 64)]
+    by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert by_keyword == {"arrivals": None, "sort": False, "sampling": None}
+
+
+def test_assisted_signature():
+    """The drop-in for ``model.generate`` takes the draft and its length, and the rest by keyword."""
+    parameters = list(inspect.signature(specframe.assisted).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in positional] == [("draft", inspect.Parameter.empty), ("draft_length", 5)]
+    by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert by_keyword == {"align": "ragged", "accept": "auto", "kv": None, "streamer": None}
 
 
 FIELDS = {
-    Result: ["index", "text", "token_ids", "finish_reason", "metrics", "error", "prompt_tokens"],
+    Result: [
+        *["index", "text", "token_ids", "finish_reason", "metrics", "error", "prompt_tokens", "latency"],
+        *["sample", "logprobs", "top_logprobs"],
+    ],
+    Chunk: ["index", "sample", "text", "token_ids", "result"],
+    Sampling: [
+        *["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"],
+        *["min_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos", "processors"],
+        *["stop", "criteria", "max_new_tokens", "max_time", "logprobs", "samples"],
+    ],
     SequenceMetrics: ["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram"],
     Request: ["index", "prompt_ids", "max_new_tokens", "stop_token_ids"],
     RunReport: [

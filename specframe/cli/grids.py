@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from click.core import ParameterSource
 
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
+from specframe.cli.sampling import Number
 from specframe.errors import OptionError
 from specframe.grid import split_list
 
@@ -25,22 +25,6 @@ class Remembered(click.Command):
         """Keep the arguments in ``ctx.meta``, as they were typed."""
         ctx.meta["specframe.arguments"] = list(args)
         return super().parse_args(ctx, args)
-
-
-class Temperature(click.ParamType):
-    """A number of at least 0."""
-
-    name = "temperature"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < math.inf:
-            raise OptionError(f"--temperature: expected a number of at least 0, got {value!r}")
-        return number
 
 
 class ListOf(click.ParamType):
@@ -85,8 +69,8 @@ def grid_options(**defaults: str) -> Callable[..., Any]:
 
 TEMPERATURE = click.option(
     "--temperature",
-    metavar="T",
-    type=Temperature(),
+    metavar="X",
+    type=Number(),
     default=0.0,
     show_default=True,
     help="Draw tokens at this temperature, with --accept gumbel unless named; 0: greedy decoding.",
@@ -95,8 +79,10 @@ TEMPERATURE = click.option(
 
 def sampled(ctx: click.Context, options: dict[str, Any], temperature: float) -> dict[str, Any]:
     """Return a grid's options with a rule that samples where there is a temperature and no rule was named."""
+    from specframe.sampling import Sampling
     from specframe.verify import SAMPLING_RULE
 
+    Sampling(temperature=temperature)  # raises what is wrong with it
     named = ctx.get_parameter_source("accept") is not ParameterSource.DEFAULT
     return options if named or not temperature else options | {"accept": [SAMPLING_RULE]}
 

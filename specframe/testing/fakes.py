@@ -1,4 +1,4 @@
-"""Fake models that show every fault of a cache, and drafters that follow a script."""
+"""Fake models that show every fault of a cache, a tokenizer for them, and drafters that follow a script."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from torch.nn.functional import one_hot
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe.run import Run
@@ -118,6 +122,20 @@ def fake_draft(target: FakeModel, slip_every: int = 3) -> FakeModel:
     return FakeModel(
         FakeConfig(config.vocab_size, config.max_position_embeddings, config.seed, slip_every, config.eos_token_id)
     ).eval()
+
+
+def fake_tokenizer(vocabulary: int = 61, eos: int = 0) -> PreTrainedTokenizerBase:
+    """Return a tokenizer in whose text token 7 is ``007;``, with nothing in between; the eos token is special."""
+    words = {word(token): token for token in range(vocabulary) if token != eos} | {"<eos>": eos}
+    tokens = Tokenizer(WordLevel(words, unk_token="<eos>"))
+    tokens.pre_tokenizer = Split(";", "merged_with_previous")
+    tokens.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<eos>")
+
+
+def word(token: int) -> str:
+    """Return the text of a token of :func:`fake_tokenizer`."""
+    return f"{token:03};"
 
 
 Right = int | Mapping[int, int] | Callable[[int, int], int] | None

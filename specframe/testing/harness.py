@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -85,11 +86,14 @@ def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) ->
 
 
 def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that the reference decoder gives a request."""
+    """Return the tokens and the finish reason that the reference decoder gives a request, asking after each token."""
     tokens = continuation(model, request.prompt_ids, request.max_new_tokens)
     for place, token in enumerate(tokens):
         if token in request.stop_token_ids:
             return tokens[: place + 1], "eos"
+        ids = np.array([*request.prompt_ids, *tokens[: place + 1]])
+        if any(check.first(ids, len(request.prompt_ids), 1) == 0 for check in request.stop_checks):
+            return tokens[: place + 1], "stop"
     return tokens, "length"
 
 

@@ -27,12 +27,15 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def judge(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
         """Judge drafts against a target that is certain of ``choices``; return the verdict and the standing tokens."""
+        return self.judge_logits(certain(torch.tensor(choices)), drafted)
+
+    def judge_logits(self, logits_BTV: torch.Tensor, drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
+        """Judge drafts by the target's logits."""
         rule: Any = self.object()
-        rule.start(harness.open_run(fakes.fake_target(), rows=len(choices), capacity=8))
-        pool = harness.open_pool(harness.requests([[1 + row] for row in range(len(choices))], 9))
-        batch = pool.batch(pool.admit(len(choices)))
-        logits_BTV = certain(torch.tensor(choices))
-        tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(choices), -1)
+        rule.start(harness.open_run(fakes.fake_target(), rows=len(drafted), capacity=8))
+        pool = harness.open_pool(harness.requests([[1 + row] for row in range(len(drafted))], 9))
+        batch = pool.batch(pool.admit(len(drafted)))
+        tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(drafted), -1)
         draft = Draft(tokens_BK, certain(tokens_BK))
         before = logits_BTV.clone(), tokens_BK.clone()
         verdict = rule.judge(batch, draft, logits_BTV)
@@ -73,6 +76,29 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert verdict.tokens_BT.shape == (2, 3)
         assert {verdict.accepted_B.dtype, verdict.tokens_BT.dtype} == {torch.long}
         assert 0 <= int(verdict.accepted_B.min()) <= int(verdict.accepted_B.max()) <= 2
+
+    def test_promises(self) -> None:
+        """A rule says whether it is lossless, takes greedy rows sharpened, is invariant, and compares distributions."""
+        said = [getattr(self.object(), name) for name in ("lossless", "sharpen", "invariant", "compares")]
+        assert {type(promise) for promise in said} == {bool}
+
+    def test_an_invariant_rule_does_not_mind_the_draft(self) -> None:
+        """Where a rule says it is invariant, what stands of any draft is the start of the same tokens."""
+        if not self.object().invariant:
+            pytest.skip("the rule does not promise to be invariant")
+        logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1))
+        drafts = [
+            [],
+            *(torch.randint(VOCABULARY, (3, 4), generator=torch.Generator().manual_seed(n)) for n in range(40)),
+        ]
+        found: list[list[int]] = [[] for _ in range(3)]
+        for draft in drafts:
+            drafted = [row.tolist() for row in draft] or [[]] * 3
+            for row, tokens in enumerate(self.judge_logits(logits_BTV[:, : len(drafted[0]) + 1], drafted)[1]):
+                shared = min(len(tokens), len(found[row]))
+                assert tokens[:shared] == found[row][:shared]
+                found[row] = max(found[row], tokens, key=len)
+        assert max(map(len, found)) > 1, "no draft token stood"
 
     def test_right_drafts_stand(self) -> None:
         """Rounds of right drafts yield K + 1 tokens each, up to the end."""

@@ -64,7 +64,7 @@ class Suite:
         """Decode; assert that every sequence is complete and, where that is promised, exact."""
         results = harness.decode(pipe, asked)
         assert [result.index for result in results] == [request.index for request in asked]
-        assert all(result.finish_reason in ("eos", "length") and result.token_ids for result in results)
+        assert all(result.finish_reason in ("eos", "length", "stop") and result.token_ids for result in results)
         if self.lossless:
             harness.assert_exact(pipe.target_model, asked, results)
         return results

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
+from specframe.stopping import Criteria, StopCheck, StopStrings
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.base import Suite
 from specframe.types import Request, Result
@@ -27,6 +31,9 @@ PLACES = {
 """Places in a continuation, by what they are when every draft token is right."""
 
 RIGHT = {"all-right": None, "two-right": 2, "all-wrong": 0}
+KINDS = {"eos": "eos", "length": "length", "string": "stop", "criterion": "stop"}
+"""Ways to end, and the finish reason of each. The string begins inside a token and ends inside another."""
+
 NEW = 12
 
 
@@ -34,6 +41,12 @@ NEW = 12
 def stop_target() -> fakes.FakeModel:
     """Return a target with so many tokens that they hardly repeat."""
     return fakes.fake_target(vocabulary=509, eos=0)
+
+
+@functools.cache
+def stop_tokenizer() -> PreTrainedTokenizerBase:
+    """Return the target's tokenizer."""
+    return fakes.fake_tokenizer(509)
 
 
 @functools.cache
@@ -51,12 +64,30 @@ def stop_prompts(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def ending_at(prompt: tuple[int, ...], place: int | None, kind: str, index: int) -> Request:
-    """Return a request whose continuation ends with the token at ``place``, by an eos id or by its length."""
+    """Return a request whose continuation ends with the token at ``place``, in one of the ways of :data:`KINDS`."""
     if place is None:
         return Request(index, [*prompt], NEW)
     if kind == "length":
         return Request(index, [*prompt], place + 1)
-    return Request(index, [*prompt], NEW, frozenset({harness.continuation(stop_target(), prompt, NEW)[place]}))
+    tokens = harness.continuation(stop_target(), prompt, NEW)
+    if kind == "eos":
+        return Request(index, [*prompt], NEW, frozenset({tokens[place]}))
+    check: StopCheck = Criteria([EndsWith(tokens[place])])
+    if kind == "string":
+        text = "".join(map(fakes.word, tokens[: place + 1]))
+        check = StopStrings(stop_tokenizer(), ["never", text[:-1][-6:]])
+    return Request(index, [*prompt], NEW, stop_checks=(check,))
+
+
+class EndsWith(StoppingCriteria):
+    """A user's criterion: the sequence ends with a token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        """Return whether each row ends, (B,)."""
+        return input_ids[:, -1] == self._token
 
 
 class Stopping(Suite):
@@ -79,25 +110,27 @@ class Stopping(Suite):
             )
         return results
 
-    @pytest.mark.parametrize("kind", ["eos", "length"])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_rows_stop_at_every_place(self, kind: str) -> None:
         """In one batch a row stops at each place of a block, and one at none: each is cut at its own."""
         places = [*PLACES.values(), None]
         for right in RIGHT.values():
             self.stopping(places, [kind] * len(places), right)
 
-    @pytest.mark.parametrize("kinds", [("eos", "eos"), ("eos", "length"), ("length", "length")], ids="-".join)
+    @pytest.mark.parametrize("kinds", [("eos", "eos"), ("string", "length"), ("criterion", "eos")], ids="-".join)
     def test_two_rows_stop_in_one_round(self, kinds: tuple[str, str]) -> None:
         """Two rows that stop at different places of one block are each cut at their own."""
         self.stopping([2, 4, None], [*kinds, "eos"])
 
     def test_all_rows_stop_in_one_round(self) -> None:
         """A batch may end in one round, every row at its own place."""
-        self.stopping([1, 3, 5], ["eos", "length", "eos"])
+        self.stopping([1, 3, 5, 4], ["eos", "length", "string", "criterion"])
 
     def test_rows_stop_in_every_round(self) -> None:
         """A batch that loses a row each round stays right to the last row."""
-        self.stopping([0, 2, 5, 7, None], ["eos", "length", "eos", "length", "eos"], {0: 4, 1: 0, 2: 2, 3: 1, 4: 3})
+        self.stopping(
+            [0, 2, 5, 7, None], ["string", "length", "eos", "criterion", "eos"], {0: 4, 1: 0, 2: 2, 3: 1, 4: 3}
+        )
 
     def test_stop_id_in_the_prompt_does_not_stop(self) -> None:
         """Only generated tokens stop a sequence: the prompt may hold the stop id anywhere."""
@@ -114,14 +147,14 @@ class Stopping(Suite):
 
 
 class StopSuite(Stopping):
-    """One row of three stops: every place of a block, by an eos id and by length, for drafts of every quality."""
+    """One row of three stops: every place of a block, in each of the ways of :data:`KINDS`, for drafts of every quality."""
 
     @pytest.mark.parametrize("right", RIGHT)
-    @pytest.mark.parametrize("kind", ["eos", "length"])
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("place", PLACES)
     def test_row_stops(self, place: str, kind: str, right: str) -> None:
         """A row that stops is cut there; its neighbours get what they get without it."""
         self.require_lossless()
         results = self.stopping([None, PLACES[place], None], [kind] * 3, RIGHT[right])
         assert [len(result.token_ids) for result in results] == [NEW, PLACES[place] + 1, NEW]
-        assert results[1].finish_reason == kind
+        assert results[1].finish_reason == KINDS[kind]

@@ -6,7 +6,7 @@ import torch
 
 from specframe.noise import Stream, uniform
 from specframe.types import Batch, Draft, Verdict
-from specframe_std.acceptance.rejection import Rejection, likelihoods, probabilities, residual, verdict
+from specframe_std.acceptance.rejection import Rejection, likelihoods, of_this_round, probabilities, residual, verdict
 
 
 class Block(Rejection):
@@ -31,7 +31,9 @@ class Block(Rejection):
             left_BK = (joint_BT[:, 1:-1, None] * target_BTV[:, 1:-1] - draft_BKV[:, 1:]).clamp_(min=0).sum(-1)
             inner_BK = left_BK / (left_BK + 1 - joint_BT[:, 1:-1])
             passing_BK = torch.cat([inner_BK.nan_to_num(1.0), joint_BT[:, -1:]], dim=1)
-            drawn_BK = uniform(self._seed, batch.streams_B[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
+            drawn_BK = uniform(
+                self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.length), Stream.ACCEPT
+            )
             places_K = torch.arange(1, draft.length + 1, device=accepted_B.device)
             accepted_B = torch.where(drawn_BK <= passing_BK, places_K, 0).amax(1)
         scale_B = joint_BT.gather(1, accepted_B[:, None])[:, 0]

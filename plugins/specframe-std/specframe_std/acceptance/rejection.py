@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.noise import Stream, gumbel, uniform
+from specframe.noise import Stream, gumbel, hashed, uniform
 from specframe.run import Run
 from specframe.types import Batch, Draft, Verdict
 
@@ -24,9 +24,8 @@ class Rejection:
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return a sample from the draft's distribution for the position ``offset`` after each row's end, (B,)."""
-        noise_BV = gumbel(
-            self._seed, batch.streams_B, batch.positions(offset, 1)[:, 0], Stream.DRAFT, logits_BV.shape[-1]
-        )
+        positions_B = batch.positions(offset, 1)[:, 0]
+        noise_BV = gumbel(self._seed, of_this_round(batch), positions_B, Stream.DRAFT, logits_BV.shape[-1])
         return (logits_BV + noise_BV).argmax(-1)
 
     def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
@@ -39,8 +38,17 @@ class Rejection:
 
     def _accepted(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
         chance_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
-        drawn_BK = uniform(self._seed, batch.streams_B[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
+        drawn_BK = uniform(self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
         return (drawn_BK < chance_BK).long().cumprod(1).sum(1)
+
+
+def of_this_round(batch: Batch) -> torch.Tensor:
+    """Return the stream of random numbers that each row has in this round alone, (B,).
+
+    A rejected draft takes its numbers along. A rule that decides on a draft as a whole has looked at those of places that come
+    to nothing: drawn again in the next round, they would no longer be random.
+    """
+    return hashed(batch.streams_B, batch.lengths_B)
 
 
 def probabilities(draft: Draft, vocabulary: int) -> torch.Tensor:

@@ -1,0 +1,86 @@
+"""Running out of device memory halves the batch and loses nothing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from specframe.errors import ModelError
+from specframe.sampling import Sampling
+from specframe.testing import harness, zoo
+
+TARGET = zoo.build("qwen3")
+DRAFT = zoo.good_draft(TARGET)
+PROMPTS = harness.random_prompts([3, 11, 1, 7, 5, 9, 2], zoo.VOCABULARY)
+
+
+class Cramped:
+    """A verifier that runs out of memory in some of the rounds with more rows than fit, by number."""
+
+    def __init__(self, fit: int, rounds: set[int]) -> None:
+        self._fit, self._rounds, self._round = fit, rounds, 0
+        self.rows: list[int] = []
+
+    def start(self, run: Any) -> None:
+        """Take the target."""
+        from specframe_std.verifiers.chain import ChainVerifier
+
+        self._chain = ChainVerifier()
+        self._chain.start(run)
+
+    def score(self, batch: Any, draft: Any) -> torch.Tensor:
+        """Score, or fail after the cache was written."""
+        self._round += len(batch) > self._fit
+        logits_BTV = self._chain.score(batch, draft)
+        if len(batch) > self._fit and self._round in self._rounds:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        self.rows.append(len(batch))
+        return logits_BTV
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize("rounds", [{1}, {3}], ids=str)
+def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -> None:
+    """Tokens are the reference's, in order, whichever round fails; later batches fit."""
+    verifier = Cramped(2, rounds)
+    pipe = harness.pipeline(TARGET, DRAFT, align=align, batch_size=4, draft_length=3, verify=verifier, check=True)
+    asked = harness.requests(PROMPTS, [12, 3, 9, 1, 14, 8, 10], {zoo.EOS})
+    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
+        harness.check(pipe, asked)
+    assert (max(verifier.rows) > 2) == (rounds != {1})
+    assert max(verifier.rows[-4:]) <= 2
+    assert pipe.report.sequences == len(PROMPTS)
+    assert pipe.report.tokens == sum(len(tokens) for tokens, _ in (harness.expected(TARGET, one) for one in asked))
+
+
+def test_samples_and_noise_survive() -> None:
+    """Samples that started from another's row read their prompt on their own afterwards, and draw what they would have."""
+    how = Sampling(temperature=1.0, samples=3)
+    free = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4)
+    pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, verify=Cramped(2, {3}))
+    with pytest.warns(RuntimeWarning):
+        cramped = [result.token_ids for result in pipe.generate(PROMPTS[:3], 10, sampling=how)]
+    assert cramped == [result.token_ids for result in free.generate(PROMPTS[:3], 10, sampling=how)]
+
+
+def test_results_that_were_given_stay_given() -> None:
+    """What has finished before the memory ran out is not decoded again."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, verify=Cramped(2, {3}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        indexes = [result.index for result in pipe.decode(harness.requests(PROMPTS, [1, 12, 12, 12, 1, 1, 1]))]
+    assert sorted(indexes) == list(range(len(PROMPTS)))
+    assert indexes[0] == 0
+
+
+def test_not_enough_for_one_row_is_one_sentence() -> None:
+    """Where even one sequence does not fit there is nothing to halve."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2, verify=Cramped(0, {1, 2}))
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(ModelError, match="does not suffice for one sequence: CUDA out of"),
+    ):
+        list(pipe.generate(PROMPTS[:2], 4))
