@@ -16,7 +16,8 @@ from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, compose, strategy
-from specframe.errors import ModelError, OptionError, PromptError
+from specframe.errors import ModelError, OptionError, PromptError, UnknownNameError
+from specframe.graphs import RECORDINGS
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
 from specframe.plugins import parse_specification, registry
@@ -55,6 +56,10 @@ class Pipeline:
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.protocols.Observer`.
         check: verify the invariants of :mod:`specframe.checks` all along; slow.
+        attention: "packed" (variable-length flash attention without masks), "masked", or "auto": packed on CUDA where it
+            fits the model.
+        graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
+            buffers and records nothing.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -78,10 +83,14 @@ class Pipeline:
         tokenizer: PreTrainedTokenizerBase | None = None,
         observers: Iterable[Observer] = (),
         check: bool = False,
+        attention: str = "auto",
+        graphs: str = "auto",
     ) -> None:
         self.batch_size = at_least_one("batch_size", batch_size)
         self.seed = seed
         self._observers, self._check = list(observers), check
+        self._attention = one_of("attention", attention, ("auto", "packed", "masked"))
+        self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._accept_auto = isinstance(accept, str) and accept == "auto"
         target, drafting, draft_name = choose(target, drafter)
         self.composition = compose(
@@ -340,6 +349,8 @@ class Pipeline:
                 draft_model=self.draft_model,
                 target_tokenizer=self.tokenizer,
                 draft_tokenizer=self._draft_tokenizer,
+                attention=self._attention,
+                graphs=self._graphs,
             )
 
         for run, report in rounds(use, pool, open_run, self.batch_size, watch):
@@ -406,6 +417,13 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     if isinstance(drafter, torch.nn.Module):
         return target, "model", drafter
     return target, drafter, None
+
+
+def one_of(name: str, value: Any, known: Rows[str]) -> str:
+    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
+    if value not in known:
+        raise UnknownNameError(f"value of {name}", str(value), known)
+    return str(value)
 
 
 def at_least_one(name: str, value: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specframe.graphs import RECORDINGS
 from specframe.protocols import AcceptanceRule, Alignment, KVBackend
 from specframe.runner import CachedModel, ModelRunner
 from specframe.watch import Watch
@@ -27,6 +28,10 @@ class Run:
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
+    attention: str = "masked"
+    """"packed", "masked", or "auto": packed where it can be had and agrees with masked."""
+    graphs: str = "off"
+    """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
 
@@ -36,14 +41,17 @@ class Run:
     def open_cache(self, runner: ModelRunner) -> CachedModel:
         """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
-        cached = CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), self.watch)
+        layout = self.alignment.layout(store, self.rows, self.capacity)
+        pack = self.attention == "packed" or (self.attention == "auto" and runner.packs)
+        record = RECORDINGS[self.graphs](runner.device)
+        cached = CachedModel(runner, store, layout, self.watch, pack, record)
         self.caches.append(cached)
         return cached
 
     def release(self) -> None:
         """Let go of all caches."""
         for cached in self.caches:
-            del cached.store, cached.layout
+            cached.release()
         self.caches.clear()
 
     @property

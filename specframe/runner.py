@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
-from specframe.attention import attending
+from specframe.attention import Packing, attending, packs
 from specframe.errors import ModelError
+from specframe.graphs import Forward, Recorded, Recording
 from specframe.protocols import KVStore, Layout
 from specframe.types import Batch, KVShape, Placement
 from specframe.watch import Watch
@@ -53,22 +56,54 @@ class ModelRunner:
         probe = _ShapeProbe()
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with torch.inference_mode():
-            self._call(ids, ids, torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device), probe, 1)
+            self._call(ids, ids, self._nothing, probe, 1)
         return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
     @torch.inference_mode()
-    def forward(self, ids_BT: torch.Tensor, placement: Placement, store: KVStore, keep: int) -> torch.Tensor:
-        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V)."""
+    def forward(
+        self, ids_BT: torch.Tensor, placement: Placement, store: KVStore, keep: int, pack: bool = False
+    ) -> torch.Tensor:
+        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
+
+        ``pack``: attend without a mask where the placement allows it.
+        """
+        packing, masks = None, None
+        if pack and placement.used_B is not None:
+            slots = store.slots  # type: ignore[attr-defined]
+            packing = Packing.of(placement.used_B, ids_BT.shape[1], slots)
+            placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
+            masks = self._per_kind(dict.fromkeys(self.windows, self._nothing))
         store.expect(placement)
-        masks = self._masks(placement)
         positions_BT = placement.positions_BT.clamp(0, self.context - 1)
-        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep)
+        masks = self._masks(placement) if masks is None else masks
+        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, packing)
+
+    @functools.cached_property
+    def packs(self) -> bool:
+        """Whether this model can attend without masks on its device."""
+        heads = getattr(self.config, "num_attention_heads", 0)
+        sdpa = self.config._attn_implementation == "sdpa"
+        return sdpa and all(
+            shape.key_size == shape.value_size and packs(self.device, shape.dtype, heads, shape.heads, shape.key_size)
+            for shape in set(self.kv_shapes)
+        )
+
+    @functools.cached_property
+    def _nothing(self) -> torch.Tensor:
+        """A mask that is not looked at: without one, transformers would build its own."""
+        return torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device)
 
     def _call(
-        self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, masks: Any, store: Any, keep: int
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        store: Any,
+        keep: int,
+        packing: Packing | None = None,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        with attending(self.config):
+        with attending(self.config, packing):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
@@ -94,6 +129,10 @@ class ModelRunner:
         for kind, window in self.windows.items():
             hidden_BTS = hidden if window is None else hidden | (key_B1S <= query_BT1 - window)
             masks[kind] = zeros.masked_fill(hidden_BTS, least)[:, None]
+        return self._per_kind(masks)
+
+    def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return masks as the model takes them: one per kind of layer, or one for all."""
         return masks if hasattr(self.config, "layer_types") else masks["all"]
 
 
@@ -141,11 +180,36 @@ class _ShapeProbe(Cache):
 
 
 class CachedModel:
-    """A model with one KV cache, fed through a layout."""
+    """A model with one KV cache, fed through a layout.
 
-    def __init__(self, runner: ModelRunner, store: KVStore, layout: Layout, watch: Watch) -> None:
+    Args:
+        pack: attend without masks where that is possible.
+        record: makes recordings of forwards over a slab; None: none are made.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        store: KVStore,
+        layout: Layout,
+        watch: Watch,
+        pack: bool = False,
+        record: Callable[..., Recording] | None = None,
+    ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self.forwards = 0
+        in_place = getattr(store, "slots", None) is not None
+        self._pack = pack and in_place
+        self._forward: Forward = self._execute
+        if record is not None and in_place:
+            self._forward = Recorded(self._execute, store.rows, store.slots, record, self._pack)  # type: ignore[attr-defined]
+
+    def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
+        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack)
+
+    def release(self) -> None:
+        """Let go of the cache and of what was recorded over it."""
+        del self.store, self.layout, self._forward
 
     def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
         """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
@@ -158,7 +222,7 @@ class CachedModel:
         placement = self.place(batch, ids_BT, offset)
         self.forwards += 1
         self._watch.forward(self.runner.role, *ids_BT.shape)
-        return self.runner.forward(ids_BT, placement, self.store, keep)
+        return self._forward(ids_BT, placement, keep)
 
     def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
         """Return where the tokens about to be fed go, after moving whatever has to move for them."""

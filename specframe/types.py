@@ -203,6 +203,8 @@ class Placement:
     """Place of each fed token among its row's tokens; negative for padding."""
     key_order_BS: torch.Tensor
     """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
+    used_B: torch.Tensor | None = None
+    """Where every slot's place is its number and no fed token is padding: tokens per row after this forward, int32."""
 
 
 @attrs.frozen

@@ -205,7 +205,7 @@ def test_parameters_of_one_prompt_take_the_place_of_those_of_all():
     own = usual.with_parameters({"bad_words_ids": [[1, 2], [3]], "stop": ["a", "b"], "max_new_tokens": 7})
     assert own == Sampling(temperature=0.5, bad_words_ids=((1, 2), (3,)), stop=("a", "b"), max_new_tokens=7)
     assert usual.stop == ("END",)
-    with pytest.raises(UnknownNameError, match="unknown sampling parameter 'stops'.*did you mean 'stop'"):
+    with pytest.raises(UnknownNameError, match=r"unknown sampling parameter 'stops'.*did you mean 'stop'"):
         usual.with_parameters({"stops": "x"})
     with pytest.raises(UnknownNameError, match="unknown sampling parameter 'criteria'"):
         usual.with_parameters({"criteria": []})

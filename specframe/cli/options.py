@@ -115,6 +115,8 @@ DRAFT_LENGTH = click.option(
 PLACE = (
     click.option("--device", metavar="D", default="auto", show_default=True, help="cpu, cuda or cuda:N."),
     click.option("--dtype", metavar="T", default="auto", show_default=True, help="float32, bfloat16 or float16."),
+    click.option("--attention", metavar="A", default="auto", show_default=True, help="packed, without masks, or masked."),
+    click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
 )
 """Where, and in what precision."""
 

@@ -87,13 +87,11 @@ class AcceptanceRuleSuite(DecodingSuite):
         if not self.object().invariant:
             pytest.skip("the rule does not promise to be invariant")
         logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1))
-        drafts = [
-            [],
-            *(torch.randint(VOCABULARY, (3, 4), generator=torch.Generator().manual_seed(n)) for n in range(40)),
-        ]
+        generator = torch.Generator().manual_seed(2)
+        drafts: list[list[list[int]]] = [[[]] * 3]
+        drafts += [torch.randint(VOCABULARY, (3, 4), generator=generator).tolist() for _ in range(40)]
         found: list[list[int]] = [[] for _ in range(3)]
-        for draft in drafts:
-            drafted = [row.tolist() for row in draft] or [[]] * 3
+        for drafted in drafts:
             for row, tokens in enumerate(self.judge_logits(logits_BTV[:, : len(drafted[0]) + 1], drafted)[1]):
                 shared = min(len(tokens), len(found[row]))
                 assert tokens[:shared] == found[row][:shared]

@@ -46,7 +46,9 @@ class RaggedLayout:
         order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
         padded = int(batch.lengths.min()) + offset < width
         slots_BT = order_BT.where(order_BT >= 0, self._spare) if padded else order_BT
-        return Placement(order_BT, slots_BT, order_BT, torch.arange(batch.longest + offset, device=device)[None])
+        used_B = None if padded else (batch.lengths_B + offset).int()
+        key_order_1S = torch.arange(batch.longest + offset, device=device)[None]
+        return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B)
 
     def keep(self, batch: Batch, kept: np.ndarray) -> None:
         """Nothing to do."""

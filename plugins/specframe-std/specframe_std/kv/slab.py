@@ -27,7 +27,7 @@ class SlabStore(Cache):
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])
-        self._slots, self._device, self._seating = slots, device, Seating(rows)
+        self.rows, self.slots, self._device, self._seating = rows, slots, device, Seating(rows)
         self._blocks: list[torch.Tensor] = []
         self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self._values: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
@@ -46,7 +46,7 @@ class SlabStore(Cache):
     def expect(self, placement: Placement) -> None:
         """Take the slots the next forward writes."""
         rows, self._extent = placement.slots_BT.shape[0], placement.key_order_BS.shape[1]
-        starts_B1 = torch.arange(0, rows * self._slots, self._slots, device=self._device)[:, None]
+        starts_B1 = torch.arange(0, rows * self.slots, self.slots, device=self._device)[:, None]
         self._places = (placement.slots_BT + starts_B1).flatten()
         self._rows = rows
 
@@ -65,7 +65,7 @@ class SlabStore(Cache):
         if not offsets.any():
             return
         rows_B1 = torch.arange(len(offsets), device=self._device)[:, None]
-        sources = np.clip(np.arange(width) - offsets[:, None], 0, self._slots - 1)
+        sources = np.clip(np.arange(width) - offsets[:, None], 0, self.slots - 1)
         sources_BS = torch.from_numpy(sources).to(self._device)
         for block in self._blocks:
             block[:, : len(offsets), :width] = block[:, rows_B1, sources_BS]

@@ -1,0 +1,201 @@
+"""Packed attention and recorded forwards give what masked, eager forwards give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from specframe import attention, graphs
+from specframe.errors import UnknownNameError
+from specframe.runner import ModelRunner
+from specframe.testing import harness, zoo
+
+PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
+GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
+"""Shared heads, windows, mixed kinds of layers, learned positions."""
+
+
+def emulated_flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packing: attention.Packing,
+    scaling: float | None,
+    left: int,
+) -> torch.Tensor:
+    """Do what the flash call is documented to do, row by row: causal from the bottom right, within a window."""
+    parts = []
+    for row, used in enumerate(packing.used_B.tolist()):
+        first = int(packing.starts_key[row])
+        q = query[int(packing.starts_query[row]) : int(packing.starts_query[row + 1])].transpose(0, 1)
+        k, v = (part[first : first + used].transpose(0, 1) for part in (key, value))
+        k, v = (part.repeat_interleave(len(q) // len(k), dim=0) for part in (k, v))
+        places_T1 = torch.arange(used - packing.queries, used)[:, None]
+        keys_S = torch.arange(used)
+        seen_TS = keys_S <= places_T1
+        if left >= 0:
+            seen_TS &= keys_S >= places_T1 - left
+        parts.append(
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, scale=scaling).transpose(0, 1)
+        )
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Put the emulation in the place of the flash call, and count its calls."""
+    calls: list[int] = []
+
+    def counted(*args: Any) -> torch.Tensor:
+        calls.append(args[3].queries)
+        return emulated_flash(*args)
+
+    monkeypatch.setattr(attention, "flash", counted)
+    return calls
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    "options", [{"attention": "packed"}, {"graphs": "on"}, {"attention": "packed", "graphs": "on"}], ids=str
+)
+def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) -> None:
+    """Ragged batches decode to the reference's tokens, with rows that end early and are replaced."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, **options)
+    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+    assert ("attention" in options) == bool(flash)
+
+
+@pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
+def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
+    """A slab whose rows are shifted between replays stays where it is."""
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), align=align, kv="slab", batch_size=3, draft_length=3, graphs="on"
+    )
+    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+
+
+def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch, flash: list[int]) -> None:
+    """Packed attention is used where it agrees with masked attention, and only there."""
+    cpu = torch.device("cpu")
+    assert attention.packed_error(cpu, torch.float32, 6, 3, 8) < 1e-5
+    monkeypatch.setattr(attention, "flash", lambda query, *_: query.roll(1, 0))
+    assert attention.packed_error(cpu, torch.float32, 6, 3, 8) > 0.5
+    assert not attention.packs(cpu, torch.bfloat16, 6, 3, 8)
+
+
+def test_shapes_are_recorded_once_and_replayed() -> None:
+    """A bucket is recorded the second time it comes up; what differs within a bucket is replayed."""
+    made: list[int] = []
+
+    class Counting(graphs.EagerRecording):
+        def __init__(self, function: Any) -> None:
+            made.append(1)
+            super().__init__(function)
+
+    target = zoo.build("qwen3")
+    run = harness.open_run(target, 4, 100)
+    forward = graphs.Recorded(run.target._execute, run.target.store.rows, run.target.store.slots, Counting)
+    for lengths, expected in (
+        ([5, 6, 7], 0),
+        ([9, 2, 4], 1),
+        ([9, 2, 4, 30], 1),
+        ([40, 41, 42], 1),
+        ([70, 2, 3], 1),
+        ([71, 2, 3], 2),
+    ):
+        pool = harness.open_pool(harness.requests(harness.random_prompts(lengths, 97), 9), rows=4)
+        batch = pool.batch(pool.admit(4))
+        ids_BT = batch.last_tokens(1)
+        placement = run.target.layout.place(batch, 1, 0)
+        eager = run.target._execute(ids_BT, placement, 1)
+        torch.testing.assert_close(forward(ids_BT, placement, 1), eager)
+        assert len(made) == expected, lengths
+
+
+def test_padding_rows_touch_nothing() -> None:
+    """Rows that fill a bucket write to the spare slot of rows that others hold."""
+    target = zoo.build("qwen3")
+    run = harness.open_run(target, 4, 40)
+    store = run.target.store
+    forward = graphs.Recorded(run.target._execute, store.rows, store.slots, graphs.EagerRecording)
+    pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
+    batch = pool.batch(pool.admit(3))
+    for block in store._blocks:
+        block[:, 3] = 7.0
+    for _ in range(3):
+        forward(batch.last_tokens(1), run.target.layout.place(batch, 1, 0), 1)
+    assert forward._recordings
+    assert all((block[:, 3, :-1] == 7.0).all() for block in store._blocks)
+
+
+def test_what_cannot_be_recorded_runs_eagerly() -> None:
+    """A model that synchronises while it is recorded goes on without recordings, with a word about it."""
+
+    def refuse(function: Any) -> graphs.Recording:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    target = zoo.build("qwen3")
+    run = harness.open_run(target, 4, 40)
+    forward = graphs.Recorded(run.target._execute, 4, run.target.store.slots, refuse)
+    pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
+    batch = pool.batch(pool.admit(3))
+    placement = run.target.layout.place(batch, 1, 0)
+    first = forward(batch.last_tokens(1), placement, 1)
+    with pytest.warns(
+        RuntimeWarning, match="not recorded as CUDA graphs: operation not permitted when stream is capturing$"
+    ):
+        again = forward(batch.last_tokens(1), placement, 1)
+    torch.testing.assert_close(first, again)
+    torch.testing.assert_close(forward(batch.last_tokens(1), placement, 1), first)
+
+
+@pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
+def test_buckets(slots: int, extent: int) -> None:
+    """An extent is rounded up by at most an eighth of its power of two, or to 64."""
+    assert graphs.bucket(slots) == extent
+
+
+@pytest.mark.parametrize("option", ["attention", "graphs"])
+def test_unknown_values_are_refused(option: str) -> None:
+    """The message names the option and what it takes."""
+    with pytest.raises(UnknownNameError, match=f"unknown value of {option} 'fast': expected one of auto, "):
+        harness.pipeline(zoo.build("qwen3"), None, **{option: "fast"})
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size"), [(32, 8, 128), (16, 8, 128), (32, 32, 128), (32, 2, 128), (6, 2, 32)]
+)
+def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
+    """The flash call of this torch agrees with masked attention for the heads of the published models."""
+    assert attention.packed_error(torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
+    """CUDA graphs replay the reference's tokens in fp32."""
+    target = zoo.build(name).to("cuda")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, graphs=graph)
+    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+
+
+@pytest.mark.cuda
+def test_half_precision_packs_on_cuda() -> None:
+    """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
+    target = zoo.build("qwen3", head_dim=32).to("cuda", torch.bfloat16)
+    assert ModelRunner(target, "target").packs
+    asked = harness.requests(PROMPTS, 12)
+    packed, masked = (
+        harness.decode(harness.pipeline(target, None, attention=kind, graphs="off"), asked)
+        for kind in ("packed", "masked")
+    )
+    same = sum(a.token_ids == b.token_ids for a, b in zip(packed, masked, strict=True))
+    assert same >= len(asked) // 2

@@ -1,0 +1,228 @@
+"""Sampling draws from the target's own distribution, whatever the combination.
+
+A cell decodes :data:`SAMPLES` sequences per prompt, in batches of prompts of different lengths, and holds the joint counts of
+the first three tokens against the exact probabilities, by enumeration of all 125. The statistic is Pearson's chi-square summed
+over the prompts; outcomes expected fewer than five times are pooled. A cell fails when so large a statistic has a probability
+below 0.001 / :data:`TESTS`: by Bonferroni, the whole matrix fails by chance once in a thousand times, and with the fixed seeds it
+either does or does not. What it can see is tested too: a rule that favours the draft by a few percent fails.
+
+What runs by default holds every rule under every alignment once; ``SPECFRAME_FULL_MATRIX=1`` runs everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specframe import Pipeline
+from specframe.plugins import registry
+from specframe.sampling import Sampling
+from specframe.testing import harness, zoo
+
+VOCABULARY, FIRST = 5, 3
+PROMPTS = ((1,), (2, 3, 4, 0), (0, 0))
+SAMPLES, FEWER = 5000, 500
+"""Sequences per prompt; fewer under ``rollback``, whose batches are small so that the least accepted is not always none."""
+
+RULES = ("rejection", "block", "gumbel")
+ALIGNMENTS = (
+    "ragged",
+    "eqspec",
+    "exspec",
+    "rollback",
+    "masking,positions=content",
+    "padding,mask=content,positions=content,bonus=target",
+)
+LENGTHS = (1, 4)
+SAMPLINGS = {
+    "t0.3": Sampling(temperature=0.3),
+    "t0.3-p0.95": Sampling(temperature=0.3, top_p=0.95),
+    "t1": Sampling(temperature=1.0),
+    "t1-k3": Sampling(temperature=1.0, top_k=3),
+    "t1.7-p0.9": Sampling(temperature=1.7, top_p=0.9),
+    "t1.7-k4-p0.9": Sampling(temperature=1.7, top_k=4, top_p=0.9),
+}
+TESTS = len(RULES) * len(ALIGNMENTS) * len(LENGTHS) * len(SAMPLINGS)
+LEAST = 0.001 / TESTS
+"""The p-value below which a cell fails."""
+
+
+class Cell(NamedTuple):
+    rule: str
+    align: str
+    length: int
+    sampling: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.align.partition(',')[0]}-k{self.length}-{self.sampling}"
+
+
+def cells() -> list[Cell]:
+    """Return the whole matrix, or a sample: every rule under every alignment, with the other options in turn."""
+    if os.environ.get("SPECFRAME_FULL_MATRIX") == "1":
+        return [Cell(*values) for values in itertools.product(RULES, ALIGNMENTS, LENGTHS, SAMPLINGS)]
+    product = itertools.product(enumerate(RULES), enumerate(ALIGNMENTS))
+    names = [*SAMPLINGS]
+    return [Cell(rule, align, LENGTHS[(r + a + a // 2) % 2], names[(a + 2 * r) % 6]) for (r, rule), (a, align) in product]
+
+
+def small(seed: int) -> LlamaForCausalLM:
+    """Return a model small enough for all continuations to be enumerated."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.7,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval()
+
+
+TARGET, DRAFT = small(1), small(2)
+NEAR = zoo.good_draft(TARGET, noise=0.02)
+"""A draft that is seldom wrong: what ``rollback`` needs for more than a token to stand in every row."""
+
+
+@functools.cache
+@torch.no_grad()
+def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
+    """Return the target's probability of every continuation of three tokens, (V ** 3,)."""
+    new = torch.tensor([*itertools.product(range(VOCABULARY), repeat=FIRST)])
+    ids = torch.cat([torch.tensor(prompt).expand(len(new), -1), new], dim=1)
+    logits = TARGET(ids).logits[:, len(prompt) - 1 : -1].double()
+    chances = torch.ones(len(new), dtype=torch.float64)
+    for place in range(FIRST):
+        scores = logits[:, place]
+        for processor in sampling.plan(len(prompt), 32, [], "cpu").positionwise:
+            scores = processor(ids[:, : len(prompt) + place], scores)
+        chances *= scores.softmax(-1).gather(1, new[:, place : place + 1])[:, 0]
+    return chances
+
+
+def drawn(cell: Cell, samples: int, rule: Any = None) -> dict[tuple[int, ...], torch.Tensor]:
+    """Return how often each continuation of three tokens followed each prompt, (V ** 3,)."""
+    together = cell.align == "rollback"
+    pipe = Pipeline(
+        TARGET,
+        NEAR if together else DRAFT,
+        align=cell.align,
+        accept=rule or cell.rule,
+        draft_length=cell.length,
+        batch_size=4 if together else 750,
+        seed=crc32(str(cell).encode()),
+    )
+    asked = [PROMPTS[number % len(PROMPTS)] for number in range(samples * len(PROMPTS))]
+    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in PROMPTS}
+    for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS[cell.sampling]), strict=True):
+        first, second, third = result.token_ids[:FIRST]
+        counts[prompt][(first * VOCABULARY + second) * VOCABULARY + third] += 1
+    return counts
+
+
+def chi_square(counts: torch.Tensor, chances: torch.Tensor) -> tuple[float, int]:
+    """Return Pearson's statistic and its degrees of freedom, outcomes expected fewer than five times pooled.
+
+    Infinite when an outcome of no probability occurred.
+    """
+    expected = chances * counts.sum()
+    if counts[chances == 0].sum():
+        return float("inf"), 1
+    rare = expected < 5
+    seen = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    meant = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    kept = meant > 1e-9
+    return float(((seen - meant)[kept] ** 2 / meant[kept]).sum()), int(kept.sum()) - 1
+
+
+def p_value(counts: dict[tuple[int, ...], torch.Tensor], sampling: Sampling) -> float:
+    """Return the probability of counts at least as far from the target's own as these, over all prompts."""
+    found = [chi_square(row, exact(prompt, sampling)) for prompt, row in counts.items()]
+    statistic, freedom = (torch.tensor(float(sum(values)), dtype=torch.float64) for values in zip(*found, strict=True))
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+
+
+def judged(cell: Cell, samples: int, rule: Any = None) -> float:
+    """Return the p-value of a cell, or of another rule in its place."""
+    return p_value(drawn(cell, samples, rule), SAMPLINGS[cell.sampling])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", cells(), ids=str)
+def test_draws_from_the_target(cell: Cell) -> None:
+    """The joint distribution of the first three tokens is the target's."""
+    assert judged(cell, FEWER if cell.align == "rollback" else SAMPLES) > LEAST
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_draws_from_the_target(rule: str) -> None:
+    """Under the default alignment, with a draft of four and a temperature of 1, each rule passes."""
+    assert judged(Cell(rule, "ragged", 4, "t1"), FEWER) > LEAST
+
+
+def test_sample_covers_the_matrix() -> None:
+    """Every rule meets every alignment, draft length and sampling; every alignment both draft lengths and three samplings."""
+    seen = cells()
+    assert {(c.rule, c.align) for c in seen} == set(itertools.product(RULES, ALIGNMENTS))
+    assert {(c.rule, c.length) for c in seen} == set(itertools.product(RULES, LENGTHS))
+    assert {(c.rule, c.sampling) for c in seen} == set(itertools.product(RULES, SAMPLINGS))
+    assert {(c.align, c.length) for c in seen} == set(itertools.product(ALIGNMENTS, LENGTHS))
+    assert all(len({c.sampling for c in seen if c.align == align}) >= 3 for align in ALIGNMENTS)
+
+
+def test_typical_acceptance_is_seen_to_be_biased() -> None:
+    """A rule that is not lossless fails, by far."""
+    assert judged(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
+
+
+def made(rule: str) -> type:
+    """Return a rule's class."""
+    return registry().entry("acceptance rule", rule).factory
+
+
+class Hasty(made("rejection")):  # type: ignore[misc]
+    """Rejection sampling that lets a draft token stand untested in one case of 15: its tokens are q in that share, else p."""
+
+    share = 1 / 15
+
+    def _accepted(self, batch: Any, draft: Any, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
+        tested_BKV = target_BTV[:, : draft.length].minimum(draft_BKV)
+        return super()._accepted(batch, draft, tested_BKV.lerp(draft_BKV, self.share), draft_BKV)
+
+
+@torch.no_grad()
+def test_a_bias_of_a_few_percent_is_caught() -> None:
+    """Power: a rule that gives 2 to 5 percent of each token's probability to other tokens fails."""
+    distances = []
+    for prompt in PROMPTS:
+        target, draft = (model(torch.tensor([prompt])).logits[0, -1].softmax(-1) for model in (TARGET, DRAFT))
+        distances.append(float((target - draft).abs().sum() / 2))
+    assert all(0.02 < Hasty.share * distance < 0.05 for distance in distances)
+    assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, Hasty()) < LEAST
+
+
+@pytest.mark.slow
+def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
+    """A rule that decides on a draft as a whole stays unbiased over rounds: 60,000 sequences, which show one percent."""
+    assert judged(Cell("block", "ragged", 4, "t1"), 20000) > LEAST
+
+
+def test_the_statistic_is_calibrated() -> None:
+    """Counts drawn from the exact distribution have p-values that are spread as they should be."""
+    sampling = SAMPLINGS["t1"]
+    generator = torch.Generator().manual_seed(5)
+    values = []
+    for _ in range(300):
+        counts = {}
+        for prompt in PROMPTS:
+            places = torch.multinomial(exact(prompt, sampling), FEWER, replacement=True, generator=generator)
+            counts[prompt] = places.bincount(minlength=VOCABULARY**FIRST).double()
+        values.append(p_value(counts, sampling))
+    assert abs(sum(values) / len(values) - 0.5) < 4 * (1 / 12 / len(values)) ** 0.5
+    assert 0.5 * 0.05 < sum(value < 0.05 for value in values) / len(values) < 2 * 0.05

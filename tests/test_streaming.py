@@ -1,0 +1,179 @@
+"""What rounds add to continuations, as tokens and as text that will not change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from specframe import Sampling
+from specframe.errors import OptionError
+from specframe.models import load_tokenizer
+from specframe.stopping import UNFINISHED, StopStrings
+from specframe.streaming import TextStream
+from specframe.testing import fakes, harness
+
+TOKENIZER = load_tokenizer("tiny")
+TARGET = fakes.fake_target(len(TOKENIZER))
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts([5, 1, 9, 4, 7], len(TOKENIZER), seed=3)
+TEXTS = ["naïve 🎉🎉 café →", "日本語 and 🙂", "plain", "e\u0301 \U0001f469\u200d\U0001f680!", "çàéèù"]
+
+
+class Recites(LogitsProcessor):
+    """Makes a model say a text, whatever it meant to."""
+
+    def __init__(self, text, prompt_length):
+        self.ids, self.prompt_length = TOKENIZER(text).input_ids, prompt_length
+
+    def __call__(self, input_ids, scores):
+        place = input_ids.shape[1] - self.prompt_length
+        return torch.full_like(scores, -100.0).index_fill(1, torch.tensor(self.ids[place % len(self.ids)]), 0.0)
+
+
+def reciting(text, prompt, **options):
+    """Return the parameters of a prompt whose continuation is a text."""
+    return Sampling(processors=(Recites(text, len(prompt)),), max_new_tokens=len(TOKENIZER(text).input_ids), **options)
+
+
+def pipeline(draft=DRAFT, **options):
+    """Return a pipeline on the fakes with a tokenizer of bytes, three rows at a time."""
+    return harness.pipeline(TARGET, draft, **{"batch_size": 3, "draft_length": 3, "tokenizer": TOKENIZER, **options})
+
+
+def gathered(chunks):
+    """Return the pieces, the tokens and the results of chunks, by continuation; a result comes with the last chunk."""
+    pieces, tokens, results = defaultdict(list), defaultdict(list), {}
+    for chunk in chunks:
+        key = chunk.index, chunk.sample
+        assert key not in results, "a chunk after the last"
+        pieces[key].append(chunk.text)
+        tokens[key] += chunk.token_ids
+        if chunk.result is not None:
+            assert (chunk.result.index, chunk.result.sample) == key
+            results[key] = chunk.result
+    return pieces, tokens, results
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_chunks_add_up_to_the_result(align):
+    """Tokens and pieces of text, put together, are those of the result, which is that of ``generate``."""
+    feeds = harness.Feeds()
+    pipe = pipeline(align=align, observers=[feeds])
+    sampling = Sampling(temperature=0.7, samples=2)
+    pieces, tokens, results = gathered(pipe.stream(PROMPTS, 12, sampling=sampling))
+    took_part = [one.request.key for round in feeds.rounds for one in round.report.sequences]
+    assert {key: len(told) for key, told in pieces.items()} == {key: took_part.count(key) for key in pieces}
+    whole = list(pipe.generate(PROMPTS, 12, sampling=sampling))
+    assert sorted(results) == [(one.index, one.sample) for one in whole]
+    for one in whole:
+        key = one.index, one.sample
+        assert results[key].token_ids == one.token_ids == tokens[key]
+        assert results[key].text == one.text == "".join(pieces[key])
+
+
+@pytest.mark.parametrize("draft_length", [1, 2, 5])
+def test_text_comes_in_whole_characters(draft_length):
+    """No piece holds a part of a character, however its bytes fall into rounds."""
+    samplings = [reciting(text, prompt) for text, prompt in zip(TEXTS, PROMPTS, strict=True)]
+    pieces, _, results = gathered(pipeline(draft_length=draft_length).stream(PROMPTS, sampling=samplings))
+    for (index, _), told in pieces.items():
+        assert "".join(told) == results[index, 0].text == TEXTS[index]
+        assert UNFINISHED not in "".join(told)
+    assert sum(map(bool, pieces[0, 0])) > 2, "the text came at once"
+
+
+def test_bytes_that_are_no_text():
+    """Random bytes, which are no characters, add up to the text of the result all the same."""
+    pieces, _, results = gathered(pipeline().stream(PROMPTS, 20))
+    for key, told in pieces.items():
+        assert "".join(told) == results[key].text == TOKENIZER.decode(results[key].token_ids, skip_special_tokens=True)
+    assert any(UNFINISHED in result.text for result in results.values())
+
+
+STOPPED = {
+    "ab STO STOP cd": (["STOP"], "ab STO "),
+    "ab STO STO cd": (["STOP", "x"], "ab STO STO cd"),
+    "aabaabaac": (["aabaac", "baabaa"], "aa"),
+    "naïve 🎉🎉": (["🎉🎉"], "naïve "),
+    "one\n\ntwo": (["\n\n"], "one"),
+    "ends with STO": (["STOP"], "ends with STO"),
+}
+"""Texts, the strings that stop them, and what comes before those."""
+
+
+@pytest.mark.parametrize("text", STOPPED)
+@pytest.mark.parametrize("draft_length", [1, 4])
+def test_what_may_become_a_stop_string_is_held_back(text, draft_length):
+    """Nothing that turns out to belong to a stop string is told; what turns out not to is told later."""
+    strings, before = STOPPED[text]
+    sampling = reciting(text, PROMPTS[0], stop=tuple(strings))
+    stream = pipeline(draft_length=draft_length).stream(PROMPTS[:1], sampling=sampling)
+    pieces, tokens, results = gathered(stream)
+    assert "".join(pieces[0, 0]) == results[0, 0].text == before
+    assert tokens[0, 0] == results[0, 0].token_ids
+    assert results[0, 0].finish_reason == ("length" if before == text else "stop")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *STOPPED])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_all_that_is_certain_is_told(text, step):
+    """What is told is the text so far but for parts of a character and for what may begin a stop string: no more, no less."""
+    strings = STOPPED.get(text, (["🎉!", "and 🙂 so", "zz"], ""))[0]
+    ids = TOKENIZER(text).input_ids
+    stream, told = TextStream(TOKENIZER, StopStrings(TOKENIZER, strings)), ""
+    for start in range(0, len(ids), step):
+        told += stream.put(ids[start : start + step], last=False)
+        known = TOKENIZER.decode(ids[: start + step]).rstrip(UNFINISHED)
+        if any(one in known for one in strings):
+            break
+        begun = {
+            count for count in range(len(known) + 1) for one in strings if one.startswith(known[len(known) - count :])
+        }
+        assert told == known[: len(known) - max(begun)]
+
+
+def test_a_string_that_does_not_count_is_told():
+    """A stop string among the first tokens, where none is looked for, is text like any other, and what follows it too."""
+    sampling = reciting("aXbcXdXe", PROMPTS[0], stop=("X",), min_new_tokens=4)
+    pieces, _, results = gathered(pipeline().stream(PROMPTS[:1], sampling=sampling))
+    assert "".join(pieces[0, 0]) == results[0, 0].text == "aXbc"[: len(results[0, 0].text)]
+    assert results[0, 0].finish_reason == "stop"
+    assert len(results[0, 0].token_ids) > 4
+
+
+def test_without_a_tokenizer_tokens_come_alone():
+    """A target without a tokenizer streams ids."""
+    pieces, tokens, results = gathered(pipeline(tokenizer=None).stream(PROMPTS, 7))
+    assert {text for told in pieces.values() for text in told} == {""}
+    assert all(tokens[key] == result.token_ids and len(tokens[key]) == 7 for key, result in results.items())
+
+
+def test_prompts_that_cannot_be_decoded_are_chunks_too():
+    """A prompt's error comes as a chunk with a result, and does not keep the others from coming."""
+    chunks = list(pipeline().stream([PROMPTS[0], [], [-1], PROMPTS[1]], 4))
+    errors = [chunk for chunk in chunks if chunk.result and chunk.result.finish_reason == "error"]
+    assert [(chunk.index, chunk.text, chunk.token_ids) for chunk in errors] == [(1, "", []), (2, "", [])]
+    assert "the prompt is empty" in errors[0].result.error
+    assert sorted(gathered(chunks)[2]) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+def test_chunks_come_while_others_are_still_decoded():
+    """A stream yields after every round; one that is given up leaves the pipeline free for others."""
+    pipe = pipeline()
+    stream = pipe.stream(PROMPTS, 12)
+    first = next(stream)
+    assert first.result is None
+    assert len(first.token_ids) == 1
+    with pytest.raises(OptionError, match="still decoding"):
+        next(pipe.stream(PROMPTS))
+    stream.close()
+    assert len(list(pipe.generate(PROMPTS, 2))) == len(PROMPTS)
+
+
+def test_what_is_wrong_is_said_on_the_call():
+    """Arguments are looked at when a stream is asked for, not when it is first read."""
+    with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 5 prompts, got 1"):
+        pipeline().stream(PROMPTS, sampling=[Sampling()])
