@@ -18,6 +18,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,13 @@ def main(**options: Any) -> None:
     torch.set_num_threads(settings["threads"])
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    console = Console(stderr=True, width=120)
-    with console.status("loading") as status:
-        result = bench(settings, device, dtype, started + options["budget"], status.update)
-    output = Path(
-        options["output"] or RESULTS / f"{options['pair']}-pair-{device.type}-{str(dtype).removeprefix('torch.')}.json"
-    )
+    name = f"{options['pair']}-pair-{device.type}-{str(dtype).removeprefix('torch.')}.json"
+    output = Path(options["output"] or RESULTS / name)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result: dict[str, Any] = {}
+    with Console(stderr=True, width=120).status("loading") as status:
+        for result in bench(settings, device, dtype, started + options["budget"], status.update):
+            output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(result)
     print(f"written to {output}")
     sys.exit(any(cell.get("bugs") for cell in result["cells"]))
@@ -122,8 +122,8 @@ def resolved(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def bench(
     settings: dict[str, Any], device: torch.device, dtype: torch.dtype, deadline: float, progress: Any
-) -> dict[str, Any]:
-    """Measure and return everything that goes into the JSON."""
+) -> Iterator[dict[str, Any]]:
+    """Measure, and yield everything that goes into the JSON: before tokens are compared, and after."""
     started = time.perf_counter()
     target, draft, tokenizer = load_pair(settings["pair"], device, dtype)
     models = Models(target, draft, tokenizer, loading.stop_token_ids(target, tokenizer))
@@ -136,29 +136,26 @@ def bench(
         if contender.name not in settings["without"]
     ]
     bandwidth = copy_bandwidth(device)
-    loaded = time.perf_counter()
     progress("reference decoder")
     judge = Judge(models, prompts[: settings["references"]], settings["new"])
-    referenced = time.perf_counter()
-    measured = deadline - 0.1 * (deadline - referenced)  # the rest is for weighing what differs
+    measured = deadline - 0.1 * (deadline - time.perf_counter())  # the rest is for weighing what differs
     clock = CLOCKS[settings["clock"]]
     measure(cells, Plan(models, prompts, settings["new"], settings["rounds"], bandwidth, measured, clock, progress))
-    progress("comparing tokens")
-    alive = healthy(device)
-    rows = list(summary(sorted(cells, key=lambda cell: cell.contender.batch), judge if alive else None, deadline))
-    return {
+    cells.sort(key=lambda cell: cell.contender.batch)
+    for cell in cells:
+        cell.release()
+    result = {
         **surroundings(device, dtype),
         "settings": {name: value for name, value in settings.items() if name != "output"},
         "parameters": {role: model.num_parameters() for role, model in (("target", target), ("draft", draft))},
         "copy_bytes_per_second": round(bandwidth),
-        "cells": rows,
-        "queue": queue_memory(models, prompts[:16]) if alive else None,
-        "seconds": {
-            "loading": round(loaded - started, 1),
-            "reference": round(referenced - loaded, 1),
-            "all": round(time.perf_counter() - started, 1),
-        },
+        "cells": list(summary(cells, None, deadline)),
     }
+    yield result
+    if healthy(device):
+        progress("comparing tokens")
+        result |= {"cells": list(summary(cells, judge, deadline)), "queue": queue_memory(models, prompts[:16])}
+    yield result | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def read_prompts(settings: dict[str, Any], tokenizer: Any, count: int) -> list[list[int]]:

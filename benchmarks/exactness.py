@@ -21,7 +21,7 @@ LARGE = 2_000_000_000
 class Exactness:
     """How many continuations are the reference's; of the others, how many part at a tie and how many do not.
 
-    ``unweighed`` ones part somewhere that there was no time to look at.
+    ``unweighed`` ones part somewhere that there was no time, or no memory, to look at.
     """
 
     compared: int
@@ -65,7 +65,10 @@ class Judge:
             if time.perf_counter() > deadline:
                 return "unweighed"
             both = [expected[place], ids[place]]
-            self._weighed[key] = self._ready().weigh([*self._prompts[index], *ids[:place]], both).tie
+            try:
+                self._weighed[key] = self._ready().weigh([*self._prompts[index], *ids[:place]], both).tie
+            except torch.OutOfMemoryError:  # the scales are larger than the model
+                return "unweighed"
         return "ties" if self._weighed[key] else "bugs"
 
     def _ready(self) -> Scales:

@@ -34,7 +34,7 @@ SMALL = {
     "bench": "--pair small --device cpu --dtype float32 --batches 4,1 --new 8 --least 4 --waves 1 --rounds 1",
 }
 LARGE = {
-    "equivalence": "--pairs small,cpu --device {device}",
+    "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
     " --new 64 --least 4 --waves 1 --references 16 --rounds 2",
 }
@@ -115,7 +115,7 @@ def bench(options: list[str], deadline: float, folder: Path) -> dict[str, Any]:
         command = [sys.executable, str(HERE / "bench.py"), *options, "--batches", batches, "--output", str(path)]
         for scheme in without:
             command += ["--without", scheme]
-        runs.append(run([*command, "--budget", str(left - 15)], left))
+        runs.append(run([*command, "--budget", str(max(20, left - 40))], left))
         if not path.exists():
             break
         runs[-1]["result"] = json.loads(path.read_text(encoding="utf-8"))

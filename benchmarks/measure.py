@@ -38,6 +38,10 @@ class Cell:
         """Its name and batch size."""
         return self.contender.name, self.contender.batch
 
+    def release(self) -> None:
+        """Let go of what the contender holds, buffers on the device among it; it cannot run again."""
+        self.contender = Contender(*self.key, lambda prompts, new: [])
+
 
 @attrs.frozen
 class Plan:
@@ -105,7 +109,8 @@ def once(cell: Cell, number: int, plan: Plan, clock: ModelClock) -> None:
     """Run a cell for one round, before the first with one batch that is not timed."""
     contender, prompts = cell.contender, plan.prompts[: cell.count]
     if number == 0:
-        contender.decode(prompts[: contender.batch], plan.new if torch.cuda.is_available() else 4)
+        on_cuda = plan.models.target.device.type == "cuda"
+        contender.decode(prompts[: contender.batch], plan.new if on_cuda else 4)
     clock.reset()
     started = plan.clock()
     tokens = contender.decode(prompts, plan.new)

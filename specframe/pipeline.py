@@ -16,8 +16,9 @@ from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, compose, strategy
-from specframe.errors import ModelError, OptionError, PromptError, UnknownNameError
+from specframe.errors import OptionError, UnknownNameError
 from specframe.graphs import RECORDINGS
+from specframe.intake import Intake, Prompt
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
 from specframe.plugins import parse_specification, registry
@@ -26,16 +27,14 @@ from specframe.protocols import Drafter, Observer
 from specframe.run import Run
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
-from specframe.stopping import Criteria, StopCheck, StopStrings, stop_strings
+from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
-from specframe.types import Chunk, Request, Result, RoundReport, Sequence, SequenceMetrics
+from specframe.types import Chunk, Request, Result, RoundReport, Sequence
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Prompt = str | Rows[int]
 
 
 class Pipeline:
@@ -115,8 +114,9 @@ class Pipeline:
             fitting = fitting_drafter(self.target_model, self.draft_model, self.tokenizer, self._draft_tokenizer)
             if fitting != drafting:
                 self.composition = attrs.evolve(self.composition, drafter=registry().make("drafter", fitting))
-        self._stop_token_ids = models.stop_token_ids(self.target_model, self.tokenizer)
         self._runner = ModelRunner(self.target_model, "target")
+        stops = models.stop_token_ids(self.target_model, self.tokenizer)
+        self._intake = Intake(self._runner, self.tokenizer, stops)
         self._meters: tuple[Counts, Stopwatch] = (Counts(), Stopwatch(self._runner.device))
         self._logprobs = Logprobs()
         self._errors = self._kv_bytes = 0
@@ -220,16 +220,8 @@ class Pipeline:
         at_least_one("max_new_tokens", max_new_tokens)
         prompts = list(prompts)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
-        requests: list[Request] = []
-        failed: list[Result] = []
-        asked = zip(prompts, moments, self._samplings(sampling, len(prompts)), strict=True)
-        for index, (prompt, arrival, how) in enumerate(asked):
-            try:
-                requests += self._requests(
-                    index, self.encode(prompt), how.max_new_tokens or max_new_tokens, arrival, how
-                )
-            except PromptError as error:
-                failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
+        samplings = self._samplings(sampling, len(prompts))
+        requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
         if sort:
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
@@ -249,39 +241,6 @@ class Pipeline:
             )
         return samplings
 
-    def _requests(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> list[Request]:
-        """Return the requests for all samples of one prompt."""
-        stops = self._stop_token_ids
-        limit = min(len(ids) + new, self._runner.context)
-        return [
-            Request(
-                index,
-                ids,
-                new,
-                stops,
-                plan=sampling.plan(len(ids), limit, sorted(stops), self._runner.device),
-                stream=index + (sample << 32),
-                arrival=arrival,
-                stop_checks=self._stop_checks(sampling),
-                max_time=sampling.max_time,
-                sample=sample,
-                logprobs=sampling.logprobs,
-            )
-            for sample in range(sampling.samples)
-        ]
-
-    def _stop_checks(self, sampling: Sampling) -> tuple[StopCheck, ...]:
-        checks: list[StopCheck] = []
-        if sampling.stop:
-            if self.tokenizer is None:
-                raise ModelError(
-                    "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
-                )
-            checks.append(StopStrings(self.tokenizer, sampling.stop, sampling.min_new_tokens))
-        if sampling.criteria:
-            checks.append(Criteria(sampling.criteria, device=self._runner.device))
-        return tuple(checks)
-
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
         """Claim the pipeline for one run and start its figures afresh."""
@@ -298,26 +257,7 @@ class Pipeline:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ModelError(
-                    "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
-                )
-            ids = self.tokenizer(prompt).input_ids if prompt.strip() else []
-        else:
-            ids = [int(token) for token in prompt]
-        if not ids:
-            raise PromptError("the prompt is empty: expected at least one token")
-        if len(ids) >= self._runner.context:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens: expected fewer than the target's context of {self._runner.context}"
-            )
-        if not 0 <= min(ids) <= max(ids) < self._runner.vocabulary:
-            outside = next(token for token in ids if not 0 <= token < self._runner.vocabulary)
-            raise PromptError(
-                f"the prompt holds token id {outside}: expected ids from 0 to {self._runner.vocabulary - 1}"
-            )
-        return ids
+        return self._intake.encode(prompt)
 
     def _rounds(self, requests: Rows[Request], observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
         """Decode requests and yield a report of every round."""

@@ -4,7 +4,7 @@ A cell decodes :data:`SAMPLES` sequences per prompt, in batches of prompts of di
 the first three tokens against the exact probabilities, by enumeration of all 125. The statistic is Pearson's chi-square summed
 over the prompts; outcomes expected fewer than five times are pooled. A cell fails when so large a statistic has a probability
 below 0.001 / :data:`TESTS`: by Bonferroni, the whole matrix fails by chance once in a thousand times, and with the fixed seeds it
-either does or does not. What it can see is tested too: a rule that favours the draft by a few percent fails.
+either does or does not. What it can see is tested too: a rule that gives 1 to 3 percent of each token's probability to others fails.
 
 What runs by default holds every rule under every alignment once; ``SPECFRAME_FULL_MATRIX=1`` runs everything.
 """
@@ -28,7 +28,7 @@ from specframe.testing import harness, zoo
 
 VOCABULARY, FIRST = 5, 3
 PROMPTS = ((1,), (2, 3, 4, 0), (0, 0))
-SAMPLES, FEWER = 5000, 500
+SAMPLES, FEWER = 3000, 500
 """Sequences per prompt; fewer under ``rollback``, whose batches are small so that the least accepted is not always none."""
 
 RULES = ("rejection", "block", "gumbel")
@@ -70,7 +70,9 @@ def cells() -> list[Cell]:
         return [Cell(*values) for values in itertools.product(RULES, ALIGNMENTS, LENGTHS, SAMPLINGS)]
     product = itertools.product(enumerate(RULES), enumerate(ALIGNMENTS))
     names = [*SAMPLINGS]
-    return [Cell(rule, align, LENGTHS[(r + a + a // 2) % 2], names[(a + 2 * r) % 6]) for (r, rule), (a, align) in product]
+    return [
+        Cell(rule, align, LENGTHS[(r + a + a // 2) % 2], names[(a + 2 * r) % 6]) for (r, rule), (a, align) in product
+    ]
 
 
 def small(seed: int) -> LlamaForCausalLM:
@@ -85,7 +87,8 @@ def small(seed: int) -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-TARGET, DRAFT = small(1), small(2)
+TARGET = small(1)
+DRAFT = zoo.good_draft(TARGET, noise=0.15)
 NEAR = zoo.good_draft(TARGET, noise=0.02)
 """A draft that is seldom wrong: what ``rollback`` needs for more than a token to stand in every row."""
 
@@ -106,20 +109,22 @@ def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
     return chances
 
 
-def drawn(cell: Cell, samples: int, rule: Any = None) -> dict[tuple[int, ...], torch.Tensor]:
+def drawn(
+    cell: Cell, samples: int, rule: Any = None, prompts: tuple[tuple[int, ...], ...] = PROMPTS, draft: Any = DRAFT
+) -> dict[tuple[int, ...], torch.Tensor]:
     """Return how often each continuation of three tokens followed each prompt, (V ** 3,)."""
     together = cell.align == "rollback"
     pipe = Pipeline(
         TARGET,
-        NEAR if together else DRAFT,
+        NEAR if together else draft,
         align=cell.align,
         accept=rule or cell.rule,
         draft_length=cell.length,
         batch_size=4 if together else 750,
         seed=crc32(str(cell).encode()),
     )
-    asked = [PROMPTS[number % len(PROMPTS)] for number in range(samples * len(PROMPTS))]
-    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in PROMPTS}
+    asked = [prompts[number % len(prompts)] for number in range(samples * len(prompts))]
+    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in prompts}
     for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS[cell.sampling]), strict=True):
         first, second, third = result.token_ids[:FIRST]
         counts[prompt][(first * VOCABULARY + second) * VOCABULARY + third] += 1
@@ -187,9 +192,9 @@ def made(rule: str) -> type:
 
 
 class Hasty(made("rejection")):  # type: ignore[misc]
-    """Rejection sampling that lets a draft token stand untested in one case of 15: its tokens are q in that share, else p."""
+    """Rejection sampling that lets a draft token stand untested in one case of 22: that share of its tokens is q's, the rest p's."""
 
-    share = 1 / 15
+    share = 1 / 22
 
     def _accepted(self, batch: Any, draft: Any, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
         tested_BKV = target_BTV[:, : draft.length].minimum(draft_BKV)
@@ -198,19 +203,23 @@ class Hasty(made("rejection")):  # type: ignore[misc]
 
 @torch.no_grad()
 def test_a_bias_of_a_few_percent_is_caught() -> None:
-    """Power: a rule that gives 2 to 5 percent of each token's probability to other tokens fails."""
+    """Power: a rule that gives 1 to 3 percent of each token's probability to other tokens fails."""
     distances = []
     for prompt in PROMPTS:
         target, draft = (model(torch.tensor([prompt])).logits[0, -1].softmax(-1) for model in (TARGET, DRAFT))
         distances.append(float((target - draft).abs().sum() / 2))
-    assert all(0.02 < Hasty.share * distance < 0.05 for distance in distances)
+    assert all(0.01 < Hasty.share * distance < 0.03 for distance in distances)
     assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, Hasty()) < LEAST
 
 
 @pytest.mark.slow
 def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
-    """A rule that decides on a draft as a whole stays unbiased over rounds: 60,000 sequences, which show one percent."""
-    assert judged(Cell("block", "ragged", 4, "t1"), 20000) > LEAST
+    """A rule that decides on a draft as a whole stays unbiased over rounds: 60,000 sequences, with a draft far from the target.
+
+    With numbers keyed by position alone the p-value is below 1e-9: 1.6 percent of the mass is elsewhere.
+    """
+    counts = drawn(Cell("block", "ragged", 4, "t1"), 60_000, prompts=PROMPTS[1:2], draft=small(2))
+    assert p_value(counts, SAMPLINGS["t1"]) > LEAST
 
 
 def test_the_statistic_is_calibrated() -> None:
@@ -226,3 +235,83 @@ def test_the_statistic_is_calibrated() -> None:
         values.append(p_value(counts, sampling))
     assert abs(sum(values) / len(values) - 0.5) < 4 * (1 / 12 / len(values)) ** 0.5
     assert 0.5 * 0.05 < sum(value < 0.05 for value in values) / len(values) < 2 * 0.05
+
+
+SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")
+DRAFTERS: dict[str, Any] = {"good": NEAR, "bad": small(2), "same": TARGET, "prompt-lookup": "prompt-lookup"}
+SETTINGS = {"length": (1, 3, 6), "batch_size": (1, 4, 9), "drafter": (*DRAFTERS,)}
+
+
+def settings() -> list[dict[str, Any]]:
+    """Return every alignment under every scheduler with all settings, or with some of each in turn."""
+    pairs = itertools.product(enumerate(ALIGNMENTS), enumerate(SCHEDULERS))
+    if os.environ.get("SPECFRAME_FULL_MATRIX") == "1":
+        rest = [dict(zip(SETTINGS, values, strict=True)) for values in itertools.product(*SETTINGS.values())]
+        return [{"align": align, "schedule": schedule, **one} for (_, align), (_, schedule) in pairs for one in rest]
+    return [
+        {
+            "align": align,
+            "schedule": schedule,
+            "length": SETTINGS["length"][(a + s) % 3],
+            "batch_size": SETTINGS["batch_size"][(a + 2 * s + a // 3) % 3],
+            "drafter": SETTINGS["drafter"][(a + s) % 4],
+        }
+        for (a, align), (s, schedule) in pairs
+    ]
+
+
+def gumbel_ids(drafter: Any, **options: Any) -> list[list[int]]:
+    """Return what the rule ``gumbel`` gives a ragged set of prompts, with one seed."""
+    prompts = [[(number * number + place) % VOCABULARY for place in range(1 + 5 * number % 7)] for number in range(12)]
+    pipe = Pipeline(TARGET, drafter, accept="gumbel", seed=11, **options)
+    sampling = Sampling(temperature=1.3, top_k=4)
+    return [result.token_ids for result in pipe.generate(prompts, max_new_tokens=12, sampling=sampling)]
+
+
+@functools.cache
+def plain_ids() -> list[list[int]]:
+    """Return what plain sampling gives, one prompt at a time."""
+    ids = gumbel_ids(None, batch_size=1)
+    assert len(set(map(tuple, ids))) == len(ids), "the prompts and streams are meant to differ"
+    return ids
+
+
+@pytest.mark.parametrize(
+    "setting", settings(), ids=lambda setting: "-".join(str(v).partition(",")[0] for v in setting.values())
+)
+def test_gumbel_gives_the_tokens_of_plain_sampling(setting: dict[str, Any]) -> None:
+    """With one seed every drafter, draft length, batch size, alignment and scheduler gives plain sampling's ids, in fp32."""
+    options = {key: setting[key] for key in ("align", "schedule", "batch_size")}
+    assert gumbel_ids(DRAFTERS[setting["drafter"]], draft_length=setting["length"], **options) == plain_ids()
+
+
+def test_gumbel_at_changing_draft_lengths() -> None:
+    """The draft length may change from round to round, to none and back: the tokens are plain sampling's."""
+    assert gumbel_ids(NEAR, draft_length=Wavering(), batch_size=4) == plain_ids()
+
+
+class Wavering:
+    """A draft-length policy that goes through lengths from 0 to 4, over and over."""
+
+    maximum = 4
+
+    def __init__(self) -> None:
+        self._lengths = itertools.cycle((3, 0, 0, 4, 1, 0, 2, 4, 4, 0, 0, 0, 1))
+
+    def draft_length(self, batch: Any) -> int:
+        return next(self._lengths)
+
+    def observe(self, report: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_changing_draft_lengths_draw_from_the_target(rule: str) -> None:
+    """A draft length that changes with the rounds, not with what was drawn to come, leaves the distribution as it is."""
+    pipe = Pipeline(TARGET, DRAFT, accept=rule, draft_length=Wavering(), batch_size=50, seed=3)
+    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in PROMPTS}
+    asked = [PROMPTS[number % 3] for number in range(3 * FEWER)]
+    for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS["t1"]), strict=True):
+        first, second, third = result.token_ids[:FIRST]
+        counts[prompt][(first * VOCABULARY + second) * VOCABULARY + third] += 1
+    assert p_value(counts, SAMPLINGS["t1"]) > LEAST

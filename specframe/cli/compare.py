@@ -73,7 +73,7 @@ def compare(
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    grid = checked(expand(sampled(ctx, options, temperature)))
+    grid = checked(expand(sampled(options, temperature)))
     settings = Settings(
         texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
@@ -73,18 +72,18 @@ TEMPERATURE = click.option(
     type=Number(),
     default=0.0,
     show_default=True,
-    help="Draw tokens at this temperature, with --accept gumbel unless named; 0: greedy decoding.",
+    help="Draw tokens at this temperature, by --accept gumbel where that is auto; 0: greedy decoding.",
 )
 
 
-def sampled(ctx: click.Context, options: dict[str, Any], temperature: float) -> dict[str, Any]:
-    """Return a grid's options with a rule that samples where there is a temperature and no rule was named."""
+def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """Return a grid's options; with a temperature its rule "auto" is the one whose ids can be compared."""
     from specframe.sampling import Sampling
     from specframe.verify import SAMPLING_RULE
 
-    Sampling(temperature=temperature)  # raises what is wrong with it
-    named = ctx.get_parameter_source("accept") is not ParameterSource.DEFAULT
-    return options if named or not temperature else options | {"accept": [SAMPLING_RULE]}
+    if Sampling(temperature=temperature).greedy:
+        return options
+    return options | {"accept": [SAMPLING_RULE if rule == "auto" else rule for rule in options["accept"]]}
 
 
 def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:

@@ -115,14 +115,20 @@ DRAFT_LENGTH = click.option(
 PLACE = (
     click.option("--device", metavar="D", default="auto", show_default=True, help="cpu, cuda or cuda:N."),
     click.option("--dtype", metavar="T", default="auto", show_default=True, help="float32, bfloat16 or float16."),
-    click.option("--attention", metavar="A", default="auto", show_default=True, help="packed, without masks, or masked."),
-    click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
 )
 """Where, and in what precision."""
 
+EXECUTION = (
+    click.option(
+        "--attention", metavar="A", default="auto", show_default=True, help="packed, without masks, or masked."
+    ),
+    click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
+)
+"""How forwards are executed; what comes out is the same."""
+
 SEED = whole("--seed", "Seed of every random choice.", 0, least=0)
 
-PIPELINE = (*MODELS, *STRATEGIES, DRAFT_LENGTH, *PLACE, SEED)
+PIPELINE = (*MODELS, *STRATEGIES, DRAFT_LENGTH, *PLACE, SEED, *EXECUTION)
 """What `specframe.Pipeline` takes, as options."""
 
 

@@ -51,7 +51,7 @@ def verify(
     """
     texts = readable(prompt, prompts)[:limit]
     outcomes: list[Verification] = []
-    cells = sampled(ctx, options, temperature)
+    cells = sampled(options, temperature)
     with lines(output) as write, telling() as progress:
         for outcome in run(cells, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))

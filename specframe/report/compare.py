@@ -19,9 +19,10 @@ import specframe
 from specframe import models
 from specframe.errors import SpecframeError
 from specframe.grid import Grid
+from specframe.intake import Prompt
 from specframe.loading import LoadedModels
 from specframe.observers import RunReport
-from specframe.pipeline import Pipeline, Prompt
+from specframe.pipeline import Pipeline
 from specframe.report.gauges import Positions, Waits
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import Case, cases

@@ -19,8 +19,9 @@ import torch
 
 from specframe import models
 from specframe.grid import Cell
+from specframe.intake import Prompt
 from specframe.loading import LoadedModels
-from specframe.pipeline import Pipeline, Prompt
+from specframe.pipeline import Pipeline
 from specframe.report import compare as comparing
 from specframe.report.compare import Progress, Settings, Step
 from specframe.report.results import Comparison, Folder, Line
@@ -147,15 +148,18 @@ def reproduce(
     kept = Folder(folder, about(parts, command))
     loaded = LoadedModels()
     for part in parts:
-        todo = [
-            step
-            for step in comparing.steps(part.cases, part.settings.repeats)
-            if part.name in only and step.repeat not in kept.lines.get(step.case.key, {})
-        ]
-        for step in todo[:1]:
-            loaded.pipeline(bare(step.case).cell)
-        comparing.take(todo, lambda step, part=part: run(step, part, loaded, kept), kept, progress)  # type: ignore[misc]
+        if part.name in only:
+            run_part(part, kept, loaded, progress)
     return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts})
+
+
+def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
+    """Run what is missing of a part, its models loaded first."""
+    there = kept.lines
+    todo = [s for s in comparing.steps(part.cases, part.settings.repeats) if s.repeat not in there.get(s.case.key, {})]
+    if todo:
+        loaded.pipeline(bare(todo[0].case).cell)
+    comparing.take(todo, lambda step: run(step, part, loaded, kept), kept, progress)
 
 
 def about(parts: list[Part], command: str) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def explicit(cell: Cell) -> Cell:
     dtype = models.pick_dtype(cell.get("dtype", "auto"), device)
     return {
         **cell,
+        "accept": PLAIN["accept"] if cell["accept"] == "auto" else cell["accept"],
         "schedule": cell["schedule"] or alignment.scheduler,
         "kv": cell["kv"] or alignment.kv,
         "device": str(device),

@@ -69,7 +69,7 @@ class MaskedColumns:
     def place(self, batch: Batch, width: int, offset: int) -> Placement:
         """Append ``width`` columns."""
         order_BS, first_B1 = self._rows(batch)
-        column = int(self._columns[: len(batch)].max())
+        column = int(self._columns[0])
         self._columns[: len(batch)] = column + width
         order_BT = batch.positions(offset - width, width)
         order_BS[:, column : column + width] = order_BT
@@ -91,6 +91,7 @@ class MaskedColumns:
             beyond_F1 = batch.lengths_B[moves.forked, None] - 1
             order_RS[moves.forked] = order_RS[moves.forked].where(order_RS[moves.forked] < beyond_F1, -1)
         self._columns[moves.fresh] = 0
+        self._columns[: len(batch)] = self._columns[: len(batch)].max()  # the store fills up the shorter rows
         return order_RS[: len(batch)], first_R1[: len(batch)]
 
     def _room(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

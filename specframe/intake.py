@@ -1,0 +1,105 @@
+"""Prompts become requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
+
+from specframe.errors import ModelError, PromptError
+from specframe.runner import ModelRunner
+from specframe.sampling import Sampling
+from specframe.stopping import Criteria, StopCheck, StopStrings
+from specframe.types import Request, Result, SequenceMetrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | Rows[int]
+
+
+class Intake:
+    """Turns prompts and what is asked of them into requests.
+
+    Args:
+        runner: the target.
+        tokenizer: its tokenizer; None: prompts are token ids.
+        stop_token_ids: ids that end every continuation.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, tokenizer: PreTrainedTokenizerBase | None, stop_token_ids: frozenset[int]
+    ) -> None:
+        self._runner, self._tokenizer, self._stop_token_ids = runner, tokenizer, stop_token_ids
+        self._stop_strings: dict[tuple[tuple[str, ...], int], StopStrings] = {}
+
+    def take(
+        self, prompts: Iterable[Prompt], max_new_tokens: int, arrivals: Iterable[float], samplings: Iterable[Sampling]
+    ) -> tuple[list[Request], list[Result]]:
+        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
+        requests: list[Request] = []
+        failed: list[Result] = []
+        for index, (prompt, arrival, how) in enumerate(zip(prompts, arrivals, samplings, strict=True)):
+            try:
+                ids = self.encode(prompt)
+            except PromptError as error:
+                failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
+            else:
+                requests += self._samples(index, ids, how.max_new_tokens or max_new_tokens, arrival, how)
+        return requests, failed
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ModelError(
+                    "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
+                )
+            ids = self._tokenizer(prompt).input_ids if prompt.strip() else []
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise PromptError("the prompt is empty: expected at least one token")
+        if len(ids) >= self._runner.context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens: expected fewer than the target's context of {self._runner.context}"
+            )
+        if not 0 <= min(ids) <= max(ids) < self._runner.vocabulary:
+            outside = next(token for token in ids if not 0 <= token < self._runner.vocabulary)
+            raise PromptError(
+                f"the prompt holds token id {outside}: expected ids from 0 to {self._runner.vocabulary - 1}"
+            )
+        return ids
+
+    def _samples(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> list[Request]:
+        """Return the requests for all samples of one prompt."""
+        stops = self._stop_token_ids
+        limit = min(len(ids) + new, self._runner.context)
+        return [
+            Request(
+                index,
+                ids,
+                new,
+                stops,
+                plan=sampling.plan(len(ids), limit, sorted(stops), self._runner.device),
+                stream=index + (sample << 32),
+                arrival=arrival,
+                stop_checks=self._stop_checks(sampling),
+                max_time=sampling.max_time,
+                sample=sample,
+                logprobs=sampling.logprobs,
+            )
+            for sample in range(sampling.samples)
+        ]
+
+    def _stop_checks(self, sampling: Sampling) -> tuple[StopCheck, ...]:
+        checks: list[StopCheck] = []
+        if sampling.stop:
+            if self._tokenizer is None:
+                raise ModelError(
+                    "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
+                )
+            checks.append(StopStrings(self._tokenizer, sampling.stop, sampling.min_new_tokens))
+        if sampling.criteria:
+            checks.append(Criteria(sampling.criteria, device=self._runner.device))
+        return tuple(checks)
