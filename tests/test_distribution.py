@@ -4,7 +4,8 @@ A cell decodes :data:`SAMPLES` sequences per prompt, in batches of prompts of di
 the first three tokens against the exact probabilities, by enumeration of all 125. The statistic is Pearson's chi-square summed
 over the prompts; outcomes expected fewer than five times are pooled. A cell fails when so large a statistic has a probability
 below 0.001 / :data:`TESTS`: by Bonferroni, the whole matrix fails by chance once in a thousand times, and with the fixed seeds it
-either does or does not. What it can see is tested too: a rule that gives 1 to 3 percent of each token's probability to others fails.
+either does or does not. What it can see is tested too: a rule that gives 1 to 3 percent of each token's probability to other
+tokens fails.
 
 What runs by default holds every rule under every alignment once; ``SPECFRAME_FULL_MATRIX=1`` runs everything.
 """
@@ -24,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specframe import Pipeline
 from specframe.plugins import registry
 from specframe.sampling import Sampling
-from specframe.testing import harness, zoo
+from specframe.testing import zoo
 
 VOCABULARY, FIRST = 5, 3
 PROMPTS = ((1,), (2, 3, 4, 0), (0, 0))
@@ -52,6 +53,9 @@ SAMPLINGS = {
 TESTS = len(RULES) * len(ALIGNMENTS) * len(LENGTHS) * len(SAMPLINGS)
 LEAST = 0.001 / TESTS
 """The p-value below which a cell fails."""
+
+
+Counts = dict[tuple[int, ...], torch.Tensor]
 
 
 class Cell(NamedTuple):
@@ -109,20 +113,17 @@ def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
     return chances
 
 
-def drawn(
-    cell: Cell, samples: int, rule: Any = None, prompts: tuple[tuple[int, ...], ...] = PROMPTS, draft: Any = DRAFT
-) -> dict[tuple[int, ...], torch.Tensor]:
-    """Return how often each continuation of three tokens followed each prompt, (V ** 3,)."""
+def drawn(cell: Cell, samples: int, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> Counts:
+    """Return how often each continuation of three tokens followed each prompt, (V ** 3,); ``options`` are the pipeline's."""
     together = cell.align == "rollback"
-    pipe = Pipeline(
-        TARGET,
-        NEAR if together else draft,
-        align=cell.align,
-        accept=rule or cell.rule,
-        draft_length=cell.length,
-        batch_size=4 if together else 750,
-        seed=crc32(str(cell).encode()),
-    )
+    usual = {
+        "drafter": NEAR if together else DRAFT,
+        "align": cell.align,
+        "accept": cell.rule,
+        "draft_length": cell.length,
+        "batch_size": 4 if together else 750,
+    }
+    pipe = Pipeline(TARGET, seed=crc32(str(cell).encode()), **{**usual, **options})
     asked = [prompts[number % len(prompts)] for number in range(samples * len(prompts))]
     counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in prompts}
     for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS[cell.sampling]), strict=True):
@@ -146,16 +147,16 @@ def chi_square(counts: torch.Tensor, chances: torch.Tensor) -> tuple[float, int]
     return float(((seen - meant)[kept] ** 2 / meant[kept]).sum()), int(kept.sum()) - 1
 
 
-def p_value(counts: dict[tuple[int, ...], torch.Tensor], sampling: Sampling) -> float:
+def p_value(counts: Counts, sampling: Sampling) -> float:
     """Return the probability of counts at least as far from the target's own as these, over all prompts."""
     found = [chi_square(row, exact(prompt, sampling)) for prompt, row in counts.items()]
     statistic, freedom = (torch.tensor(float(sum(values)), dtype=torch.float64) for values in zip(*found, strict=True))
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
 
 
-def judged(cell: Cell, samples: int, rule: Any = None) -> float:
-    """Return the p-value of a cell, or of another rule in its place."""
-    return p_value(drawn(cell, samples, rule), SAMPLINGS[cell.sampling])
+def judged(cell: Cell, samples: int, **options: Any) -> float:
+    """Return the p-value of a cell, with other options of the pipeline in place of its own."""
+    return p_value(drawn(cell, samples, **options), SAMPLINGS[cell.sampling])
 
 
 @pytest.mark.slow
@@ -192,7 +193,7 @@ def made(rule: str) -> type:
 
 
 class Hasty(made("rejection")):  # type: ignore[misc]
-    """Rejection sampling that lets a draft token stand untested in one case of 22: that share of its tokens is q's, the rest p's."""
+    """Rejection sampling that lets one draft token of 22 stand untested: that share of its tokens is q's, the rest p's."""
 
     share = 1 / 22
 
@@ -209,7 +210,7 @@ def test_a_bias_of_a_few_percent_is_caught() -> None:
         target, draft = (model(torch.tensor([prompt])).logits[0, -1].softmax(-1) for model in (TARGET, DRAFT))
         distances.append(float((target - draft).abs().sum() / 2))
     assert all(0.01 < Hasty.share * distance < 0.03 for distance in distances)
-    assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, Hasty()) < LEAST
+    assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, accept=Hasty()) < LEAST
 
 
 @pytest.mark.slow
@@ -218,7 +219,7 @@ def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
 
     With numbers keyed by position alone the p-value is below 1e-9: 1.6 percent of the mass is elsewhere.
     """
-    counts = drawn(Cell("block", "ragged", 4, "t1"), 60_000, prompts=PROMPTS[1:2], draft=small(2))
+    counts = drawn(Cell("block", "ragged", 4, "t1"), 60_000, prompts=PROMPTS[1:2], drafter=small(2))
     assert p_value(counts, SAMPLINGS["t1"]) > LEAST
 
 
@@ -276,6 +277,7 @@ def plain_ids() -> list[list[int]]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", settings(), ids=lambda setting: "-".join(str(v).partition(",")[0] for v in setting.values())
 )
@@ -308,10 +310,4 @@ class Wavering:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_changing_draft_lengths_draw_from_the_target(rule: str) -> None:
     """A draft length that changes with the rounds, not with what was drawn to come, leaves the distribution as it is."""
-    pipe = Pipeline(TARGET, DRAFT, accept=rule, draft_length=Wavering(), batch_size=50, seed=3)
-    counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in PROMPTS}
-    asked = [PROMPTS[number % 3] for number in range(3 * FEWER)]
-    for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS["t1"]), strict=True):
-        first, second, third = result.token_ids[:FIRST]
-        counts[prompt][(first * VOCABULARY + second) * VOCABULARY + third] += 1
-    assert p_value(counts, SAMPLINGS["t1"]) > LEAST
+    assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, draft_length=Wavering(), batch_size=50) > LEAST

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from specframe import decode as decode_module
 from specframe.errors import ModelError, OptionError
@@ -251,3 +252,22 @@ def test_a_model_that_counts_positions_itself_is_refused():
     model = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(ModelError, match=r"BloomForCausalLM.*takes no position_ids"):
         Pipeline(model, None)
+
+
+def test_a_model_with_a_causal_mask_of_its_own_is_refused():
+    """A model that goes by the order of slots would go wrong silently: it is refused before any work."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    model = transformers.GPTNeoForCausalLM(config).eval()
+    with pytest.raises(
+        ModelError, match=r"GPTNeoForCausalLM\) gives other logits when the same tokens have other slots"
+    ):
+        list(Pipeline(model, None).generate([[1, 2, 3]], 4))
