@@ -54,7 +54,7 @@ def test_they_are_the_targets(align, draft_length):
         assert [next(iter(top)) for top in result.top_logprobs] == result.token_ids, "greedy takes the most likely"
 
 
-@pytest.mark.parametrize("accept", ["gumbel", "rejection", "block", "typical", "synthetic"])
+@pytest.mark.parametrize("accept", ["gumbel", "rejection", "block", "typical"])
 def test_they_are_told_before_anything_is_done_to_them(accept):
     """Temperature, top-k, penalties and the acceptance rule change which tokens come, not what the target says of them."""
     sampling = Sampling(temperature=1.7, top_k=20, repetition_penalty=1.3, logprobs=2)

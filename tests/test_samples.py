@@ -176,6 +176,9 @@ def test_samples_without_a_draft_model(drafter):
     assert ids(pipe, asked()) == ALONE["gumbel"]
 
 
+FIVE = "same-length,window=5"
+
+
 def test_a_draft_of_nothing_for_some_rounds():
     """Where a policy drafts nothing for some rounds after samples have started, their draft cache catches up."""
 
@@ -189,7 +192,8 @@ def test_a_draft_of_nothing_for_some_rounds():
         def observe(self, report):
             pass
 
-    for align, schedule in (("ragged", None), ("eqspec", "continuous"), ("exspec", "same-length,window=5")):
+    masking = "masking,positions=content"
+    for align, schedule in (("ragged", None), ("eqspec", "continuous"), ("exspec", FIVE), (masking, FIVE)):
         pipe = pipeline(accept="gumbel", align=align, schedule=schedule, draft_length=Pauses(), check=True)
         assert ids(pipe, asked()) == ALONE["gumbel"]
 

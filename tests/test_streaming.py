@@ -139,9 +139,8 @@ def test_a_string_that_does_not_count_is_told():
     """A stop string among the first tokens, where none is looked for, is text like any other, and what follows it too."""
     sampling = reciting("aXbcXdXe", PROMPTS[0], stop=("X",), min_new_tokens=4)
     pieces, _, results = gathered(pipeline().stream(PROMPTS[:1], sampling=sampling))
-    assert "".join(pieces[0, 0]) == results[0, 0].text == "aXbc"[: len(results[0, 0].text)]
+    assert "".join(pieces[0, 0]) == results[0, 0].text == "aXbc"
     assert results[0, 0].finish_reason == "stop"
-    assert len(results[0, 0].token_ids) > 4
 
 
 def test_without_a_tokenizer_tokens_come_alone():

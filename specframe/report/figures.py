@@ -178,7 +178,7 @@ def equality(comparison: Comparison) -> list[tuple[Any, ...]]:
     """
     rows = []
     for case in comparison.timed:
-        if not all(line["comparable"] for line in comparison.runs(case).values()):
+        if not all(line.get("comparable", True) for line in comparison.runs(case).values()):
             continue
         ids = tokens(comparison, case)
         references = [tokens(comparison, comparison.plain(case, size)) for size in (1, case.batch_size)]

@@ -264,10 +264,18 @@ def grouping_rates(found: Reproduction) -> list[tuple[Any, ...]]:
 
 
 def groupings(found: Reproduction) -> Rows:
-    """Return grouping rates by batch size, for prompts of one length and of many."""
+    """Return grouping rates by batch size, for prompts of one length and of many, and the rows of an average round."""
     rates = {row[:2]: f"{row[2]:.1%}" for row in grouping_rates(found)}
+    for kind in published.GROUPING:
+        for scheme, size, rows, *_ in f.by_cell(found.parts[kind], rows_per_round):
+            rates[f"{kind}, {scheme}", size] += f" ({rows:.1f})"
     sizes = sorted({size for _, size in rates})
     return [(str(size), *(rates.get((name, size), NONE) for name in GROUPINGS)) for size in sizes]
+
+
+def rows_per_round(line: Line) -> float:
+    """Return the rows that speculated in an average round."""
+    return line["figures"]["num_spec_steps"] / line["figures"]["rounds"]
 
 
 def throughputs(found: Reproduction) -> Rows:
@@ -283,9 +291,9 @@ def throughputs(found: Reproduction) -> Rows:
 def arriving(found: Reproduction) -> str:
     """Return when prompts arrive, as a sentence without its end."""
     arrivals = found.about["settings"].get("arrivals: arrivals")
-    return (
-        f"Prompts arrive as in `{arrivals}`" if arrivals else "All prompts are there from the start, short ones first"
-    )
+    if not arrivals:
+        return "All prompts are there from the start, short ones first"
+    return f"Prompts arrive as `--arrivals {arrivals.partition(' ')[0]}` says"
 
 
 def latencies(found: Reproduction) -> list[tuple[Any, ...]]:

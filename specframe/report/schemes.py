@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +12,7 @@ import attrs
 from specframe import models
 from specframe.compose import strategy
 from specframe.grid import Cell, varying
-from specframe.pipeline import choose
+from specframe.pipeline import Pipeline, choose
 from specframe.plugins import registry
 from specframe.verify import SAMPLING_RULE
 
@@ -25,6 +26,13 @@ PLAIN: Cell = {
     "draft_length": "5",
 }
 """Plain decoding: what every scheme is held against."""
+
+DEFAULTS: Cell = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Pipeline).parameters.items()
+    if isinstance(parameter.default, str | int) and not isinstance(parameter.default, bool)
+}
+"""What a pipeline takes where nothing else is asked for."""
 
 PLAIN_NAME, BETWEEN = "plain", " · "
 
@@ -98,7 +106,7 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
 def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
-    cell = {**PLAIN, "batch_size": 8, "seed": 0, **cell, "target": target, "drafter": draft_model or drafter}
+    cell = {**DEFAULTS, **PLAIN, **cell, "target": target, "drafter": draft_model or drafter}
     if cell["drafter"] == "none":
         cell["draft_length"] = PLAIN["draft_length"]
     cell["draft_length"] = str(cell["draft_length"])

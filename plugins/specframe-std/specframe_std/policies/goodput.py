@@ -44,22 +44,23 @@ class Choice:
 
 
 class Goodput:
-    """Drafts as many tokens as give most tokens per second by what rounds took and gained; plain decoding when that is none.
+    """Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where plain decoding is faster.
 
     The seconds of a round come from the latest rounds of its batch size, the tokens it gains from the acceptance of each place
     of the draft (:mod:`specframe_std.policies.estimates`). A change has to promise 2 percent. What is not in use is tried now
-    and then, and paid for: what a trial loses against the best is taken from a purse, which starts with two rounds' time
-    and earns one percent of all time. Trials therefore cost no more than that, whatever the models and the machine are.
+    and then, and paid for: what a trial loses against the best is taken from a purse, which starts with two rounds' time and
+    earns one percent of all time, and when it is empty nothing is tried. What is learnt stays for the pipeline's next run.
 
     Options:
         maximum: the longest draft.
     """
 
-    def __init__(self, maximum: int = 8, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, maximum: int = 8) -> None:
         if maximum < 1:
             raise ValueError(f"maximum must be at least 1, got {maximum}")
         self.maximum = maximum
-        self._clock = clock
+        self.clock: Callable[[], float] = time.perf_counter
+        """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
         self._choices: dict[int, Choice] = {}
         self._tried: dict[tuple[int, int], int] = {}
@@ -73,14 +74,14 @@ class Goodput:
         choice = self._choices.get(rows)
         if choice is None or not (choice.left or choice.trial):
             choice = self._choices[rows] = self._choose(rows)
-        self._started = self._clock()
+        self._started = self.clock()
         return choice.trial.length if choice.trial else choice.length
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round that decoded. One that drafts after one that did not is not timed: the drafter had to catch up."""
         if report.prefill:
             return
-        seconds = self._clock() - self._started
+        seconds = self.clock() - self._started
         rows, drafted = len(report.sequences), report.draft.length
         if drafted:
             self._acceptance.add(report)
@@ -90,30 +91,39 @@ class Goodput:
         self._round += 1
 
     def _choose(self, rows: int) -> Choice:
-        """Return the best draft length that was measured with so many rows, or perhaps put another one on trial."""
+        """Return the best draft length that was measured with so many rows, and perhaps another one on trial.
+
+        The first choice of all is plain decoding, which costs least; that of a new batch size is what the model says.
+        """
+        if not self._choices:
+            return Choice(0, TRIAL + 1)
         curve, gains, known = self._seconds.curve(rows), self._acceptance.gains(), self._seconds.known(rows)
         goodput = gains / curve
         best = int(np.where(known, goodput, 0).argmax()) if known.any() else int(goodput.argmax())
-        nearest = min(self._choices, key=lambda size: abs(np.log(size / rows)), default=None)
-        if nearest is not None and goodput[best] < (1 + MARGIN) * goodput[self._choices[nearest].length]:
+        nearest = min(self._choices, key=lambda size: abs(np.log(size / rows)))
+        if goodput[best] < (1 + MARGIN) * goodput[self._choices[nearest].length]:
             best = self._choices[nearest].length
         if rows not in self._choices:
-            return Choice(best, TRIAL if self._choices else TRIAL + 1)
+            return Choice(best, TRIAL)
         return Choice(best, DWELL, self._trial(rows, best, curve, gains))
 
     def _trial(self, rows: int, best: int, curve: np.ndarray, gains: np.ndarray) -> Trial | None:
-        """Return a trial that the purse allows: of what was not tried for long and is thought to lose little.
+        """Return a trial that the purse allows, of what was not tried for long and promises much.
 
-        Plain decoding comes before all else that is not known.
+        What was not measured may take no longer than a shorter draft: that is hoped for, and half believed. Plain decoding
+        comes before all else that was not measured.
         """
         if self._purse is None:
             self._purse = ALLOWANCE * float(curve[best])
-        price = float(curve[best] / gains[best])
-        losses = np.maximum(curve - gains * price, 1e-3 * curve)
+        price, known = float(curve[best] / gains[best]), self._seconds.known(rows)
+        shorter = np.maximum.accumulate(np.where(known, curve, 0) * (np.arange(len(curve)) > 0))
+        hoped = np.where(known | (shorter == 0), curve, shorter)
+        affordable = TRIAL * ((curve + hoped) / 2 - gains * price) <= self._purse
         ages = np.array([self._round - self._tried.get((rows, length), -8 * PAUSE) for length in range(len(curve))])
         ages[best] = 0
-        other = int((ages / losses).argmax()) if self._seconds.known(rows)[0] else 0
-        if ages[other] < PAUSE or TRIAL * losses[other] > self._purse:
+        promise = np.where(affordable, ages * (gains * price / hoped) ** 4, 0)
+        other = int(promise.argmax()) if known[0] else 0
+        if ages[other] < PAUSE or not affordable[other]:
             return None
         self._tried[rows, other] = self._round
         return Trial(other, float(curve[other]), price)

@@ -1,0 +1,25 @@
+"""Assisted generation for a batch inside transformers' own generate, beside generate without an assistant."""
+
+import torch
+
+import specframe
+from specframe.models import load_model, load_tokenizer
+
+PROMPTS = ["import os\n", "def read_lines(path):\n", "class Stack:\n    def __init__(self):\n"]
+
+
+def main() -> None:
+    model, draft = (load_model(name, name, torch.device("cpu"), torch.float32) for name in ("tiny", "tiny-draft"))
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
+    batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
+
+    plain = model.generate(**batch, max_new_tokens=24, do_sample=False)
+    drafted = model.generate(**batch, max_new_tokens=24, do_sample=False, custom_generate=specframe.assisted(draft))
+    for text in tokenizer.batch_decode(drafted, skip_special_tokens=True):
+        print(f"---\n{text}")
+    print(f"--- the same tokens as without an assistant: {torch.equal(plain, drafted)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,458 @@
+"""``model.generate(..., custom_generate=specframe.assisted(draft))`` gives what ``model.generate(...)`` gives."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
+    TextStreamer,
+    WatermarkingConfig,
+)
+
+import specframe
+from specframe import models
+from specframe.errors import OptionError, PromptError
+from specframe.testing import harness, zoo
+
+transformers.logging.set_verbosity_error()
+
+NEW = 16
+PAIRS = {name: (zoo.build(name), zoo.good_draft(zoo.build(name))) for name in zoo.NAMES}
+MODEL, DRAFT = PAIRS["qwen3"]
+PROMPTS = harness.random_prompts([3, 9, 1, 14, 6, 2, 11, 5], zoo.VOCABULARY, seed=3)
+for prompt in PROMPTS[1::2]:
+    prompt[len(prompt) // 2] = zoo.EOS
+PROMPTS[3][0] = PROMPTS[2][0] = zoo.EOS
+
+
+def padded(prompts=PROMPTS):
+    """Return ids padded on the left with the eos id, and their mask."""
+    width = max(map(len, prompts))
+    ids = [[zoo.EOS] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def both(model=MODEL, draft=DRAFT, inputs=None, draft_length=4, options=None, **asked):
+    """Return what ``generate`` gives without an assistant and with the drop-in."""
+    inputs, asked = inputs or padded(), {"max_new_tokens": NEW, "do_sample": False, **asked}
+    assisted = specframe.assisted(draft, draft_length, **(options or {}))
+    plain = model.generate(**inputs, **asked)
+    return plain, model.generate(**inputs, **asked, custom_generate=assisted)
+
+
+def assert_same(**asked):
+    """Assert that both give the same tokens, and return them."""
+    plain, drafted = both(**asked)
+    assert torch.equal(plain, drafted), f"\n{plain}\n{drafted}"
+    return plain
+
+
+def common_tokens(count):
+    """Return tokens that come up in the continuations of most rows, at places of their own."""
+    plain = MODEL.generate(**padded(), max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    found = Counter(token for row in plain[:, 2:].tolist() for token in set(row))
+    return [token for token, _ in found.most_common(count)]
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_tokens_are_those_without_an_assistant(name):
+    """Left-padded batches of eight, with the pad id as eos id inside prompts, give the same tokens in every architecture."""
+    model, draft = PAIRS[name]
+    plain = assert_same(model=model, draft=draft)
+    ends = sorted({row[-NEW:][place] for place, row in zip((0, 3, 4, 9), plain.tolist(), strict=False)})
+    ended = assert_same(model=model, draft=draft, eos_token_id=[zoo.EOS, *ends])
+    assert (ended[:, -3:] == zoo.EOS).any(), "no row ended early"
+
+
+@pytest.mark.parametrize("draft_length", [1, 2, 7])
+@pytest.mark.parametrize("options", [{}, {"align": "eqspec"}, {"align": "exspec", "kv": "slab"}], ids=str)
+def test_any_draft_length_and_alignment(draft_length, options):
+    """Rows that end on their own change nothing for the others, however much is drafted and wherever tokens sit."""
+    assert_same(draft_length=draft_length, options=options, eos_token_id=common_tokens(3))
+
+
+class Own(LogitsProcessor):
+    """A user's processor, which looks at the whole prefix."""
+
+    def __call__(self, input_ids, scores):
+        places_BV = torch.arange(scores.shape[1]) + input_ids.sum(-1, keepdim=True)
+        return scores - 3.0 * (places_BV % 3)
+
+
+PROCESSORS = {
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[5], [7, 9], [1, 2, 3], *[[token] for token in range(40, 60)]]},
+    "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(0, 97, 3))},
+    "min_length": {"min_length": 20, "eos_token_id": list(range(0, 97, 3))},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(row, 90, 2 + len(ids) % 3))},
+    "suppress_tokens": {"suppress_tokens": list(range(0, 97, 2))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(1, 97, 2))},
+    "sequence_bias": {"sequence_bias": [[[5], 4.0], [[7, 9], -6.0], [[11], 3.0]]},
+    "forced_eos_token_id": {"forced_eos_token_id": 5},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
+    "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=4.0)},
+    "renormalize_logits": {"renormalize_logits": True, "remove_invalid_values": True},
+    "one's own": {"logits_processor": LogitsProcessorList([Own()])},
+    "several": {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [5, 6],
+        "logits_processor": LogitsProcessorList([Own()]),
+        "eos_token_id": [0, 31, 32, 33, 34, 35],
+    },
+}
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_processors_see_what_they_see_in_generate(processors):
+    """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""
+    plain = assert_same(**PROCESSORS[processors])
+    if processors not in ("renormalize_logits",):
+        unprocessed = MODEL.generate(**padded(), max_new_tokens=NEW, do_sample=False)
+        assert plain.shape != unprocessed.shape or not torch.equal(plain, unprocessed), "the processor does nothing"
+
+
+class Sums(StoppingCriteria):
+    """A user's criterion, which looks at the whole prefix, padding included."""
+
+    def __call__(self, input_ids, scores, **options):
+        return (input_ids.sum(-1) % 7 == 0) & (input_ids.shape[1] > 17)
+
+
+TOKENIZER = models.load_tokenizer("tiny")
+"""Knows the ids of the small models, if not what they mean by them."""
+
+
+def texts_of(tokens):
+    """Return what each token says."""
+    return [TOKENIZER.decode([token]) for token in tokens]
+
+
+CRITERIA = {
+    "strings": lambda: [StopStringCriteria(TOKENIZER, texts_of(common_tokens(3)))],
+    "one's own": lambda: [Sums()],
+    "lengths": lambda: [MaxLengthCriteria(19)],
+    "several": lambda: [Sums(), StopStringCriteria(TOKENIZER, texts_of(common_tokens(1))), MaxLengthCriteria(26)],
+}
+
+
+@pytest.mark.parametrize("criteria", CRITERIA)
+def test_criteria_end_rows_where_they_end_in_generate(criteria):
+    """Criteria are asked after every token with the ids that ``generate`` would show them, and each row ends on its own."""
+    plain = assert_same(stopping_criteria=StoppingCriteriaList(CRITERIA[criteria]()))
+    assert (plain[:, -1] == zoo.EOS).any() or plain.shape[1] < 14 + NEW, "no row ended early"
+
+
+def test_time():
+    """When there is no time, there is one token, as in ``generate``; with time enough there are all."""
+    assert assert_same(max_time=0.0).shape[1] == 15
+    assert assert_same(max_time=1e6).shape[1] == 14 + NEW
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_scores_and_logits(processed):
+    """Scores and logits of every row and step are those of ``generate``, as far as the row has not ended."""
+    asked = {"repetition_penalty": 1.3, "min_new_tokens": 5} if processed else {}
+    plain, drafted = both(
+        eos_token_id=[0, *common_tokens(2)],
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        **asked,
+    )
+    assert torch.equal(plain.sequences, drafted.sequences)
+    for kind in ("scores", "logits"):
+        ours, theirs = getattr(drafted, kind), getattr(plain, kind)
+        assert len(ours) == len(theirs)
+        ended = torch.zeros(8, dtype=torch.bool)
+        for step, (got_BV, expected_BV) in enumerate(zip(ours, theirs, strict=True)):
+            assert (got_BV.dtype, got_BV.shape) == (torch.float32, expected_BV.shape)
+            torch.testing.assert_close(got_BV[~ended], expected_BV[~ended], atol=2e-4, rtol=1e-4)
+            assert not got_BV[ended].any()
+            ended |= torch.isin(plain.sequences[:, 14 + step], torch.tensor([0, *common_tokens(2)]))
+        assert ended.any()
+    got_BV = drafted.scores[0]
+    got_BV += 1  # what is returned may be written to
+
+
+def test_what_is_not_asked_for_is_not_returned():
+    """Without ``output_scores`` there are none, and without ``return_dict_in_generate`` there is a tensor."""
+    _, drafted = both(return_dict_in_generate=True, output_logits=True)
+    assert (drafted.scores, drafted.past_key_values, len(drafted.logits)) == (None, None, NEW)
+    assert isinstance(both(output_scores=True)[1], torch.Tensor)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_a_single_row_is_that_of_assisted_generation(name):
+    """For one prompt the tokens are those of transformers' own assisted generation."""
+    model, draft = PAIRS[name]
+    for prompt in PROMPTS:
+        inputs = padded([prompt])
+        theirs = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, assistant_model=draft)
+        assert torch.equal(theirs, both(model, draft, inputs)[1])
+
+
+def test_inputs_may_be_given_in_other_ways():
+    """Without a mask, with positions, with a cache that is still empty, as ``inputs``: the same tokens."""
+    ids = torch.tensor(harness.random_prompts([6] * 3, 96, seed=8)) + 1
+    assert_same(inputs={"input_ids": ids})
+    plain = assert_same(inputs={"inputs": ids})
+    empty = {"past_key_values": DynamicCache(), "custom_generate": specframe.assisted(DRAFT)}
+    assert torch.equal(plain, MODEL.generate(ids, max_new_tokens=NEW, do_sample=False, **empty))
+    mask = padded()["attention_mask"]
+    assert_same(inputs={**padded(), "position_ids": (mask.cumsum(1) - 1).clamp(min=0)})
+    assert_same(max_new_tokens=None, max_length=22)
+
+
+def test_the_draft_may_be_named(tmp_path):
+    """A draft model may be a directory, as text or path, or an alias; a drafter is known by its name."""
+    target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
+    tokenizer = models.load_tokenizer("tiny")
+    models.load_model("tiny-draft", "draft", torch.device("cpu"), torch.float32).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
+    inputs = dict(tokenizer(["import os\n", "def read_lines(path):\n"], padding=True, return_tensors="pt"))
+    for draft in ("tiny-draft", str(tmp_path), tmp_path, "prompt-lookup", "prompt-lookup,ngram=2", None):
+        assert_same(model=target, draft=draft, inputs=inputs)
+
+
+def test_it_serves_one_call_after_another():
+    """One drop-in serves batches of any size and models of any precision, one after the other."""
+    model, assisted = copy.deepcopy(MODEL), specframe.assisted(DRAFT, 3)
+    for prompts in (PROMPTS[:2], PROMPTS, PROMPTS[3:4]):
+        inputs = padded(prompts)
+        plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
+        drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+        assert torch.equal(plain, drafted)
+    other, _ = PAIRS["llama"]
+    assert torch.equal(
+        other.generate(**padded(), max_new_tokens=9, do_sample=False),
+        other.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted),
+    )
+    model.to(torch.bfloat16)
+    drafted = model.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted)
+    assert drafted.shape == (8, 14 + 9)
+
+
+def test_the_model_is_left_as_it_was():
+    """The model's modes, attention and settings are what they were, and it generates as before."""
+    model = copy.deepcopy(MODEL).train()
+    model.model.norm.eval()
+    modes = [module.training for module in model.modules()]
+    before = model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation
+    both(model)
+    assert [module.training for module in model.modules()] == modes
+    assert before == (model.config.to_dict(), model.generation_config.to_dict(), model.config._attn_implementation)
+
+
+def small(seed):
+    """Return a model small enough for all continuations to be counted."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.7,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def chances(model, prompt, temperature):
+    """Return the probability of each continuation of two tokens."""
+    found = {}
+    for first, second in itertools.product(range(5), repeat=2):
+        logits = model(torch.tensor([[*prompt, first]])).logits[0, -2:] / temperature
+        found[first, second] = float(logits[0].softmax(-1)[first] * logits[1].softmax(-1)[second])
+    return found
+
+
+@pytest.mark.parametrize("accept", ["auto", "gumbel"])
+def test_sampled_tokens_are_distributed_as_in_generate(accept):
+    """Continuations of two tokens come as often as the target's probabilities say: chi-square over 3,000 rows."""
+    model, prompt, count = small(1), [1, 2, 3], 3000
+    torch.manual_seed(0)
+    drafted = model.generate(
+        torch.tensor([prompt] * 30),
+        attention_mask=torch.ones(30, 3, dtype=torch.long),
+        do_sample=True,
+        temperature=1.4,
+        top_k=0,
+        num_return_sequences=100,
+        max_new_tokens=2,
+        custom_generate=specframe.assisted(small(2), 3, accept=accept),
+    )
+    assert drafted.shape == (count, 5)
+    seen = Counter(map(tuple, drafted[:, 3:].tolist()))
+    expected = {outcome: chance * count for outcome, chance in chances(model, prompt, 1.4).items()}
+    statistic = sum((seen[outcome] - meant) ** 2 / meant for outcome, meant in expected.items())
+    assert statistic < 24 + 4.5 * 48**0.5
+
+
+def test_sampling_follows_the_seed_of_torch():
+    """``torch.manual_seed`` makes sampled tokens come again; without it they differ from call to call."""
+    assisted = specframe.assisted(DRAFT, 4)
+
+    def sampled():
+        asked = {"do_sample": True, "temperature": 1.5, "top_p": 0.95, "num_return_sequences": 2}
+        return MODEL.generate(**padded(), **asked, max_new_tokens=NEW, custom_generate=assisted)
+
+    torch.manual_seed(5)
+    first, second = sampled(), sampled()
+    torch.manual_seed(5)
+    assert torch.equal(first, sampled())
+    assert not torch.equal(first, second)
+    assert first.shape[0] == 16
+    assert not torch.equal(first[0], first[1])
+
+
+class Notes:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.puts, self.ended = [], 0
+
+    def put(self, value):
+        assert not self.ended
+        self.puts.append(value)
+
+    def end(self):
+        self.ended += 1
+
+
+def test_every_row_has_a_streamer():
+    """Each streamer gets its row's prompt, as ``generate`` gives it, and then its tokens, and is told of the end."""
+    streamers = [Notes() for _ in PROMPTS]
+    ends = common_tokens(3)
+    plain, _ = both(options={"streamer": streamers}, eos_token_id=ends)
+    for row, (streamer, prompt) in enumerate(zip(streamers, padded()["input_ids"], strict=True)):
+        assert streamer.ended == 1
+        assert torch.equal(streamer.puts[0], prompt[None])
+        told = [int(value) for value in streamer.puts[1:]]
+        new = plain[row, 14:].tolist()
+        assert told == new[: len(told)]
+        assert told[-1] in ends or len(told) == len(new)
+
+
+def test_a_streamer_of_transformers(capsys):
+    """For one row a streamer of transformers prints the text."""
+    streamer = TextStreamer(TOKENIZER, skip_prompt=True)
+    plain, _ = both(inputs=padded(PROMPTS[:1]), options={"streamer": streamer})
+    assert capsys.readouterr().out == TOKENIZER.decode(plain[0, 3:]) + "\n"
+
+
+def test_one_streamer_serves_one_row():
+    """One streamer for several rows, or too few of them, is refused."""
+    with pytest.raises(OptionError, match="streamer: expected one for each of 8 rows, got 1"):
+        both(options={"streamer": Notes()})
+    with pytest.raises(OptionError, match="streamer: expected one for each of 8 rows, got 2"):
+        both(options={"streamer": [Notes(), Notes()]})
+
+
+def filled_cache():
+    """Return a cache that holds tokens."""
+    cache = DynamicCache()
+    MODEL(padded([[1, 2, 3]])["input_ids"].repeat(8, 1), past_key_values=cache)
+    return cache
+
+
+def right_padded():
+    """Return a mask with padding on the right of one row."""
+    return padded()["attention_mask"].flip(1)
+
+
+REFUSED = {
+    "beam_search": lambda: {"num_beams": 2},
+    "contrastive_search": lambda: {"penalty_alpha": 0.6, "top_k": 4},
+    "prompt_lookup_num_tokens": lambda: {"prompt_lookup_num_tokens": 3},
+    "past_key_values that hold tokens": lambda: {"past_key_values": filled_cache()},
+    "use_cache=False": lambda: {"use_cache": False},
+    "output_hidden_states": lambda: {"output_hidden_states": True, "return_dict_in_generate": True},
+    "UnbatchedClassifierFreeGuidance": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": padded()["input_ids"]},
+    "SynthIDTextWatermark": lambda: {
+        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
+        "do_sample": True,
+    },
+    "rows padded on the left only": lambda: {"attention_mask": right_padded()},
+    "position_ids: expected the place": lambda: {"position_ids": torch.arange(14).expand(8, -1)},
+    "expected at most 146 new ones": lambda: {"max_new_tokens": 147},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_had_is_refused_by_name(what, monkeypatch):
+    """What the drop-in cannot do is named before the model is asked anything."""
+    asked = {**padded(), "max_new_tokens": NEW, **REFUSED[what]()}
+    monkeypatch.setattr(MODEL, "forward", unasked)
+    with pytest.raises(OptionError, match=what):
+        MODEL.generate(**asked, custom_generate=specframe.assisted(DRAFT))
+
+
+def unasked(input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **_):
+    """Stand in for a model's forward, which must not be called."""
+    raise AssertionError("the model was asked")
+
+
+def test_other_inputs_are_refused_by_name():
+    """Embeddings in the place of ids, token types and attention weights are named."""
+    assisted = specframe.assisted(DRAFT)
+    embedded = MODEL.get_input_embeddings()(padded()["input_ids"])
+    with pytest.raises(OptionError, match="does not support inputs_embeds"):
+        MODEL.generate(
+            inputs_embeds=embedded,
+            attention_mask=padded()["attention_mask"],
+            max_new_tokens=2,
+            custom_generate=assisted,
+        )
+    gpt2, draft = PAIRS["gpt2"]
+    types = torch.zeros_like(padded()["input_ids"])
+    with pytest.raises(OptionError, match="does not support token_type_ids"):
+        gpt2.generate(**padded(), token_type_ids=types, max_new_tokens=2, custom_generate=specframe.assisted(draft))
+    eager = zoo.build("qwen3", attn_implementation="eager")
+    with pytest.raises(OptionError, match="does not support output_attentions, output_hidden_states"):
+        eager.generate(
+            **padded(),
+            max_new_tokens=2,
+            output_attentions=True,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+            custom_generate=assisted,
+        )
+
+
+def test_an_encoder_decoder_model_is_refused():
+    """A model that is no decoder alone is refused."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with pytest.raises(OptionError, match="does not support an encoder-decoder model"):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, custom_generate=specframe.assisted(DRAFT))
+
+
+def test_ids_beyond_the_vocabulary_are_refused():
+    """A prompt that holds no token's id is refused by a sentence."""
+    with pytest.raises(PromptError, match="token id 97"):
+        MODEL.generate(torch.tensor([[5, 97]]), max_new_tokens=2, custom_generate=specframe.assisted(DRAFT))
+
+
+def test_a_context_bounds_the_new_tokens():
+    """As many tokens as the model's context holds may be asked for, and are given."""
+    inputs = padded([[5] * 150, [7] * 3])
+    assert assert_same(inputs=inputs, max_new_tokens=10).shape[1] == 160
