@@ -12,11 +12,12 @@ import torch
 from roofline import Volume
 from transformers import PreTrainedModel
 
+import specframe
 from specframe import Pipeline
 from specframe.plugins import registry
 
 Decoder = Callable[[list[list[int]], int], list[list[int]]]
-PLAIN, ASSISTED = "transformers plain", "transformers assisted"
+PLAIN, ASSISTED, DROP_IN = "transformers plain", "transformers assisted", "generate, drop-in"
 MODULES = ("textwrap", "queue", "statistics", "calendar", "shelve", "bisect", "sched", "fractions")
 """Modules of the standard library that the embedded pair was not trained on."""
 
@@ -60,6 +61,8 @@ def contenders(models: Models, batch: int, draft_length: int) -> list[Contender]
     found = [Contender(PLAIN, batch, theirs(models, None, batch, draft_length))]
     if batch == 1:
         found.append(Contender(ASSISTED, batch, theirs(models, models.draft, batch, draft_length)))
+    assistant = specframe.assisted(models.draft, draft_length)
+    found.append(Contender(DROP_IN, batch, theirs(models, None, batch, draft_length, custom_generate=assistant)))
     return found + [ours(models, name, batch, **options) for name, options in schemes(draft_length).items()]
 
 
@@ -88,9 +91,9 @@ def ours(models: Models, name: str, batch: int, **options: Any) -> Contender:
     return Contender(name, batch, decode, pipe, volume)
 
 
-def theirs(models: Models, draft: PreTrainedModel | None, batch: int, draft_length: int) -> Decoder:
+def theirs(models: Models, draft: PreTrainedModel | None, batch: int, draft_length: int, **options: Any) -> Decoder:
     """Return transformers' ``generate`` over batches of left-padded prompts, assisted when a draft is given."""
-    options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
+    options |= {"do_sample": False, "pad_token_id": 0}
     generate: Any = models.target.generate
     if draft is not None:
         settings: Any = draft.generation_config

@@ -60,9 +60,10 @@ class ModelClock:
         if not self._cuda:
             self._marks.append(time.perf_counter())
             return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append(event)
+        if not torch.cuda.is_current_stream_capturing():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
 
 
 def queue_memory(models: Models, prompts: list[list[int]], counts: tuple[int, int] = (16, 1000)) -> dict[str, float]:
