@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from specframe import prompts
 from specframe.cli import cli
@@ -27,20 +24,12 @@ from specframe.cli import cli
 assert pytest.main(["-q", "again"]) == 0
 cli(["run", *sys.argv[1:]])
 """
-CHARACTERS = ["<eos>", "\n", *map(chr, range(32, 127))]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved target and a draft that often agrees with it; one token is one character."""
-    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
-    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
-    for name, model in {"target": target, "draft": zoo.good_draft(target)}.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return ["--target", str(folder / "target"), "--drafter", str(folder / "draft"), "--max-new-tokens", "12"]
+    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "12"]
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +279,7 @@ def test_records(pair: list[str]) -> None:
     assert [record["prompt"] for record in kept] == MANY
     assert set(kept[0]) == {"index", "prompt", "text", "token_ids", "finish_reason", "metrics", "settings"}
     for record in kept:
-        assert record["text"] == "".join(CHARACTERS[token] for token in record["token_ids"] if token)
+        assert record["text"] == "".join(zoo.CHARACTERS[token] for token in record["token_ids"] if token)
         metrics = record["metrics"]
         assert metrics["num_spec_steps"] == sum(metrics["acceptance_histogram"].values()) > 0
     assert not any("second" in key or "latency" in key for record in kept for key in (*record, *record["metrics"]))

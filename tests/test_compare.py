@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from specframe import loading, models
 from specframe.cli import cli
@@ -28,7 +25,6 @@ from specframe.report.results import ABOUT, RESULTS
 from specframe.report.schemes import cases
 from specframe.testing import zoo
 
-CHARACTERS = ["<eos>", "\n", *map(chr, range(32, 127))]
 GRID = {"align": "ragged,exspec", "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]
 
@@ -36,16 +32,8 @@ PROMPTS = ["ab", "def f(x):", "x = 1"]
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The folders of a saved target and of a draft that often agrees with it; one token is one character."""
-    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
-    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
-    found = {}
-    for role, model in {"target": target, "drafter": zoo.good_draft(target)}.items():
-        found[role] = str(folder / role)
-        model.save_pretrained(found[role])
-        tokenizer.save_pretrained(found[role])
-    return found
+    _, target, _, drafter = zoo.save_pair(tmp_path_factory.mktemp("pair"))
+    return {"target": target, "drafter": drafter}
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,6 @@ from pathlib import Path
 import attrs
 import pytest
 from click.testing import CliRunner, Result
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from specframe import models
 from specframe.cli import cli
@@ -21,7 +18,6 @@ from specframe.report.reproduce import Shaped, spread_over, up_to_stop
 from specframe.report.results import RESULTS
 from specframe.testing import zoo
 
-CHARACTERS = ["<eos>", "\n", *map(chr, range(32, 127))]
 PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
 SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2", "--arrival-batch-sizes", "2"]
 TOKENS = ["--match-tokens", "8", "--max-new-tokens", "6", "--max-prompt-tokens", "12", "--repeats", "1"]
@@ -31,16 +27,10 @@ LOSSLESS = {"plain", "assisted", "ragged", "eqspec", "exspec", "rollback"}
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved target, a draft that often agrees with it, and prompts; one token is one character."""
-    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
-    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
-    for role, model in {"target": target, "drafter": zoo.good_draft(target)}.items():
-        model.save_pretrained(folder / role)
-        tokenizer.save_pretrained(folder / role)
+    folder = tmp_path_factory.mktemp("pair")
+    named = zoo.save_pair(folder)
     questions = folder / "questions.jsonl"
     questions.write_text("".join(json.dumps({"turns": [text, "more"]}) + "\n" for text in PROMPTS))
-    named = [text for role in ("target", "drafter") for text in (f"--{role}", str(folder / role))]
     return [*named, "--prompts", str(questions), "--device", "cpu", "--dtype", "float32"]
 
 

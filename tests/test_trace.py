@@ -389,15 +389,7 @@ def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved target and a draft that often agrees with it; one token is one character."""
-    characters = ["<eos>", "\n", *map(chr, range(32, 127))]
-    backend = Tokenizer(BPE({character: index for index, character in enumerate(characters)}, []))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
-    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
-    for name, model in {"target": target, "draft": zoo.good_draft(target)}.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return ["--target", str(folder / "target"), "--drafter", str(folder / "draft"), "--max-new-tokens", "8"]
+    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "8"]
 
 
 def run(*arguments: str) -> Result:

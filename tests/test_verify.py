@@ -11,9 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from click.testing import Result as Exit
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -235,15 +233,7 @@ def test_prompts_are_cut(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved pair; one token is one character."""
-    characters = ["<eos>", "\n", *map(chr, range(32, 127))]
-    backend = Tokenizer(BPE({character: index for index, character in enumerate(characters)}, []))
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
-    folder, target = tmp_path_factory.mktemp("pair"), zoo.build("qwen3")
-    for name, model in {"target": target, "draft": zoo.good_draft(target)}.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return ["--target", str(folder / "target"), "--drafter", str(folder / "draft"), "--max-new-tokens", "10"]
+    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "10"]
 
 
 def invoke(*arguments: str) -> Exit:

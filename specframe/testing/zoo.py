@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 VOCABULARY = 97
 CONTEXT = 160
@@ -86,6 +89,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 NAMES = tuple(_MODELS)
+CHARACTERS = ("<eos>", "\n", *map(chr, range(32, 127)))
+"""What the tokens of :func:`character_tokenizer` stand for, by id: as many as the vocabulary has."""
 
 
 def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
@@ -105,6 +110,22 @@ def good_draft(model: PreTrainedModel, seed: int = 0, noise: float = 0.01) -> Pr
         for weights in draft.parameters():
             weights.add_(noise * torch.randn(weights.shape, generator=noise_of))
     return draft
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer for the zoo's vocabulary in which one token is one character."""
+    backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=CHARACTERS[EOS], pad_token=CHARACTERS[EOS])
+
+
+def save_pair(folder: Path) -> list[str]:
+    """Save a target, a draft that often agrees with it, and their tokenizer; return the options that name the two."""
+    target, tokenizer = build("qwen3"), character_tokenizer()
+    for name, model in {"target": target, "drafter": good_draft(target)}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return ["--target", str(folder / "target"), "--drafter", str(folder / "drafter")]
 
 
 def bad_draft(seed: int = 1) -> PreTrainedModel:
