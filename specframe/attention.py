@@ -48,14 +48,14 @@ _packing: Packing | None = None
 
 
 @contextlib.contextmanager
-def attending(config: Any, packing: Packing | None = None) -> Iterator[None]:
-    """Use :func:`attend` inside the block for a model that is set to ``sdpa``; any other choice is left alone."""
+def attending(config: Any, packing: Packing | None = None, name: str = NAME) -> Iterator[None]:
+    """Use :func:`attend`, or what is called ``name``, inside the block for a model set to ``sdpa``; others are left alone."""
     global _packing
     chosen = config._attn_implementation
     if chosen != "sdpa":
         yield
         return
-    config._attn_implementation, _packing = NAME, packing
+    config._attn_implementation, _packing = name, packing
     try:
         yield
     finally:

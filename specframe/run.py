@@ -32,6 +32,8 @@ class Run:
     """"packed", "masked", or "auto": packed where it can be had and agrees with masked."""
     graphs: str = "off"
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
+    layers: str = "eager"
+    """How decoder layers are run: "eager" or "compiled"."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
 
@@ -44,7 +46,8 @@ class Run:
         layout = self.alignment.layout(store, self.rows, self.capacity)
         pack = self.attention == "packed" or (self.attention == "auto" and runner.packs)
         record = RECORDINGS[self.graphs](runner.device)
-        cached = CachedModel(runner, store, layout, self.watch, pack, record)
+        layers = runner.compiled_layers if self.layers == "compiled" else None
+        cached = CachedModel(runner, store, layout, self.watch, pack, record, layers)
         self.caches.append(cached)
         return cached
 

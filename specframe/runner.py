@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,8 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
-from specframe.attention import Packing, attending, packs
+from specframe import compiled
+from specframe.attention import NAME, Packing, attending, packs
 from specframe.errors import ModelError
 from specframe.graphs import Forward, Recorded, Recording
 from specframe.protocols import KVStore, Layout
@@ -60,7 +63,7 @@ class ModelRunner:
         probe, shuffled = (_Probe(slots) for slots in ([0, 1, 2], [2, 0, 1]))
         in_order, out_of_order = self._probed(probe), self._probed(shuffled)
         off = float((in_order - out_of_order).abs().max() / in_order.std().clamp(min=1e-6))
-        if not off < (0.02 if self.model.dtype == torch.float32 else 0.5):
+        if not off < self._tolerance:
             raise ModelError(
                 f"the {self.role} ({type(self.model).__name__}) gives other logits when the same tokens have other slots, "
                 f"off by {off:.2g} standard deviations: expected a model that attends by the mask and positions it is given"
@@ -68,19 +71,29 @@ class ModelRunner:
         return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
     @torch.inference_mode()
-    def _probed(self, probe: _Probe) -> torch.Tensor:
+    def _probed(self, probe: _Probe, layers: compiled.Layers | None = None) -> torch.Tensor:
         """Return the logits (1, 3, V) after three tokens whose keys and values a probe puts in its slots."""
         places_1T = torch.arange(3, device=self.device)[None]
         placement = Placement(places_1T, places_1T, places_1T, torch.tensor([probe.slots], device=self.device))
-        return self._call(places_1T % self.vocabulary, places_1T, self._masks(placement), probe, 3).float()
+        return self._call(
+            places_1T % self.vocabulary, places_1T, self._masks(placement), probe, 3, layers=layers
+        ).float()
 
     @torch.inference_mode()
     def forward(
-        self, ids_BT: torch.Tensor, placement: Placement, store: KVStore, keep: int, pack: bool = False
+        self,
+        ids_BT: torch.Tensor,
+        placement: Placement,
+        store: KVStore,
+        keep: int,
+        pack: bool = False,
+        layers: compiled.Layers | None = None,
     ) -> torch.Tensor:
         """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
 
-        ``pack``: attend without a mask where the placement allows it.
+        Args:
+            pack: attend without a mask where the placement allows it.
+            layers: the model's layers compiled; None: as they are.
         """
         packing, masks = None, None
         if pack and placement.used_B is not None:
@@ -91,7 +104,7 @@ class ModelRunner:
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.context - 1)
         masks = self._masks(placement) if masks is None else masks
-        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, packing)
+        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, packing, layers)
 
     @functools.cached_property
     def packs(self) -> bool:
@@ -102,6 +115,28 @@ class ModelRunner:
             shape.key_size == shape.value_size and packs(self.device, shape.dtype, heads, shape.heads, shape.key_size)
             for shape in set(self.kv_shapes)
         )
+
+    @functools.cached_property
+    def compiled_layers(self) -> compiled.Layers | None:
+        """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
+        layers, slots = compiled.Layers(self.model), [0, 1, 2]
+        expected = self._probed(_Probe(slots))
+        try:
+            if self.config._attn_implementation != "sdpa" or not layers:
+                raise ModelError(f"expected layers with sdpa attention, found {self.config._attn_implementation}")
+            off = float((self._probed(_Probe(slots), layers) - expected).abs().max() / expected.std().clamp(min=1e-6))
+            if not off < self._tolerance:
+                raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
+        except Exception as error:  # whatever a compiler raises
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"the {self.role}'s layers are not compiled: {reason}", RuntimeWarning, stacklevel=2)
+            return None
+        return layers
+
+    @property
+    def _tolerance(self) -> float:
+        """What logits may be off by where they should be equal, in their standard deviations."""
+        return 0.02 if self.model.dtype == torch.float32 else 0.5
 
     @functools.cached_property
     def _nothing(self) -> torch.Tensor:
@@ -116,14 +151,16 @@ class ModelRunner:
         store: Any,
         keep: int,
         packing: Packing | None = None,
+        layers: compiled.Layers | None = None,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        with attending(self.config, packing):
+        attention = attending(self.config, packing, compiled.NAME if layers else NAME)
+        with attention, layers.over(store) if layers else contextlib.nullcontext(store) as cache:
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
                 position_ids=positions_BT,
-                past_key_values=store,
+                past_key_values=cache,
                 use_cache=True,
                 **options,
             )
@@ -201,6 +238,7 @@ class CachedModel:
     Args:
         pack: attend without masks where that is possible.
         record: makes recordings of forwards over a slab; None: none are made.
+        layers: the model's layers compiled; None: as they are.
     """
 
     def __init__(
@@ -211,8 +249,9 @@ class CachedModel:
         watch: Watch,
         pack: bool = False,
         record: Callable[..., Recording] | None = None,
+        layers: compiled.Layers | None = None,
     ) -> None:
-        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self.runner, self.store, self.layout, self._watch, self._layers = runner, store, layout, watch, layers
         self.forwards = 0
         in_place = getattr(store, "slots", None) is not None
         self._pack = pack and in_place
@@ -221,7 +260,7 @@ class CachedModel:
             self._forward = Recorded(self._execute, store.rows, store.slots, record, self._pack)  # type: ignore[attr-defined]
 
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack)
+        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self._layers)
 
     def release(self) -> None:
         """Let go of the cache and of what was recorded over it."""

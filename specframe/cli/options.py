@@ -123,6 +123,9 @@ EXECUTION = (
         "--attention", metavar="A", default="auto", show_default=True, help="packed, without masks, or masked."
     ),
     click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
+    click.option(
+        "--layers", metavar="L", default="eager", show_default=True, help="Decoder layers: eager or compiled."
+    ),
 )
 """How forwards are executed; what comes out is the same."""
 

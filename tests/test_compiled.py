@@ -1,0 +1,108 @@
+"""Compiled layers give what eager layers give, from one graph for all layers of a kind."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from specframe import compiled
+from specframe.runner import ModelRunner
+from specframe.testing import harness, zoo
+
+PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
+LENGTHS = [9, 14, 3, 12, 7]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let torch.compile run the graphs it finds as they are, and collect them."""
+    found: list[Any] = []
+
+    def collect(graph: Any, inputs: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "BACKEND", collect)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt2", "gemma3", "phi3"))]
+)
+def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> None:
+    """Draft and target run compiled: what is decoded is exact."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"align": "eqspec", "kv": "dynamic"}, {"graphs": "on"}], ids=str)
+def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str]) -> None:
+    """A graph knows nothing of where keys and values are kept."""
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", **options)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert graphs
+
+
+def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
+    """Ten layers take one graph for each of one row or several, one token or several."""
+    pipe = harness.pipeline(zoo.build("qwen3", num_hidden_layers=10), None, batch_size=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert 2 <= len(graphs) <= 4
+
+
+def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:
+    """Between forwards the caller's model has its own layers and attention."""
+    model = zoo.build("qwen3")
+    harness.decode(harness.pipeline(model, None, layers="compiled"), harness.requests(PROMPTS[:1], 4))
+    assert graphs
+    assert model.config._attn_implementation == "sdpa"
+    assert all("forward" not in vars(layer) for layer in model.model.layers)
+
+
+def test_layers_that_cannot_be_compiled_run_eagerly(graphs: list[Any]) -> None:
+    """A warning says why, and the tokens are the same."""
+    model = zoo.build("qwen3")
+    model.set_attn_implementation("eager")
+    pipe = harness.pipeline(model, None, layers="compiled")
+    with pytest.warns(RuntimeWarning, match="the target's layers are not compiled: .* eager"):
+        harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert not graphs
+
+
+def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that gets it wrong is found out before anything is decoded."""
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: lambda *given: [1.1 * x for x in graph(*given)])
+    torch._dynamo.reset()
+    with pytest.warns(RuntimeWarning, match="not compiled: .* off by"):
+        assert ModelRunner(zoo.build("qwen3"), "target").compiled_layers is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_tokens_are_exact_when_compiled(name: str) -> None:
+    """The same with torch's own compiler."""
+    torch._dynamo.reset()
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+    assert ModelRunner(target, "target").compiled_layers is not None
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_tokens_are_exact_on_cuda(graph: str) -> None:
+    """Compiled layers give the reference's tokens in fp32, recorded or not."""
+    target = zoo.build("qwen3").to("cuda")
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", graphs=graph
+    )
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
