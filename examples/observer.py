@@ -18,7 +18,7 @@ class Printer(Watcher):
 
 
 def main() -> None:
-    pipe = Pipeline(target="tiny", drafter="tiny-draft", batch_size=2, observers=[Printer()])
+    pipe = Pipeline(target="tiny", drafter="tiny-draft", batch_size=2, draft_length=5, observers=[Printer()])
     prompts = ["import os\n", "def read_lines(path):\n", "class Stack:\n"]
     for _ in pipe.generate(prompts, max_new_tokens=16):
         pass

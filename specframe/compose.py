@@ -39,6 +39,12 @@ class Composition:
         """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
         return self.rule.lossless and self.alignment.lossless
 
+    def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
+        """Return the same strategies under another acceptance rule; ``auto``: the draft length is what that rule asks for."""
+        judge: AcceptanceRule = strategy(registry, "acceptance rule", rule)
+        policy = draft_length_policy(registry, auto_length(judge, self.drafter)) if auto else self.policy
+        return attrs.evolve(self, rule=judge, policy=policy)
+
 
 def strategy(registry: Registry, kind: str, given: Any) -> Any:
     """Return a strategy from ``name``, ``name,key=value`` or an object that is one already."""
@@ -56,13 +62,15 @@ def compose(
     kv: Any,
     draft_length: Any,
 ) -> Composition:
-    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for.
+    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for, ``draft_length`` "auto" to
+    what the acceptance rule and the drafter ask for.
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
         CompositionError: the KV backend cannot do what the alignment needs.
     """
     alignment: Alignment = strategy(registry, "alignment", align)
+    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept)
     kv = kv or alignment.kv
     backend: KVBackend = strategy(registry, "KV backend", kv)
     if not alignment.requires <= backend.provides:
@@ -73,12 +81,17 @@ def compose(
     return Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", verify),
-        rule=strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept),
+        rule=rule,
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule or alignment.scheduler),
-        policy=draft_length_policy(registry, draft_length),
+        policy=draft_length_policy(registry, auto_length(rule, drafter) if draft_length == "auto" else draft_length),
         kv=backend,
     )
+
+
+def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
+    """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
+    return "goodput" if rule.invariant and drafter != "none" else "5"
 
 
 def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:

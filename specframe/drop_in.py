@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def assisted(
     draft: Any,
-    draft_length: Any = 5,
+    draft_length: Any = "auto",
     *,
     align: Any = "ragged",
     accept: Any = "auto",
@@ -42,7 +42,7 @@ def assisted(
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
-        draft_length: tokens drafted per round, or a draft-length policy's name.
+        draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
         align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
         streamer: told the prompt's ids and then every round's; a list has one for each row. One streamer serves one row.
 

@@ -15,7 +15,7 @@ from specframe import aliases, models
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.checks import Checks
-from specframe.compose import SAMPLING_RULE, compose, strategy
+from specframe.compose import SAMPLING_RULE, Composition, compose
 from specframe.errors import OptionError, UnknownNameError
 from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt
@@ -49,7 +49,8 @@ class Pipeline:
             None: what the alignment asks for. ``accept`` "auto": greedy, and :data:`specframe.compose.SAMPLING_RULE` for runs
             in which a temperature is above 0.
         batch_size: rows decoded together.
-        draft_length: tokens drafted per round, or a draft-length policy's name.
+        draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the policy
+            ``goodput``, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same tokens again.
         device, dtype: where and in what precision models are loaded; a loaded model stays as it is.
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
@@ -76,7 +77,7 @@ class Pipeline:
         verify: Any = "chain",
         kv: Any = None,
         batch_size: int = 8,
-        draft_length: Any = 5,
+        draft_length: Any = "auto",
         device: str = "auto",
         dtype: str = "auto",
         seed: int = 0,
@@ -94,6 +95,7 @@ class Pipeline:
         self._attention = one_of("attention", attention, ("auto", "packed", "masked"))
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled"))
+        self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
         target, drafting, draft_name = choose(target, drafter)
         self.composition = compose(
@@ -270,9 +272,7 @@ class Pipeline:
         checks = [Checks()] if self._check else []
         own = [*self._meters, self._logprobs]
         watch = Watch([*own, *self._observers, *self._registered_observers(), *observers, *checks])
-        use = self.composition
-        if self._accept_auto and not all(request.plan.greedy for request in requests):
-            use = attrs.evolve(use, rule=strategy(registry(), "acceptance rule", SAMPLING_RULE))
+        use = self.composition_for(all(request.plan.greedy for request in requests))
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
@@ -302,6 +302,12 @@ class Pipeline:
             if report.finished:
                 self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
             yield report
+
+    def composition_for(self, greedy: bool) -> Composition:
+        """Return the strategies of a run that decodes greedily, or of one that samples."""
+        if greedy or not self._accept_auto:
+            return self.composition
+        return self.composition.ruled(registry(), SAMPLING_RULE, self._length_auto)
 
     def _registered_observers(self) -> list[Observer]:
         known = registry()

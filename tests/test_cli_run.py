@@ -70,7 +70,7 @@ def test_prompts_from_arguments(pair: list[str]) -> None:
     ]
     assert sum(shares) == pytest.approx(1, abs=0.01)
     assert result.stdout.splitlines()[-1].startswith("this combination is lossless: target ")
-    assert "align ragged, schedule continuous, kv slab, draft length 5, batch size 8" in result.stdout
+    assert "align ragged, schedule continuous, kv slab, draft length goodput, batch size 8" in result.stdout
 
 
 def test_built_in_prompts(pair: list[str]) -> None:
@@ -273,7 +273,7 @@ MANY = [f"prompt {number} " + "x" * (3 * number) for number in range(9)]
 
 def test_records(pair: list[str]) -> None:
     """A line holds the result and the settings, nothing of the clock, and lines are in the order asked."""
-    run(*pair, *MANY, "--batch-size", "3", "--output", "out.jsonl")
+    run(*pair, *MANY, "--batch-size", "3", "--draft-length", "3", "--output", "out.jsonl")
     kept = records()
     assert [record["index"] for record in kept] == list(range(9))
     assert [record["prompt"] for record in kept] == MANY
@@ -288,7 +288,7 @@ def test_records(pair: list[str]) -> None:
 @pytest.mark.parametrize("batch_size", ["1", "3"])
 def test_resume(batch_size: str, pair: list[str]) -> None:
     """A file out of order and cut off in the middle of a line is completed to what an undisturbed run writes."""
-    options = [*pair, *MANY, "", "--batch-size", batch_size]
+    options = [*pair, *MANY, "", "--batch-size", batch_size, "--draft-length", "3"]
     assert run(*options, "--output", "whole.jsonl").exit_code == 1
     whole = Path("whole.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -302,7 +302,7 @@ def test_resume(batch_size: str, pair: list[str]) -> None:
 
 def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted run exits with 130, says what is kept, and is completed by --resume without decoding it again."""
-    options = [*pair, *MANY[:4], "--batch-size", "1", "--output"]
+    options = [*pair, *MANY[:4], "--batch-size", "1", "--draft-length", "3", "--output"]
     run(*options, "whole.jsonl")
     observe, finished, written = Display.round, [], []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from specframe.compose import Composition, compose, draft_length_policy, fitting_backends
 from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins import registry
-from specframe.testing import fakes, harness
+from specframe.sampling import Sampling
+from specframe.testing import fakes, harness, zoo
 
 DEFAULTS = {
     "drafter": "none",
@@ -149,3 +151,28 @@ def test_no_draft_model_is_known_for_a_loaded_target():
     """A loaded target has no known draft: the pipeline says so instead of guessing."""
     with pytest.raises(OptionError, match="no draft model is known"):
         harness.Pipeline(target=fakes.fake_target())
+
+
+def test_automatic_draft_length() -> None:
+    """What pays is drafted where tokens do not depend on it; a fixed number where they do, and where nothing drafts."""
+    kinds = {}
+    for accept, drafter in itertools.product(
+        ("auto", "greedy", "gumbel", "block", "rejection", "typical"), ("model", "none")
+    ):
+        kinds[accept, drafter] = type(composed(drafter=drafter, accept=accept, draft_length="auto").policy).__name__
+    assert {key for key, kind in kinds.items() if kind == "Goodput"} == {
+        ("auto", "model"), ("greedy", "model"), ("gumbel", "model")
+    }  # fmt: skip
+    assert set(kinds.values()) == {"Goodput", "FixedLength"}
+
+
+def test_a_run_that_samples_keeps_its_draft_length() -> None:
+    """Left to itself it is judged by block, whose tokens depend on the draft length: a seed gives the same tokens twice."""
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2)
+    assert type(pipe.composition_for(greedy=True).policy).__name__ == "Goodput"
+    sampled = pipe.composition_for(greedy=False)
+    assert (type(sampled.policy).__name__, sampled.policy.maximum, sampled.rule.invariant) == ("FixedLength", 5, False)
+    prompts, how = harness.random_prompts([3, 9, 5], zoo.VOCABULARY), Sampling(temperature=0.9)
+    once, again = ([result.token_ids for result in pipe.generate(prompts, 12, sampling=how)] for _ in range(2))
+    assert once == again

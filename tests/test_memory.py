@@ -59,8 +59,8 @@ def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -
 def test_samples_and_noise_survive() -> None:
     """Samples that started from another's row read their prompt on their own afterwards, and draw what they would have."""
     how = Sampling(temperature=1.0, samples=3)
-    free = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4)
-    pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, verify=Cramped(2, {3}))
+    free = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3)
+    pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3, verify=Cramped(2, {3}))
     with pytest.warns(RuntimeWarning):
         cramped = [result.token_ids for result in pipe.generate(PROMPTS[:3], 10, sampling=how)]
     assert cramped == [result.token_ids for result in free.generate(PROMPTS[:3], 10, sampling=how)]
@@ -68,7 +68,7 @@ def test_samples_and_noise_survive() -> None:
 
 def test_results_that_were_given_stay_given() -> None:
     """What has finished before the memory ran out is not decoded again."""
-    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, verify=Cramped(2, {3}))
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3, verify=Cramped(2, {3}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         indexes = [result.index for result in pipe.decode(harness.requests(PROMPTS, [1, 12, 12, 12, 1, 1, 1]))]

@@ -27,7 +27,7 @@ PIPELINE = {
     "verify": "chain",
     "kv": None,
     "batch_size": 8,
-    "draft_length": 5,
+    "draft_length": "auto",
     "device": "auto",
     "dtype": "auto",
     "seed": 0,
@@ -84,7 +84,7 @@ def test_assisted_signature():
     """The drop-in for ``model.generate`` takes the draft and its length, and the rest by keyword."""
     parameters = list(inspect.signature(specframe.assisted).parameters.values())
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [(p.name, p.default) for p in positional] == [("draft", inspect.Parameter.empty), ("draft_length", 5)]
+    assert [(p.name, p.default) for p in positional] == [("draft", inspect.Parameter.empty), ("draft_length", "auto")]
     by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert by_keyword == {"align": "ragged", "accept": "auto", "kv": None, "streamer": None}
 

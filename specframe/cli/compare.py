@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Remembered)
 @with_options(PROMPTS, CUT)
-@grid_options(align="ragged,eqspec,exspec", batch_size="1,4,8")
+@grid_options(align="ragged,eqspec,exspec", batch_size="1,4,8", draft_length="5")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 64)
 @whole("--repeats", "Times each cell is run.", 3)

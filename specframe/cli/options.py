@@ -104,13 +104,17 @@ STRATEGIES = (
 )
 """How."""
 
-DRAFT_LENGTH = click.option(
-    "--draft-length",
-    metavar="K",
-    default="5",
-    show_default=True,
-    help="Tokens drafted per round, or a draft-length policy by name.",
-)
+
+def draft_length(default: str) -> Callable[..., Any]:
+    """Return the option that says how much is drafted."""
+    return click.option(
+        "--draft-length",
+        metavar="K",
+        default=default,
+        show_default=True,
+        help="Tokens drafted per round, or a draft-length policy; auto: goodput, but 5 under rules whose tokens depend on it.",
+    )
+
 
 PLACE = (
     click.option("--device", metavar="D", default="auto", show_default=True, help="cpu, cuda or cuda:N."),
@@ -131,7 +135,7 @@ EXECUTION = (
 
 SEED = whole("--seed", "Seed of every random choice.", 0, least=0)
 
-PIPELINE = (*MODELS, *STRATEGIES, DRAFT_LENGTH, *PLACE, SEED, *EXECUTION)
+PIPELINE = (*MODELS, *STRATEGIES, draft_length("auto"), *PLACE, SEED, *EXECUTION)
 """What `specframe.Pipeline` takes, as options."""
 
 

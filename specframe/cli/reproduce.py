@@ -10,7 +10,7 @@ import click
 
 from specframe.cli.compare import require_matplotlib, telling
 from specframe.cli.grids import ListOf, Remembered, hush, readable
-from specframe.cli.options import DRAFT_LENGTH, MODELS, PLACE, WholeNumber, whole, with_options
+from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
 from specframe.errors import OptionError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @whole("--limit", "Only the first N prompts.")
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
-@with_options(MODELS, [DRAFT_LENGTH], PLACE)
+@with_options(MODELS, [draft_length("5")], PLACE)
 @sizes("--match-batch-sizes", "1,4", "Batch sizes of table 1.")
 @sizes("--arrival-batch-sizes", "2,4", "Batch sizes of the latency with --arrivals.")
 @sizes("--batch-sizes", "1,2,4,8,16,32", "Batch sizes of everything else.")

@@ -179,21 +179,24 @@ def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Itera
 
 def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling]) -> str:
     """Return one line that names what was combined and says whether the output is the target's own."""
-    from specframe.compose import SAMPLING_RULE
+    from specframe.compose import SAMPLING_RULE, auto_length
     from specframe.pipeline import choose
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    alignment = pipe.composition.alignment
-    rule = SAMPLING_RULE if any(how.temperature for how in samplings) else "greedy"
+    greedy = not any(how.temperature for how in samplings)
+    use = pipe.composition_for(greedy)
     chosen = options | {
-        "accept": rule if options["accept"] == "auto" else options["accept"],
+        "accept": ("greedy" if greedy else SAMPLING_RULE) if options["accept"] == "auto" else options["accept"],
+        "draft_length": auto_length(use.rule, strategy)
+        if options["draft_length"] == "auto"
+        else options["draft_length"],
         "target": target,
         "drafter": draft_model or strategy,
-        "schedule": options["schedule"] or alignment.scheduler,
-        "kv": options["kv"] or alignment.kv,
+        "schedule": options["schedule"] or use.alignment.scheduler,
+        "kv": options["kv"] or use.alignment.kv,
     }
     roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
     named = ", ".join(f"{role.replace('_', ' ')} {chosen[role]}" for role in roles)
     precision = str(pipe.target_model.dtype).removeprefix("torch.")
-    verdict = "lossless" if pipe.composition.lossless else "NOT lossless"
+    verdict = "lossless" if use.lossless else "NOT lossless"
     return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}"

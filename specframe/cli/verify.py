@@ -24,7 +24,7 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 
 @click.command()
 @with_options(PROMPTS, CUT)
-@grid_options()
+@grid_options(draft_length="5")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from specframe import models
-from specframe.compose import strategy
+from specframe.compose import auto_length, strategy
 from specframe.grid import Cell, varying
 from specframe.pipeline import Pipeline, choose
 from specframe.plugins import registry
@@ -107,15 +107,18 @@ def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
     cell = {**DEFAULTS, **PLAIN, **cell, "target": target, "drafter": draft_model or drafter}
+    if cell["accept"] == "auto":
+        cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":
         cell["draft_length"] = PLAIN["draft_length"]
+    elif cell["draft_length"] == "auto":
+        cell["draft_length"] = auto_length(strategy(registry(), "acceptance rule", cell["accept"]), drafter)
     cell["draft_length"] = str(cell["draft_length"])
     alignment = strategy(registry(), "alignment", cell["align"])
     device = models.pick_device(cell.get("device", "auto"))
     dtype = models.pick_dtype(cell.get("dtype", "auto"), device)
     return {
         **cell,
-        "accept": PLAIN["accept"] if cell["accept"] == "auto" else cell["accept"],
         "schedule": cell["schedule"] or alignment.scheduler,
         "kv": cell["kv"] or alignment.kv,
         "device": str(device),
