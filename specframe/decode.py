@@ -13,7 +13,7 @@ import torch
 from specframe.pool import Pool
 from specframe.protocols import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
 from specframe.sampling import shape, sharpen
-from specframe.types import Batch, RoundReport
+from specframe.types import Batch, Draft, RoundReport
 from specframe.watch import Watch
 
 
@@ -34,13 +34,18 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
     """Decode everything in ``pool`` and yield a report of every round.
 
     Reading prompts is a round like any other, with a draft length of 0: the verifier feeds what is not cached, and the
-    target's own token is the bonus token. Every later round starts with all but a row's last token cached.
+    target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
+    long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token.
     """
     while True:
         with watch.stage("schedule"):
             batch = use.scheduler.next_batch(pool)
         if batch is None:
             return
+        if batch.left:
+            with watch.stage("prefill"):
+                use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+            continue
         draft_length = 0 if batch.prefill or batch.starts else use.policy.draft_length(batch)
         if use.rule.invariant:
             draft_length = min(draft_length, within_reach(batch))

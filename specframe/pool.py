@@ -68,6 +68,7 @@ class Pool:
             if row is not None:
                 sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
             sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
+            sequence.unread = 0
         self._returned.extendleft(reversed(self.live))
         self.live = []
         self._furnish(rows)
@@ -129,28 +130,32 @@ class Pool:
         row = self._seating.row(sequence)
         return len(sequence.start_ids) if row is None else int(self._lengths[row])
 
-    def batch(self, sequences: list[Sequence]) -> Batch:
+    def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
         """Return these live sequences as a batch, seated in the first rows.
 
-        They either all decode or all need their prompt read. Where some are about to start from others' rows, they are a batch of
-        their own before they join: what a sequence draws must not depend on how its prompt was read.
+        They either all decode or all need their prompt read: no more than ``piece`` tokens of it, over all rows, or everything with
+        None. Sequences that are left with something to read come back together. Where some are about to start from others'
+        rows, they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
         """
         new = [sequence for sequence in sequences if not sequence.prefilled]
         starts = bool(new) and new[0].donor is not None
-        prefill = bool(new) and not starts
         sequences = new if starts else sequences
         if new or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
-            self._write_prompts(moves.fresh + moves.forked)
+            self._write_prompts(moves.fresh, moves.forked)
             self._starting = [self._batch[row] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
             sequence.waited = 0
         count = len(self._batch)
+        unread = max(sequence.unread for sequence in self._batch)
+        left = 0 if piece is None else max(0, unread - max(1, piece // count))
+        for sequence in self._batch:
+            sequence.unread = min(sequence.unread, left)
         return Batch(
             self._batch,
             self._tokens_RS[:count],
@@ -158,12 +163,15 @@ class Pool:
             self._lengths[:count],
             self._limits[:count],
             self._streams_R[:count],
-            prefill,
+            unread > 0,
+            unread,
+            left,
             starts,
         )
 
-    def _write_prompts(self, rows: list[int]) -> None:
-        """Write the prompts of sequences that have just been seated in these rows."""
+    def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
+        """Write the prompts of sequences that have just been seated, in empty rows or from others' rows."""
+        rows = fresh + forked
         if not rows:
             return
         for row in rows:
@@ -172,7 +180,7 @@ class Pool:
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
-            sequence.prefilled = True
+            sequence.prefilled, sequence.unread = True, 0 if row in forked else len(ids)
         device = self._tokens_RS.device
         streams = torch.tensor([self._batch[row].request.stream for row in rows])
         self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)

@@ -28,14 +28,18 @@ class Drafter(Strategy, Protocol):
     """Decides which tokens to propose."""
 
     def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return a draft of at most ``draft_length`` tokens for every row; 0 in rounds that read prompts."""
+        """Return a draft of at most ``draft_length`` tokens for every row; 0 in the round that ends the reading of prompts."""
 
 
 class Verifier(Strategy, Protocol):
     """Decides how the target scores a draft."""
 
     def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the target's logits after each row's last token and after each draft token, (B, K + 1, V)."""
+        """Return the target's logits after each row's last token and after each draft token, (B, K + 1, V).
+
+        Where the batch reads prompts the draft is empty and ``run.target.read(batch)`` feeds them. When it leaves some of them
+        to later rounds (``batch.left``), what is returned is not looked at.
+        """
 
 
 class AcceptanceRule(Strategy, Protocol):

@@ -290,18 +290,23 @@ class CachedModel:
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 
-    def read(self, batch: Batch, offset: int = 0) -> torch.Tensor | None:
-        """Feed rows of which nothing is cached up to their length + ``offset``, in chunks.
+    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> torch.Tensor | None:
+        """Feed the prompts, or the piece of them that the batch says, in chunks.
+
+        Args:
+            batch: rows of which nothing is cached but what comes before their last ``unread`` tokens.
+            left: tokens at the end of each row that are not fed, if the batch does not leave more.
+            unread: None: what the batch says.
 
         Returns:
             (B, 1, V) logits after the last token fed; None when there was nothing to feed.
         """
-        width, logits = batch.longest + offset, None
-        chunk = max(1, PREFILL_TOKENS // len(batch))
-        while width > 0:
-            step = min(width, chunk)
-            width -= step
-            logits = self.feed(batch, batch.last_tokens(step, offset - width), offset - width)
+        ahead, logits = batch.unread if unread is None else unread, None
+        left, chunk = max(left, batch.left), max(1, PREFILL_TOKENS // len(batch))
+        while ahead > left:
+            step = min(ahead - left, chunk)
+            ahead -= step
+            logits = self.feed(batch, batch.last_tokens(step, -ahead), -ahead)
         return logits
 
     def keep(self, batch: Batch, kept: np.ndarray) -> None:

@@ -85,6 +85,8 @@ class Sequence:
     limit: int
     """Length at which it ends: prompt and new tokens, never beyond the target's context."""
     prefilled: bool = False
+    unread: int = 0
+    """Tokens before its end that no round has read yet; reading a long prompt may take several."""
     donor: Sequence | None = None
     """A sequence of the same prompt whose row it starts from, instead of reading the prompt again."""
     heirs: int = 0
@@ -109,6 +111,12 @@ class Sequence:
         return self.finish_reason is not None
 
     @property
+    def ready(self) -> bool:
+        """Whether it can decode: its prompt has been read, by itself or by the sequence it starts from."""
+        reader = self if self.prefilled or self.donor is None else self.donor
+        return reader.prefilled and not reader.unread
+
+    @property
     def gone(self) -> bool:
         """Whether nothing needs its row any more."""
         return self.finished and not self.heirs
@@ -131,6 +139,10 @@ class Batch:
     """Which stream of random numbers is each row's own."""
     prefill: bool
     """Whether this round reads prompts: the draft length is then 0 and no row has anything cached."""
+    unread: int = 0
+    """Tokens before the end of each row, or all of a shorter one, that this round starts to read."""
+    left: int = 0
+    """How many of those it leaves to later rounds: where there are any, it gives no token."""
     starts: bool = False
     """Whether its rows have just started from others' rows: their first token, too, is not drafted."""
 

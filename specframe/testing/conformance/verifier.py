@@ -54,6 +54,14 @@ class VerifierSuite(DecodingSuite):
         for round in feeds.decoding:
             assert round.target == [(round.rows, round.report.draft.length + 1)]
 
+    def test_prompts_in_pieces(self) -> None:
+        """A prompt that is read in pieces gives what it gives when it is read at once."""
+        target, draft = fake_pair()
+        asked = harness.requests(harness.random_prompts([5, 1, 30, 22], target.config.vocab_size), [20, 2, 9, 9])
+        options = {"schedule": "continuous,piece=4", "batch_size": 2}
+        for align in ("ragged", "eqspec"):
+            self.verify(self.pipeline(target, draft, align=align, **options), asked)
+
     def test_plain_decoding(self) -> None:
         """Without a drafter the output is the same."""
         target, _ = fake_pair()

@@ -38,7 +38,7 @@ class ModelDrafter:
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
         if batch.prefill:
-            self._cache.read(batch, offset=-1)
+            self._cache.read(batch, left=1, unread=batch.longest)
             cached[:] = batch.lengths - 1
         if draft_length == 0:
             self._cache.follow(batch)

@@ -129,7 +129,7 @@ class TranslatedDrafter:
         """Read rows of which nothing is cached up to their last tokens; return how many last tokens are to be fed."""
         cached = np.array([min(common(row.cached, row.ids), len(row.ids) - 1) for row in rows])
         if not cached.any():
-            self._cache.read(view, offset=-1)
+            self._cache.read(view, left=1, unread=view.longest)
             cached = view.lengths - 1
             for row in rows:
                 row.cached = row.ids[:-1]

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from specframe.pool import Pool
-from specframe.types import Batch
+from specframe.types import Batch, Sequence
 
 
 class Continuous:
-    """Replaces a finished row at once by the next waiting prompt, except when that would pass over live rows twice."""
+    """Replaces a finished row at once by the next waiting prompt, except when that would pass over live rows twice.
+
+    A prompt longer than a piece is read in pieces, a round of the others between two of them, so that nobody waits for long.
+
+    Options:
+        piece: prompt tokens read between two rounds, over all rows that read.
+    """
 
     equal_lengths = False
+
+    def __init__(self, piece: int = 512) -> None:
+        if piece < 1:
+            raise ValueError(f"piece must be at least 1, got {piece}")
+        self._piece = piece
 
     def rows(self, batch_size: int) -> int:
         """One row per place in the batch."""
@@ -17,8 +28,14 @@ class Continuous:
         return batch_size
 
     def next_batch(self, pool: Pool) -> Batch | None:
-        """Return the prompts that just found a place, or else all live rows."""
-        passed_over = any(sequence.waited for sequence in pool.live)
-        admitted = [] if passed_over else pool.admit(self._batch_size - len(pool.live))
-        sequences = admitted or pool.live
-        return pool.batch(sequences) if sequences else None
+        """Return the prompts that just found a place, or what is left of them, or else all rows that decode."""
+        decoding = [sequence for sequence in pool.live if sequence.ready]
+        if any(sequence.waited for sequence in decoding):
+            return pool.batch(decoding)
+        reading = self._reading(pool) or pool.admit(self._batch_size - len(pool.live))
+        if reading:
+            return pool.batch(reading, self._piece if decoding else None)
+        return pool.batch(decoding) if decoding else None
+
+    def _reading(self, pool: Pool) -> list[Sequence]:
+        return [sequence for sequence in pool.live if sequence.prefilled and sequence.unread]

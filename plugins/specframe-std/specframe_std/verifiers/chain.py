@@ -16,7 +16,7 @@ class ChainVerifier:
         self._target = run.target
 
     def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the target's logits (B, K + 1, V); reads the prompts when the batch has none of them cached."""
+        """Return the target's logits (B, K + 1, V); reads prompts, or a piece of them, when the batch says so."""
         if batch.prefill:
             logits_B1V = self._target.read(batch)
             assert logits_B1V is not None, "a prompt has at least one token"

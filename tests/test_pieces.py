@@ -1,0 +1,88 @@
+"""Long prompts are read in pieces between the rounds of those that decode."""
+
+from __future__ import annotations
+
+import pytest
+
+from specframe.plugins import registry
+from specframe.sampling import Sampling
+from specframe.testing import fakes, harness, zoo
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((6, 30, 1, 23, 9, 40, 4, 13, 2), 61, seed=5)
+NEW = [9, 14, 20, 3, 12, 7, 11, 25, 6]
+LOSSLESS = (
+    "ragged",
+    "eqspec",
+    "exspec",
+    "rollback",
+    "masking,positions=content",
+    "padding,mask=content,positions=content,bonus=target",
+)
+
+
+def alignments() -> list[tuple[str, str]]:
+    """Return every lossless alignment on every KV backend it can run on."""
+    known = registry()
+    return [
+        (align, kv)
+        for align in LOSSLESS
+        for kv in ("dynamic", "slab")
+        if known.make("alignment", align).requires <= known.make("KV backend", kv).provides
+    ]
+
+
+@pytest.mark.parametrize("piece", [1, 5, 16])
+@pytest.mark.parametrize(("align", "kv"), alignments())
+def test_tokens_are_the_reference_decoder_s(align: str, kv: str, piece: int) -> None:
+    """Whatever is decoded between two pieces, under every alignment; positions, masks and caches are as they should be."""
+    options = {"align": align, "kv": kv, "schedule": f"continuous,piece={piece}", "batch_size": 3, "draft_length": 3}
+    pipe = harness.pipeline(TARGET, DRAFT, check=True, **options)
+    harness.check(pipe, harness.requests(PROMPTS, NEW, {7}))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
+def test_real_architectures(name: str) -> None:
+    """Sliding windows and learned positions, read in pieces."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), schedule="continuous,piece=4", batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(harness.random_prompts((3, 25, 11, 30, 8), zoo.VOCABULARY), 12, {zoo.EOS}))
+
+
+def test_no_more_than_a_piece_between_two_rounds() -> None:
+    """While others decode, at most a piece is read before they go on; every prompt is still fed once."""
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(
+        TARGET, None, observers=[feeds], schedule="continuous,piece=8", batch_size=2, draft_length=3
+    )
+    asked = harness.requests(harness.random_prompts((4, 5, 40), 61), [30, 2, 5])
+    harness.check(pipe, asked)
+    fed = [round.target for round in feeds.rounds]
+    long = [tokens for rows, tokens in (one for round in fed for one in round) if rows == 1 and tokens > 1]
+    assert long == [8] * 5
+    assert all(sum(tokens for _, tokens in round if tokens > 1) <= 8 for round in fed)
+
+
+def test_everything_is_read_at_once_when_nobody_waits() -> None:
+    """Pieces are for the sake of others: without others there are none."""
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(TARGET, None, observers=[feeds], schedule="continuous,piece=8", batch_size=4)
+    harness.check(pipe, harness.requests(PROMPTS[:4], 5))
+    assert feeds.rounds[0].target == [(4, 30)]
+
+
+def test_samples_wait_until_their_prompt_is_read() -> None:
+    """Those that start from a row that is being read join when it has been read, and draw what they would have drawn."""
+    how = [Sampling(temperature=1.0, samples=count) for count in (1, 1, 3, 2)]
+    prompts = harness.random_prompts((4, 6, 33, 21), 61)
+    drawn = [
+        [
+            result.token_ids
+            for result in harness.pipeline(
+                TARGET, DRAFT, accept="gumbel", batch_size=3, draft_length=2, schedule=schedule
+            ).generate(prompts, 10, sampling=how)
+        ]
+        for schedule in ("continuous", "continuous,piece=4", "fixed")
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
