@@ -63,7 +63,7 @@ _SHAPES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "cpu-100m": ("Qwen3", (8192, 768, 2048, 15, 12, 4, 64, 2048, 1e-6, True), {}),
     "cpu-10m": ("Qwen3", (8192, 384, 1024, 4, 6, 2, 64, 2048, 1e-6, True), {}),
     "small": ("Qwen3", (3072, 256, 640, 12, 8, 4, 64, 2048, 1e-6, False), {}),
-    "small-draft": ("Qwen3", (3072, 224, 320, 3, 4, 2, 64, 2048, 1e-6, True), {}),
+    "small-draft": ("Qwen3", (3072, 224, 640, 3, 4, 2, 64, 2048, 1e-6, True), {}),
 }
 PAIRS = {
     "embedded": ("tiny", "tiny-draft"),

@@ -55,7 +55,7 @@ TARGET = Qwen3Config(
 )  # fmt: skip
 DRAFT = Qwen3Config(
     vocab_size=VOCABULARY, hidden_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    intermediate_size=96, max_position_embeddings=2048, tie_word_embeddings=True,
+    intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=True,
     bos_token_id=None, eos_token_id=0, pad_token_id=0,
 )  # fmt: skip
 
@@ -337,8 +337,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where target/ and draft/ are written")
     parser.add_argument("--target-steps", type=int, default=1100)
     parser.add_argument("--draft-steps", type=int, default=1600)
-    parser.add_argument("--polish-steps", type=int, default=1900)
-    parser.add_argument("--rollouts", type=int, default=6144)
+    parser.add_argument("--polish-steps", type=int, default=3600)
+    parser.add_argument("--rollouts", type=int, default=12288)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="compile the models for training (needs a C++ compiler)")
     options = parser.parse_args(arguments)

@@ -43,7 +43,7 @@ def test_every_string_can_be_encoded(text):
 
 
 def test_the_draft_agrees_with_the_target_on_held_out_modules():
-    """At K = 4 at least half of the draft tokens stand on modules that were not trained on, as the card says.
+    """At K = 4 at least six in ten draft tokens stand on modules that were not trained on, as the card says.
 
     Another version of Python has another library, on which the figure is a little different.
     """
@@ -54,9 +54,9 @@ def test_the_draft_agrees_with_the_target_on_held_out_modules():
     pipe = Pipeline(batch_size=32, draft_length=4)
     results = list(pipe.generate([stream[start : start + 96].tolist() for start in starts], max_new_tokens=64))
     assert sum(len(result.token_ids) for result in results) > 7000
-    assert FIGURES["draft_acceptance_rate_k4"] >= 0.5
+    assert FIGURES["draft_acceptance_rate_k4"] >= 0.6
     same_library = FIGURES["corpus"].endswith(f" {platform.python_version()}")
-    assert pipe.report.draft_acceptance_rate >= (0.5 if same_library else 0.42)
+    assert pipe.report.draft_acceptance_rate >= (0.6 if same_library else 0.5)
 
 
 def test_windows_are_drawn_by_step():
