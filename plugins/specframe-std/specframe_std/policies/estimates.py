@@ -85,15 +85,17 @@ def _features(sizes_P: np.ndarray, lengths_P: np.ndarray) -> np.ndarray:
 
 
 class Acceptance:
-    """The probability of each draft token to stand, given that all before it do.
+    """The probability of each draft token to stand, given that all before it do, and how near their ends rows are.
 
     Counts fade with the rows seen, to half after ``window`` rows. A place that few drafts reached is taken to be like the one
     before it.
     """
 
-    def __init__(self, maximum: int, window: int = 128) -> None:
+    def __init__(self, maximum: int, window: int = 512) -> None:
         self._maximum, self._window = maximum, window
         self._reached, self._stood = [0.0] * maximum, [0.0] * maximum
+        self._useful = np.zeros(maximum + 1)
+        """Rows that could use so many draft tokens, or more than ``maximum``, by that number."""
 
     def add(self, report: RoundReport) -> None:
         """Take in what stood of a draft. Where a row ended, what came after its end says nothing."""
@@ -109,12 +111,24 @@ class Acceptance:
             if not sequence.finished and accepted < min(most, sequence.limit - length - 1):
                 reached[accepted] += 1
         self._reached, self._stood = reached, stood
+        useful = [
+            min(sequence.limit - length - 1, self._maximum)
+            for sequence, length in zip(report.sequences, report.lengths.tolist(), strict=True)
+        ]
+        self._useful = 0.5 ** (len(useful) / self._window) * self._useful + np.bincount(
+            useful, minlength=self._maximum + 1
+        )
 
     def gains(self) -> np.ndarray:
-        """Return the tokens a row gains in a round by draft length, the bonus token included, (maximum + 1,)."""
+        """Return the tokens a row gains in a round by draft length, the bonus token included, (maximum + 1,).
+
+        A row gains no more than it has to come: a draft length counts for what the rows seen could use of it.
+        """
         rate, standing, gains = RATE, 1.0, [1.0]
         for reached, stood in zip(self._reached, self._stood, strict=True):
             rate = (stood + 4 * rate) / (reached + 4)
             standing *= rate
             gains.append(gains[-1] + standing)
-        return np.array(gains)
+        usable = np.minimum.outer(np.arange(len(gains)), np.arange(len(gains)))
+        weights = self._useful + np.eye(len(gains))[-1]
+        return np.array(gains)[usable] @ (weights / weights.sum())

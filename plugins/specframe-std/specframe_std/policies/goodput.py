@@ -13,7 +13,7 @@ from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
 DWELL = 8
 """Rounds a batch size keeps its draft length before it is thought over; as few as a trial has when it is new."""
-MARGIN = 0.02
+MARGIN = 0.01
 """What another draft length has to promise to be better by, before it is changed to."""
 TRIAL, PAUSE = 2, 32
 """Rounds another draft length is tried for, and rounds before it is tried again. The first pays for the change."""
@@ -47,7 +47,7 @@ class Goodput:
     """Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where plain decoding is faster.
 
     The seconds of a round come from the latest rounds of its batch size, the tokens it gains from the acceptance of each place
-    of the draft (:mod:`specframe_std.policies.estimates`). A change has to promise 2 percent. What is not in use is tried now
+    of the draft (:mod:`specframe_std.policies.estimates`). A change has to promise 1 percent. What is not in use is tried now
     and then, and paid for: what a trial loses against the best is taken from a purse, which starts with two rounds' time and
     earns one percent of all time, and when it is empty nothing is tried. What is learnt stays for the pipeline's next run.
 
