@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 import torch
 
-from specframe.types import Placement
+from specframe.protocols import Layout
+from specframe.types import Batch, Placement
 
 Forward = Callable[[torch.Tensor, Placement, int], torch.Tensor]
 """(ids_BT, placement, keep) -> logits (B, keep, V)."""
@@ -107,6 +109,47 @@ class Buffers:
             mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
 
 
+class Shelf:
+    """Recordings by key: made the second time a key comes up, until one cannot be made."""
+
+    def __init__(self, record: Callable[..., Recording]) -> None:
+        self._record = record
+        self._seen: set[tuple[int, ...]] = set()
+        self._kept: dict[tuple[int, ...], tuple[Any, Recording]] = {}
+        self._given_up = False
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, key: tuple[int, ...], prepare: Callable[[], tuple[Any, Callable[[], torch.Tensor]]]) -> Any:
+        """Return the buffers and the recording of a key, or None where there is none.
+
+        Args:
+            key: what tells one shape from another.
+            prepare: returns the buffers of a new recording, filled, and the function that reads them.
+        """
+        if self._given_up or key not in self._seen:
+            self._seen.add(key)
+            return None
+        if key not in self._kept:
+            buffers, function = prepare()
+            try:
+                self._kept[key] = buffers, self._record(function)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+        return self._kept[key]
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Let go of all recordings and go on without: the memory is short, or the model does what cannot be recorded."""
+        self._given_up = True
+        self._kept.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+
+
 class Recorded:
     """A forward over one slab that is recorded the second time a shape comes up.
 
@@ -120,45 +163,103 @@ class Recorded:
     def __init__(
         self, forward: Forward, rows: int, slots: int, record: Callable[..., Recording], pack: bool = False
     ) -> None:
-        self._forward, self._rows, self._slots, self._record, self._pack = forward, rows, slots, record, pack
-        self._seen: set[tuple[int, ...]] = set()
-        self._recordings: dict[tuple[int, ...], tuple[Buffers, Recording]] = {}
-        self._given_up = False
+        self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
+        self.recordings = Shelf(record)
 
     def __call__(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens."""
         width = ids_BT.shape[1]
+        if width > LONGEST:
+            return self._forward(ids_BT, placement, keep)
         rows = min(power_of_two(len(ids_BT)), self._rows)
         packed = self._pack and placement.used_B is not None
         if not packed:
             placement = attrs.evolve(placement, used_B=None)
         extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
-        key = rows, width, extent, keep, len(placement.key_order_BS) > 1
-        if self._given_up or width > LONGEST or key not in self._seen:
-            self._seen.add(key)
-            return self._forward(ids_BT, placement, keep)
-        if key not in self._recordings:
+
+        def prepare() -> tuple[Buffers, Callable[[], torch.Tensor]]:
             buffers = Buffers.of(ids_BT, placement, rows, extent, self._slots - 1)
             buffers.fill(ids_BT, placement)
-            try:
-                recording = self._record(lambda: self._forward(buffers.ids_RT, buffers.placement, keep))
-            except RuntimeError as error:
-                self._give_up(error)
-                return self._forward(ids_BT, placement, keep)
-            self._recordings[key] = buffers, recording
-        buffers, recording = self._recordings[key]
+            return buffers, lambda: self._forward(buffers.ids_RT, buffers.placement, keep)
+
+        found = self.recordings.take((rows, width, extent, keep, len(placement.key_order_BS) > 1), prepare)
+        if found is None:
+            return self._forward(ids_BT, placement, keep)
+        buffers, recording = found
         buffers.fill(ids_BT, placement)
         recording.replay()
         return recording.output[: len(ids_BT)].clone()
 
-    def _give_up(self, error: RuntimeError) -> None:
-        """Let go of all recordings and go on without: the memory is short, or the model does what cannot be recorded."""
-        self._given_up = True
-        self._recordings.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        reason = str(error).partition("\n")[0]
-        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""(batch, offset, logits_B1V) -> the next token of every row, (B, 1)."""
+
+
+class RecordedChain:
+    """Several forwards, each fed what was chosen after the one before, recorded as one.
+
+    Everything they need follows from the rows' lengths on the device, so the layout has to be one whose places do (``static``).
+
+    Args:
+        forward: one of the forwards.
+        layout: tells where tokens go.
+        slots: of the slab, the spare slot included.
+        record: makes a recording.
+        pack: whether it attends by lengths alone, to all slots.
+    """
+
+    def __init__(
+        self, forward: Forward, layout: Layout, slots: int, record: Callable[..., Recording], pack: bool = False
+    ) -> None:
+        self._forward, self._layout, self._slots, self._pack = forward, layout, slots, pack
+        self.recordings = Shelf(record)
+
+    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        """Return the tokens chosen, (B, count)."""
+        width = ids_BT.shape[1]
+        extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
+
+        def prepare() -> tuple[tuple[torch.Tensor, Batch], Callable[[], torch.Tensor]]:
+            still = attrs.evolve(
+                batch,
+                lengths_B=batch.lengths_B.clone(),
+                lengths=np.full(len(batch), extent),
+                streams_B=batch.streams_B.clone(),
+            )
+            ids = ids_BT.clone()
+            return (ids, still), lambda: self._run(still, ids, count, choose)
+
+        found = None
+        if width <= min(LONGEST, int(batch.lengths.min())):
+            found = self.recordings.take((len(batch), width, count, extent), prepare)
+        if found is None:
+            return self._run(batch, ids_BT, count, choose)
+        (ids, still), recording = found
+        ids.copy_(ids_BT)
+        still.lengths_B.copy_(batch.lengths_B)
+        still.streams_B.copy_(batch.streams_B)
+        recording.replay()
+        return recording.output.clone()
+
+    def _run(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        def step(ids_BT: torch.Tensor, offset: int) -> torch.Tensor:
+            return self._forward(ids_BT, self._layout.place(batch, ids_BT.shape[1], offset), 1)
+
+        return chain(step, batch, ids_BT, count, choose)
+
+
+def chain(
+    step: Callable[[torch.Tensor, int], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
+) -> torch.Tensor:
+    """Feed tokens that end at each row's length, then ``count - 1`` times what was chosen; return what was chosen, (B, count).
+
+    ``step`` is (ids_BT, offset) -> logits (B, 1, V).
+    """
+    chosen = []
+    for offset in range(count):
+        ids_BT = choose(batch, offset, step(ids_BT, offset))
+        chosen.append(ids_BT)
+    return torch.cat(chosen, dim=1)
 
 
 def power_of_two(number: int) -> int:

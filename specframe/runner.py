@@ -17,7 +17,7 @@ from transformers import Cache, PreTrainedModel
 from specframe import compiled
 from specframe.attention import NAME, Packing, attending, packs
 from specframe.errors import ModelError
-from specframe.graphs import Forward, Recorded, Recording
+from specframe.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
 from specframe.protocols import KVStore, Layout
 from specframe.types import Batch, KVShape, Placement
 from specframe.watch import Watch
@@ -252,19 +252,21 @@ class CachedModel:
         layers: compiled.Layers | None = None,
     ) -> None:
         self.runner, self.store, self.layout, self._watch, self._layers = runner, store, layout, watch, layers
-        self.forwards = 0
         in_place = getattr(store, "slots", None) is not None
         self._pack = pack and in_place
         self._forward: Forward = self._execute
+        self._chain: RecordedChain | None = None
         if record is not None and in_place:
             self._forward = Recorded(self._execute, store.rows, store.slots, record, self._pack)  # type: ignore[attr-defined]
+            if getattr(layout, "static", False):
+                self._chain = RecordedChain(self._execute, layout, store.slots, record, self._pack)  # type: ignore[attr-defined]
 
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
         return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self._layers)
 
     def release(self) -> None:
         """Let go of the cache and of what was recorded over it."""
-        del self.store, self.layout, self._forward
+        del self.store, self.layout, self._forward, self._chain
 
     def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
         """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
@@ -275,18 +277,38 @@ class CachedModel:
             (B, keep, V) logits.
         """
         placement = self.place(batch, ids_BT, offset)
-        self.forwards += 1
         self._watch.forward(self.runner.role, *ids_BT.shape)
         return self._forward(ids_BT, placement, keep)
 
+    def extend(
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
+    ) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
+
+        Args:
+            batch: the rows.
+            ids_BT: what is fed first.
+            count: tokens to choose; the last of them is not fed.
+            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``.
+            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
+
+        Returns:
+            (B, count) ids.
+        """
+        if pure and self._chain is not None:
+            self.follow(batch)
+            for width in (ids_BT.shape[1], *[1] * (count - 1)):
+                self._watch.forward(self.runner.role, len(batch), width)
+            return self._chain(batch, ids_BT, count, choose)
+        return chain(lambda ids_BT, offset: self.feed(batch, ids_BT, offset), batch, ids_BT, count, choose)
+
     def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
         """Return where the tokens about to be fed go, after moving whatever has to move for them."""
-        with self._watch.stage("align"):
-            self.layout.arrange(batch)
+        self.follow(batch)
         return self.layout.place(batch, ids_BT.shape[1], offset)
 
     def follow(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of this cache and its layout, in a round that feeds it nothing."""
+        """Make the batch's sequences the rows of this cache and its layout."""
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 

@@ -11,6 +11,7 @@ import torch
 from specframe import attention, graphs
 from specframe.errors import UnknownNameError
 from specframe.runner import ModelRunner
+from specframe.sampling import Sampling
 from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -129,7 +130,7 @@ def test_padding_rows_touch_nothing() -> None:
         block[:, 3] = 7.0
     for _ in range(3):
         forward(batch.last_tokens(1), run.target.layout.place(batch, 1, 0), 1)
-    assert forward._recordings
+    assert len(forward.recordings)
     assert all((block[:, 3, :-1] == 7.0).all() for block in store._blocks)
 
 
@@ -199,3 +200,59 @@ def test_half_precision_packs_on_cuda() -> None:
     )
     same = sum(a.token_ids == b.token_ids for a, b in zip(packed, masked, strict=True))
     assert same >= len(asked) // 2
+
+
+def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
+    """A round then replays one recording of the draft and one of the target, whatever the rows' lengths, and tokens are exact."""
+    made: list[graphs.Shelf] = []
+
+    class Kept(graphs.Shelf):
+        def __init__(self, record: Any) -> None:
+            super().__init__(record)
+            made.append(self)
+
+    target = zoo.build("qwen3")
+    feeds = harness.Feeds()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "Shelf", Kept)
+        pipe = harness.pipeline(
+            target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs="on", observers=[feeds]
+        )
+        harness.check(pipe, harness.requests(PROMPTS, [30, 24, 41, 33, 29]))
+    _, _, single, chains = made
+    assert all(key[2] > 1 for key in chains._kept)
+    assert {key[2] for key in chains._kept} >= {4}
+    assert not len(single)
+    full = [round for round in feeds.decoding if round.report.draft.length == 4]
+    assert full
+    assert all(round.draft == [(round.rows, 2), *[(round.rows, 1)] * 3] for round in full)
+    assert pipe.report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("attention", ["masked", "packed"])
+def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) -> None:
+    """Over windows, mixed layers and learned positions, with and without a mask; rows come and go, and a long prompt in pieces."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(
+        target,
+        zoo.good_draft(target),
+        batch_size=3,
+        draft_length=3,
+        attention=attention,
+        graphs="on",
+        schedule="continuous,piece=4",
+    )
+    harness.check(pipe, harness.requests(PROMPTS, [19, 24, 3, 12, 17], {zoo.EOS}))
+
+
+def test_drafts_that_are_sampled_are_not_recorded_as_one() -> None:
+    """What processors and other rules look at is not the same from round to round."""
+    target = zoo.build("qwen3")
+    drawn = []
+    for kind in ("on", "off"):
+        pipe = harness.pipeline(
+            target, zoo.good_draft(target), batch_size=3, draft_length=3, accept="gumbel", graphs=kind
+        )
+        drawn.append([r.token_ids for r in pipe.generate(PROMPTS, 15, sampling=Sampling(temperature=0.8, top_k=20))])
+    assert drawn[0] == drawn[1]

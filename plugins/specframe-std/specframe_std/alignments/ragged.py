@@ -33,6 +33,9 @@ class Ragged:
 class RaggedLayout:
     """Slot = position. Padding goes to a spare slot past the last, which no query reaches."""
 
+    static = True
+    """Rows that have all tokens fed get their places from ``lengths_B`` alone: several forwards can be recorded as one."""
+
     def __init__(self, store: KVStore, capacity: int) -> None:
         self._store, self._spare = store, capacity
 

@@ -46,16 +46,28 @@ class ModelDrafter:
 
         width = max(2, int((batch.lengths - cached).max()))
         self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
-        ids_BT, logits = batch.last_tokens(width), []
-        tokens_BK = batch.tokens_BS[:, :0]
-        for offset in range(draft_length):
-            logits_B1V = self._cache.feed(batch, ids_BT, offset)[..., : self._vocabulary]
-            logits_B1V = shape(batch, tokens_BK, logits_B1V)
+        cached[:] = batch.lengths + draft_length - 1
+        if self._unshaped(batch):
+            return Draft(self._cache.extend(batch, batch.last_tokens(width), draft_length, self._choose, pure=True))
+
+        drafted, logits = [batch.tokens_BS[:, :0]], []
+
+        def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
+            logits_B1V = shape(batch, torch.cat(drafted, dim=1), logits_B1V[..., : self._vocabulary])
             if self._rule.sharpen:
                 logits_B1V = sharpen(batch, logits_B1V)
-            ids_BT = self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
-            tokens_BK = torch.cat([tokens_BK, ids_BT], dim=1)
-            if self._rule.compares:
-                logits.append(logits_B1V)
-        cached[:] = batch.lengths + draft_length - 1
+            logits.append(logits_B1V)
+            drafted.append(self._choose(batch, offset, logits_B1V))
+            return drafted[-1]
+
+        tokens_BK = self._cache.extend(batch, batch.last_tokens(width), draft_length, choose)
         return Draft(tokens_BK, torch.cat(logits, dim=1) if self._rule.compares else None)
+
+    def _unshaped(self, batch: Batch) -> bool:
+        """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""
+        if self._rule.compares or self._rule.sharpen:
+            return False
+        return not any(one.request.plan.prefixed or one.request.plan.positionwise for one in batch.sequences)
+
+    def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
+        return self._rule.choose(batch, offset, logits_B1V[:, 0, : self._vocabulary])[:, None]
