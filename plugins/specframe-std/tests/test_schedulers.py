@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from specframe.plugins import registry
 from specframe.testing.conformance import SchedulerSuite
+from specframe.testing.conformance.scheduler import simulate
 
 
 class TestFixed(SchedulerSuite):
@@ -34,3 +36,11 @@ class TestSameLength(SchedulerSuite):
     def max_wait(self, batch_size: int) -> int:
         """Patience, and the rounds it takes to serve a whole window."""
         return 5 + -(-12 // batch_size)
+
+
+def test_one_row_is_no_group() -> None:
+    """In a batch of two, two sequences of different lengths go together: decoding each alone would take twice the rounds."""
+    seen = simulate(
+        registry().make("scheduler", "same-length"), [3, 5, 9, 14], [20] * 4, 2, lambda index, length: index % 2
+    )
+    assert all(len(round.indices) == 2 for round in seen if not round.prefill and round.live > 1)

@@ -11,7 +11,7 @@ from specframe.types import Batch, Sequence
 class SameLength:
     """Groups sequences of equal length from a window, so that nothing has to be realigned.
 
-    In order: a full group, the longest-waiting first; the largest group of at least half the batch; else the
+    In order: a full group, the longest-waiting first; the largest group of at least half the batch and two rows; else the
     sequences that waited longest, whatever their lengths. Sequences that have waited ``patience`` rounds go before all
     of that and before new prompts, the longest-waiting first, together with those of its length, so none waits more
     than ``patience`` + window / batch size rounds (rounded up).
@@ -51,6 +51,6 @@ class SameLength:
             alike = groups[pool.length(by_wait[0])]
             return list(dict.fromkeys([*overdue, *alike, *by_wait]))[: self._batch_size]
         best = max(groups.values(), key=lambda group: (min(len(group), self._batch_size), group[0].waited), default=[])
-        if 2 * min(len(best), self._batch_size) >= min(self._batch_size, len(by_wait)):
-            return best[: self._batch_size]
-        return by_wait[: self._batch_size]
+        full = min(self._batch_size, len(by_wait))
+        enough = min(full, max(2, -(-full // 2)))
+        return (best if len(best) >= enough else by_wait)[: self._batch_size]
