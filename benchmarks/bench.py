@@ -79,6 +79,9 @@ SHARES = {"realign_share", "own_share", "roofline"}
     help="What seconds are; cpu: this process's own processor time, with one thread, for a machine that others use too.",
 )
 @click.option("--threads", default=None, type=int, help="CPU threads.  [default: all cores]")
+@click.option(
+    "--compiled", is_flag=True, help="Plain and ragged with compiled layers, too; the first round compiles them."
+)
 @click.option("--without", multiple=True, help="A scheme to leave out.")
 @click.option("--quick", is_flag=True, help="Batches 8 and 1, half the prompts and tokens, two rounds.")
 @click.option("--output", default=None, help="Where the JSON goes.  [default: benchmarks/results/]")
@@ -132,7 +135,7 @@ def bench(
     cells = [
         Cell(contender, counts[batch])
         for batch in settings["batches"]
-        for contender in contenders(models, batch, settings["draft_length"])
+        for contender in contenders(models, batch, settings["draft_length"], settings["compiled"])
         if contender.name not in settings["without"]
     ]
     bandwidth = copy_bandwidth(device)

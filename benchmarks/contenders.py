@@ -56,17 +56,17 @@ def held_out_prompts(tokenizer: Any, count: int, longest: int = 128) -> list[lis
     return prompts
 
 
-def contenders(models: Models, batch: int, draft_length: int) -> list[Contender]:
-    """Return every contender at a batch size, those that ratios are taken to first."""
+def contenders(models: Models, batch: int, draft_length: int, compiled: bool = False) -> list[Contender]:
+    """Return every contender at a batch size, those that ratios are taken to first; ``compiled``: two with compiled layers, too."""
     found = [Contender(PLAIN, batch, theirs(models, None, batch, draft_length))]
     if batch == 1:
         found.append(Contender(ASSISTED, batch, theirs(models, models.draft, batch, draft_length)))
     assistant = specframe.assisted(models.draft, draft_length)
     found.append(Contender(DROP_IN, batch, theirs(models, None, batch, draft_length, custom_generate=assistant)))
-    return found + [ours(models, name, batch, **options) for name, options in schemes(draft_length).items()]
+    return found + [ours(models, name, batch, **options) for name, options in schemes(draft_length, compiled).items()]
 
 
-def schemes(draft_length: int) -> dict[str, dict[str, Any]]:
+def schemes(draft_length: int, compiled: bool = False) -> dict[str, dict[str, Any]]:
     """Return what each of specframe's schemes asks of the pipeline, the most wanted first; plain decoding has no draft."""
     known = registry()
     drafting = {align: {"align": align, "draft_length": draft_length} for align in ("ragged", "exspec", "eqspec")}
@@ -75,6 +75,8 @@ def schemes(draft_length: int) -> dict[str, dict[str, Any]]:
         found["goodput"] = {"draft_length": "goodput"}
     if "rollback" in known.names("alignment"):
         found["rollback"] = {"align": "rollback", "draft_length": draft_length}
+    if compiled:
+        found |= {f"{name}, compiled": {**found[name], "layers": "compiled"} for name in ("plain", "ragged")}
     return found
 
 
