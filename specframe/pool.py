@@ -133,7 +133,7 @@ class Pool:
     def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
         """Return these live sequences as a batch, seated in the first rows.
 
-        They either all decode or all need their prompt read: no more than ``piece`` tokens of it, over all rows, or everything with
+        They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
         None. Sequences that are left with something to read come back together. Where some are about to start from others'
         rows, they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
         """
@@ -153,7 +153,7 @@ class Pool:
             sequence.waited = 0
         count = len(self._batch)
         unread = max(sequence.unread for sequence in self._batch)
-        left = 0 if piece is None else max(0, unread - max(1, piece // count))
+        left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
         return Batch(

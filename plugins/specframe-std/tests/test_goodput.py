@@ -197,7 +197,7 @@ def test_prefill_rounds_say_nothing() -> None:
     now = [0.0]
     policy = Goodput()
     policy.clock = lambda: now[0]
-    for number in range(60):
+    for number in range(120):
         length = policy.draft_length([None] * 4)  # type: ignore[arg-type]
         now[0] += 1.0 + 0.1 * length
         policy.observe(round_report(np.full(4, length), length))

@@ -42,6 +42,11 @@ class RoundSeconds:
         """Return which draft lengths were measured with so many rows, (maximum + 1,)."""
         return np.array([(rows, length) in self._medians for length in range(self._maximum + 1)])
 
+    @property
+    def longest(self) -> int:
+        """The longest draft that was measured, with any number of rows."""
+        return max((length for _, length in self._medians), default=0)
+
     def curve(self, rows: int) -> np.ndarray:
         """Return the seconds of a round of ``rows`` rows by draft length, (maximum + 1,).
 

@@ -111,7 +111,7 @@ class Goodput:
         """Return a trial that the purse allows, of what was not tried for long and promises much.
 
         What was not measured may take no longer than a shorter draft: that is hoped for, and half believed. Plain decoding
-        comes before all else that was not measured.
+        comes before all else that was not measured, and nothing is tried that is more than twice as long as all that was.
         """
         if self._purse is None:
             self._purse = ALLOWANCE * float(curve[best])
@@ -121,7 +121,8 @@ class Goodput:
         affordable = TRIAL * ((curve + hoped) / 2 - gains * price) <= self._purse
         ages = np.array([self._round - self._tried.get((rows, length), -8 * PAUSE) for length in range(len(curve))])
         ages[best] = 0
-        promise = np.where(affordable, ages * (gains * price / hoped) ** 4, 0)
+        within = np.arange(len(curve)) <= max(2, 2 * self._seconds.longest)
+        promise = np.where(affordable & within, ages * (gains * price / hoped) ** 4, 0)
         other = int(promise.argmax()) if known[0] else 0
         if ages[other] < PAUSE or not affordable[other]:
             return None

@@ -12,7 +12,7 @@ class Continuous:
     A prompt longer than a piece is read in pieces, a round of the others between two of them, so that nobody waits for long.
 
     Options:
-        piece: prompt tokens read between two rounds, over all rows that read.
+        piece: tokens of a prompt read between two rounds.
     """
 
     equal_lengths = False
