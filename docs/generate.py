@@ -112,6 +112,9 @@ FILES: dict[str, Callable[[], str]] = {"docs/hooks.md": hooks, "docs/cli.md": co
 
 def main(arguments: list[str]) -> int:
     """Write the files, or check them, and return the exit status."""
+    if arguments not in ([], ["--check"]):
+        print(f"expected --check or nothing, got {' '.join(arguments)}", file=sys.stderr)
+        return 2
     stale = {name: text for name, make in FILES.items() if current(name) != (text := make())}
     if "--check" in arguments:
         for name in stale:

@@ -22,6 +22,8 @@ WHOLE = frozenset({"top_k", "min_new_tokens", "max_new_tokens", "logprobs", "sam
 """Parameters that are whole numbers."""
 OPTIONAL = frozenset({"max_new_tokens", "max_time", "logprobs"})
 """Parameters that may be left out."""
+ABOVE_ZERO = 1e-9
+"""The least that counts as more than nothing."""
 
 
 def several(given: Any) -> Any:
@@ -71,10 +73,10 @@ class Sampling:
         bounds = {
             "temperature": (0.0, float("inf")),
             "top_k": (0, float("inf")),
-            "top_p": (1e-9, 1.0),
+            "top_p": (ABOVE_ZERO, 1.0),
             "min_p": (0.0, 1.0),
-            "typical_p": (1e-9, 1.0),
-            "repetition_penalty": (1e-9, float("inf")),
+            "typical_p": (ABOVE_ZERO, 1.0),
+            "repetition_penalty": (ABOVE_ZERO, float("inf")),
             "presence_penalty": (-float("inf"), float("inf")),
             "min_new_tokens": (0, float("inf")),
             "max_new_tokens": (1, float("inf")),
@@ -92,8 +94,8 @@ class Sampling:
                 or not isinstance(value, int if whole else int | float)
                 or not least <= value <= most
             ):
-                bound = f"of at least {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
-                raise OptionError(f"{name}: expected a {'whole ' if whole else ''}number {bound}, got {value!r}")
+                kind = "whole number" if whole else "number"
+                raise OptionError(f"{name}: expected a {kind} {bound(least, most)}, got {value!r}")
         if not isinstance(self.stop, tuple | list) or not all(isinstance(one, str) and one for one in self.stop):
             raise OptionError(f"stop: expected a text or several, none of them empty, got {self.stop!r}")
 
@@ -157,6 +159,13 @@ class Sampling:
         if self.typical_p < 1:
             made.append(hf.TypicalLogitsWarper(self.typical_p))
         return made
+
+
+def bound(least: float, most: float) -> str:
+    """Return what a number has to be, in words."""
+    if least == ABOVE_ZERO:
+        return "above 0" if most == float("inf") else f"above 0 and at most {most:g}"
+    return f"of at least {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
 
 
 def frozen(value: Any) -> Any:

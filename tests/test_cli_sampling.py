@@ -122,7 +122,7 @@ def test_a_file_of_options() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--top-p", "1.5"], "top_p: expected a number from"),
+        (["--top-p", "1.5"], "top_p: expected a number above 0 and at most 1"),
         (["--temperature", "warm"], "--temperature: expected a number, got 'warm'"),
         (["--temperature", "1", "--accept", "greedy"], "choose a rule that samples"),
         (["--stop", ""], "stop: expected a text or several, none of them empty"),

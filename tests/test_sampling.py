@@ -78,7 +78,7 @@ def test_a_temperature_the_rule_ignores_is_refused():
 
 OUT_OF_RANGE = {
     "temperature": (-1, "a number of at least 0"),
-    "top_p": (0, "a number from 1e-09 to 1"),
+    "top_p": (0, "a number above 0 and at most 1"),
     "top_k": (-2, "a whole number of at least 0"),
     "min_p": (1.5, "a number from 0 to 1"),
     "samples": (0, "a whole number of at least 1"),
