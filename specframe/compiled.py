@@ -41,6 +41,7 @@ class Layers:
     def over(self, store: Any) -> Iterator[Cache]:
         """Run compiled layers inside the block; yield the cache to call the model with in the place of ``store``."""
         global _store
+        own = [vars(layer).get("forward") for layer in self._layers]  # what other libraries hang on a module
         for layer, compiled in zip(self._layers, self._compiled, strict=True):
             layer.forward = compiled
         _store = store
@@ -49,8 +50,11 @@ class Layers:
                 yield _Through(store)
         finally:
             _store = None
-            for layer in self._layers:
-                del layer.forward
+            for layer, before in zip(self._layers, own, strict=True):
+                if before is None:
+                    del layer.forward
+                else:
+                    layer.forward = before
 
 
 @contextlib.contextmanager
