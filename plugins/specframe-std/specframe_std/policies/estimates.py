@@ -106,6 +106,7 @@ class Acceptance:
         """Take in what stood of a draft. Where a row ended, what came after its end says nothing."""
         kept = 0.5 ** (len(report.sequences) / self._window)
         reached, stood = [kept * count for count in self._reached], [kept * count for count in self._stood]
+        useful = kept * self._useful
         most = min(report.draft.length, self._maximum)
         for sequence, length, accepted in zip(
             report.sequences, report.lengths.tolist(), report.accepted.tolist(), strict=True
@@ -113,16 +114,12 @@ class Acceptance:
             for place in range(min(accepted, most)):
                 reached[place] += 1
                 stood[place] += 1
-            if not sequence.finished and accepted < min(most, sequence.limit - length - 1):
+            room = sequence.limit - length - 1
+            useful[min(room, self._maximum)] += 1
+            if not sequence.finished and accepted < min(most, room):
                 reached[accepted] += 1
         self._reached, self._stood = reached, stood
-        useful = [
-            min(sequence.limit - length - 1, self._maximum)
-            for sequence, length in zip(report.sequences, report.lengths.tolist(), strict=True)
-        ]
-        self._useful = 0.5 ** (len(useful) / self._window) * self._useful + np.bincount(
-            useful, minlength=self._maximum + 1
-        )
+        self._useful = useful
 
     def gains(self) -> np.ndarray:
         """Return the tokens a row gains in a round by draft length, the bonus token included, (maximum + 1,).
