@@ -48,7 +48,7 @@ class Pool:
     def _furnish(self, rows: int) -> None:
         """Allocate what is kept per row."""
         self.rows = rows
-        self._seating = Seating(rows)
+        self._seating = Seating(rows, anywhere=True)
         self._batch: list[Sequence] = []
         self._tokens_RS = torch.zeros(rows, self._capacity, dtype=torch.long, device=self._device)
         self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
@@ -131,7 +131,7 @@ class Pool:
         return len(sequence.start_ids) if row is None else int(self._lengths[row])
 
     def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
-        """Return these live sequences as a batch, seated in the first rows.
+        """Return these live sequences as a batch, seated in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
         None. Sequences that are left with something to read come back together. Where some are about to start from others'
@@ -140,49 +140,58 @@ class Pool:
         new = [sequence for sequence in sequences if not sequence.prefilled]
         starts = bool(new) and new[0].donor is not None
         sequences = new if starts else sequences
-        if new or set(map(id, sequences)) != set(map(id, self._batch)):
+        joining = bool(new) or any(sequence.unread for sequence in sequences)
+        for sequence in sequences:
+            sequence.joining = joining
+        astray = not joining and self._seating.first > 0
+        if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
             self._write_prompts(moves.fresh, moves.forked)
-            self._starting = [self._batch[row] for row in moves.forked]
+            self._starting = [self._batch[row - self._rows.start] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
             sequence.waited = 0
-        count = len(self._batch)
+        rows = self._rows
         unread = max(sequence.unread for sequence in self._batch)
         left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
         return Batch(
             self._batch,
-            self._tokens_RS[:count],
-            self._lengths_R[:count],
-            self._lengths[:count],
-            self._limits[:count],
-            self._streams_R[:count],
+            self._tokens_RS[rows],
+            self._lengths_R[rows],
+            self._lengths[rows],
+            self._limits[rows],
+            self._streams_R[rows],
             unread > 0,
             unread,
             left,
             starts,
         )
 
+    @property
+    def _rows(self) -> slice:
+        """The rows of the batch."""
+        return slice(self._seating.first, self._seating.first + len(self._batch))
+
     def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
         """Write the prompts of sequences that have just been seated, in empty rows or from others' rows."""
         rows = fresh + forked
         if not rows:
             return
-        for row in rows:
-            sequence = self._batch[row]
+        seated = [self._batch[row - self._rows.start] for row in rows]
+        for row, sequence in zip(rows, seated, strict=True):
             ids = sequence.start_ids
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
             sequence.prefilled, sequence.unread = True, 0 if row in forked else len(ids)
         device = self._tokens_RS.device
-        streams = torch.tensor([self._batch[row].request.stream for row in rows])
+        streams = torch.tensor([sequence.request.stream for sequence in seated])
         self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
         self._lengths_R[rows] = torch.from_numpy(self._lengths[rows]).to(device)
         self._streams_R[rows] = streams.to(device)
@@ -210,7 +219,7 @@ class Pool:
         until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
         gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
-        np.put_along_axis(self._tokens[: len(batch)], places, tokens, axis=1)
+        np.put_along_axis(self._tokens[self._rows], places, tokens, axis=1)
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
         reasons |= self._checked_stops(batch, gained)
@@ -262,7 +271,7 @@ class Pool:
         for row, sequence in enumerate(batch.sequences):
             request = sequence.request
             for check in request.stop_checks:
-                ids = self._tokens[row, : batch.lengths[row] + gained[row]]
+                ids = self._tokens[self._rows][row, : batch.lengths[row] + gained[row]]
                 place = check.first(ids, len(request.prompt_ids), int(gained[row]))
                 if place is not None:
                     gained[row] = place + 1
@@ -282,5 +291,7 @@ class Pool:
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         sequence.finish_reason = reason
-        sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : batch.lengths[row]].tolist()
+        sequence.token_ids = self._tokens[self._rows][
+            row, len(sequence.request.prompt_ids) : batch.lengths[row]
+        ].tolist()
         return sequence

@@ -264,6 +264,11 @@ class CachedModel:
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
         return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self._layers)
 
+    @property
+    def _recordable(self) -> bool:
+        """Whether the batch is where recordings expect it."""
+        return getattr(self.store, "first", 0) == 0
+
     def release(self) -> None:
         """Let go of the cache and of what was recorded over it."""
         del self.store, self.layout, self._forward, self._chain
@@ -278,7 +283,8 @@ class CachedModel:
         """
         placement = self.place(batch, ids_BT, offset)
         self._watch.forward(self.runner.role, *ids_BT.shape)
-        return self._forward(ids_BT, placement, keep)
+        forward = self._forward if self._recordable else self._execute
+        return forward(ids_BT, placement, keep)
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
@@ -295,8 +301,8 @@ class CachedModel:
         Returns:
             (B, count) ids.
         """
-        if pure and self._chain is not None:
-            self.follow(batch)
+        self.follow(batch)
+        if pure and self._chain is not None and self._recordable:
             for width in (ids_BT.shape[1], *[1] * (count - 1)):
                 self._watch.forward(self.runner.role, len(batch), width)
             return self._chain(batch, ids_BT, count, choose)
@@ -309,6 +315,8 @@ class CachedModel:
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache and its layout."""
+        with self._watch.stage("schedule"):
+            self.store.arrange(batch.sequences)
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 

@@ -39,13 +39,19 @@ class Moves:
 
 
 class Seating:
-    """Rows 0 to ``rows`` - 1 and the sequence in each. A batch always occupies the first rows.
+    """Rows 0 to ``rows`` - 1 and the sequence in each. A batch occupies adjacent rows, from the first on when it decodes.
 
     Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a seating of its own and follows
     the batch with the moves it returns. A finished sequence's row is free without being told, unless others still start from it.
+
+    Args:
+        rows: how many there are.
+        anywhere: let a batch that does not decode yet sit where that moves the fewest rows, and stay there when it joins the
+            others: who replaces a finished sequence then moves nobody. Its rows are those from ``first`` on.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, anywhere: bool = False) -> None:
+        self._anywhere, self.first = anywhere, 0
         self._row: list[Sequence | None] = [None] * rows
         self._row_of: dict[int, int] = {}
         self._seated: list[Sequence] = []
@@ -56,14 +62,25 @@ class Seating:
 
     def order(self, wanted: Rows[Sequence]) -> list[Sequence]:
         """Return ``wanted`` in the order that moves the fewest rows."""
-        count, chosen = len(wanted), {id(s) for s in wanted}
-        kept = {row: s for row, s in enumerate(self._row[:count]) if s is not None and id(s) in chosen}
+        first, count, chosen = self._window(wanted), len(wanted), {id(s) for s in wanted}
+        kept = {row: s for row, s in enumerate(self._row[first : first + count]) if s is not None and id(s) in chosen}
         staying = {id(s) for s in kept.values()}
         others = iter([s for s in wanted if id(s) not in staying])
         return [kept[row] if row in kept else next(others) for row in range(count)]
 
+    def _window(self, batch: Rows[Sequence]) -> int:
+        """Return the first row for a batch."""
+        if len(batch) > len(self._row):
+            raise ValueError(f"{len(self._row)} rows cannot hold a batch of {len(batch)}")
+        if not self._anywhere or not batch or not batch[0].joining:
+            return 0
+        count, chosen = len(batch), {id(s) for s in batch}
+        # whoever sits on one of its rows has to leave, and whoever of it sits elsewhere has to come
+        cost = [0 if s is None or s.gone else -1 if id(s) in chosen else 1 for s in self._row]
+        return min(range(len(cost) - count + 1), key=lambda first: sum(cost[first : first + count]))
+
     def arrange(self, batch: Rows[Sequence]) -> Moves:
-        """Seat ``batch`` in the first rows in the order given and return the moves that takes.
+        """Seat ``batch`` in adjacent rows in the order given and return the moves that takes.
 
         Raises:
             ValueError: when the live sequences outnumber the rows.
@@ -73,16 +90,19 @@ class Seating:
         before = list(self._row)
         row_of = self._row_of
         chosen = {id(s) for s in batch}
-        after: list[Sequence | None] = [*batch, *[None] * (len(before) - len(batch))]
+        self.first = self._window(batch)
+        own = range(self.first, self.first + len(batch))
+        after: list[Sequence | None] = [None] * len(before)
+        after[own.start : own.stop] = batch
         displaced = []
         for row, occupant in enumerate(before):
             if occupant is None or occupant.gone or id(occupant) in chosen:
                 continue
-            if row >= len(batch):
-                after[row] = occupant
-            else:
+            if row in own:
                 displaced.append(occupant)
-        free = (row for row in range(len(batch), len(before)) if after[row] is None)
+            else:
+                after[row] = occupant
+        free = (row for row, occupant in enumerate(after) if occupant is None)
         for occupant in displaced:
             place = next(free, None)
             if place is None:

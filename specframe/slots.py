@@ -45,7 +45,7 @@ class SlotBook:
         self._latest: dict[tuple[int, int], int] = {}
         self._sequences: dict[int, Sequence] = {}
         self._batch: list[Sequence] = []
-        self._seating = Seating(rows)
+        self._seating = Seating(rows, anywhere=True)
         self.reset()
 
     def reset(self) -> None:

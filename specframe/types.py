@@ -87,6 +87,8 @@ class Sequence:
     prefilled: bool = False
     unread: int = 0
     """Tokens before its end that no round has read yet; reading a long prompt may take several."""
+    joining: bool = False
+    """Whether the batch it was last in did not decode: it read prompts, or had just started from others' rows."""
     donor: Sequence | None = None
     """A sequence of the same prompt whose row it starts from, instead of reading the prompt again."""
     heirs: int = 0

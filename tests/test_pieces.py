@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from specframe.plugins import registry
 from specframe.sampling import Sampling
+from specframe.seating import Moves
 from specframe.testing import fakes, harness, zoo
 
 TARGET = fakes.fake_target()
@@ -86,3 +88,19 @@ def test_samples_wait_until_their_prompt_is_read() -> None:
         for schedule in ("continuous", "continuous,piece=4", "fixed")
     ]
     assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_replacing_a_sequence_moves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are carried only where the batch shrinks at the end: once for each, in the pool and in both caches."""
+    carried: list[int] = []
+    apply = Moves.apply
+
+    def noted(moves: Moves, *tensors: torch.Tensor, axis: int = 0) -> None:
+        carried.append(len(moves.sources))
+        apply(moves, *tensors, axis=axis)
+
+    monkeypatch.setattr(Moves, "apply", noted)
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(PROMPTS * 3, NEW * 3, {7}))
+    assert len(carried) > 27
+    assert sum(carried) <= 2 * 3

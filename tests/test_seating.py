@@ -22,8 +22,8 @@ def sequences(count):
 class Model:
     """Data of each sequence, kept in rows by a seating's moves and in a dictionary by identity."""
 
-    def __init__(self):
-        self.seating = Seating(ROWS)
+    def __init__(self, anywhere=False):
+        self.seating = Seating(ROWS, anywhere)
         self.device, self.layered = torch.zeros(ROWS, 2), torch.zeros(3, ROWS)
         self.host = np.zeros(ROWS, dtype=np.int64)
         self.data = {}
@@ -36,10 +36,12 @@ class Model:
         moves.apply_host(self.host)
         seated = {sequence for sequence in self.data if not sequence.finished}
         assert {self.seating.row(s) for s in batch if s not in self.data} == set(moves.fresh)
-        assert [self.seating.row(s) for s in batch] == list(range(len(batch)))
+        first = self.seating.first
+        assert [self.seating.row(s) for s in batch] == list(range(first, first + len(batch)))
+        assert not first or batch[0].joining
         for sequence in seated:
             self.check(sequence)
-        for row, sequence in enumerate(batch):
+        for row, sequence in enumerate(batch, first):
             value = self.data[sequence] = 1 + max(self.data.values(), default=0)
             self.device[row], self.layered[:, row], self.host[row] = value, value, value
 
@@ -51,10 +53,11 @@ class Model:
         assert self.host[row] == value
 
 
+@pytest.mark.parametrize("anywhere", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_moves_keep_everyones_data(seed):
+def test_moves_keep_everyones_data(seed, anywhere):
     """Whatever batches follow each other, whoever ends and whoever comes, a sequence finds its data in its row."""
-    choose, model = random.Random(seed), Model()
+    choose, model = random.Random(seed), Model(anywhere)
     live, newcomers = [], iter(sequences(200))
     for _ in range(40):
         for sequence in live:
@@ -64,6 +67,9 @@ def test_moves_keep_everyones_data(seed):
         live += [next(newcomers) for _ in range(choose.randint(0, ROWS - len(live)))]
         if live:
             batch = choose.sample(live, choose.randint(1, len(live)))
+            joining = choose.random() < 0.5
+            for sequence in batch:
+                sequence.joining = joining
             model.arrange(model.seating.order(batch) if choose.random() < 0.5 else batch)
             live = [sequence for sequence in live if sequence in model.data]
 
@@ -99,6 +105,32 @@ def test_finished_sequence_gives_its_row_to_another():
     assert (seating.row(third), seating.row(second)) == (0, 1)
 
 
+def test_newcomer_sits_where_a_row_is_free():
+    """Who replaces a finished sequence takes its row while the prompt is read, keeps it, and nobody moves."""
+    seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
+    seating.arrange([first, second, third])
+    second.finish_reason, newcomer.joining = "eos", True
+    assert seating.arrange([newcomer]) == Moves([], [], [1])
+    assert (seating.row(newcomer), seating.first) == (1, 1)
+    newcomer.joining = False
+    batch = seating.order([first, third, newcomer])
+    assert batch == [first, newcomer, third]
+    assert seating.arrange(batch) == Moves()
+    assert seating.first == 0
+
+
+def test_who_reads_on_stays_where_it_is():
+    """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
+    seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
+    seating.arrange([first, second, third])
+    first.finish_reason, newcomer.joining = "eos", True
+    seating.arrange([newcomer])
+    assert seating.arrange(seating.order([second, third])).destinations == [0, 2]
+    assert seating.arrange([newcomer]) == Moves()
+    assert seating.first == 2
+    assert seating.arrange(seating.order([second, third])) == Moves()
+
+
 def test_displaced_sequence_moves_to_a_free_row():
     """Who is not in the batch but sits in one of its rows moves behind it, with its data."""
     seating, (first, second) = Seating(3), sequences(2)
@@ -113,6 +145,8 @@ def test_too_few_rows_are_an_error():
     seating.arrange([first, second])
     with pytest.raises(ValueError, match="2 rows cannot hold a batch of 1 and 2 other sequences"):
         seating.arrange([third])
+    with pytest.raises(ValueError, match=r"2 rows cannot hold a batch of 3$"):
+        Seating(2).arrange([first, second, third])
 
 
 def test_moves_happen_at_once():

@@ -27,7 +27,7 @@ class SlabStore(Cache):
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])
-        self.rows, self.slots, self._device, self._seating = rows, slots, device, Seating(rows)
+        self.rows, self.slots, self._device, self._seating = rows, slots, device, Seating(rows, anywhere=True)
         self._blocks: list[torch.Tensor] = []
         self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self._values: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
@@ -40,15 +40,20 @@ class SlabStore(Cache):
                     views[layer] = view
 
     def arrange(self, sequences: list[Sequence]) -> None:
-        """Move the rows of ``sequences`` to the front."""
+        """Bring the rows of ``sequences`` side by side."""
         self._seating.arrange(sequences).apply(*self._blocks, axis=1)
+
+    @property
+    def first(self) -> int:
+        """The batch's first row: 0 when it decodes."""
+        return self._seating.first
 
     def expect(self, placement: Placement) -> None:
         """Take the slots the next forward writes."""
         rows, self._extent = placement.slots_BT.shape[0], placement.key_order_BS.shape[1]
-        starts_B1 = torch.arange(0, rows * self.slots, self.slots, device=self._device)[:, None]
+        starts_B1 = torch.arange(self.first, self.first + rows, device=self._device)[:, None] * self.slots
         self._places = (placement.slots_BT + starts_B1).flatten()
-        self._rows = rows
+        self._rows = slice(self.first, self.first + rows)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -58,17 +63,18 @@ class SlabStore(Cache):
 
     def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         layer.flatten(0, 1).index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
-        return layer[: self._rows, : self._extent].transpose(1, 2)
+        return layer[self._rows, : self._extent].transpose(1, 2)
 
     def shift(self, offsets: np.ndarray, width: int) -> None:
         """Shift rows of the batch in every layer at once."""
         if not offsets.any():
             return
-        rows_B1 = torch.arange(len(offsets), device=self._device)[:, None]
+        rows = slice(self.first, self.first + len(offsets))
+        rows_B1 = torch.arange(rows.start, rows.stop, device=self._device)[:, None]
         sources = np.clip(np.arange(width) - offsets[:, None], 0, self.slots - 1)
         sources_BS = torch.from_numpy(sources).to(self._device)
         for block in self._blocks:
-            block[:, : len(offsets), :width] = block[:, rows_B1, sources_BS]
+            block[:, rows, :width] = block[:, rows_B1, sources_BS]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the extent of the last forward; positions never come from it."""
