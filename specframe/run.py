@@ -33,7 +33,7 @@ class Run:
     graphs: str = "off"
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"
-    """How decoder layers are run: "eager" or "compiled"."""
+    """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
 
@@ -46,8 +46,7 @@ class Run:
         layout = self.alignment.layout(store, self.rows, self.capacity)
         pack = self.attention == "packed" or (self.attention == "auto" and runner.packs)
         record = RECORDINGS[self.graphs](runner.device)
-        layers = runner.compiled_layers if self.layers == "compiled" else None
-        cached = CachedModel(runner, store, layout, self.watch, pack, record, layers)
+        cached = CachedModel(runner, store, layout, self.watch, pack, record, self.layers)
         self.caches.append(cached)
         return cached
 

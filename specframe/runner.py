@@ -22,6 +22,9 @@ from specframe.protocols import KVStore, Layout
 from specframe.types import Batch, KVShape, Placement
 from specframe.watch import Watch
 
+COMPILING_PAYS = 100_000
+"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: 15 s, 0.17 ms each, on a CPU."""
+
 PREFILL_TOKENS = 4096
 """Prompt tokens read in one forward pass, over all rows."""
 
@@ -52,6 +55,7 @@ class ModelRunner:
                 "the position of every token and keeps its keys and values where it is told"
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
+        self._layers_run = 0
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
@@ -115,6 +119,18 @@ class ModelRunner:
             shape.key_size == shape.value_size and packs(self.device, shape.dtype, heads, shape.heads, shape.key_size)
             for shape in set(self.kv_shapes)
         )
+
+    def layers(self, kind: str) -> compiled.Layers | None:
+        """Return what runs the decoder layers in the forward about to start; None: they run as they are.
+
+        Args:
+            kind: "eager", "compiled", or "auto": on a CPU, compiled as soon as so many layers were run that compiling at the
+                start would have paid by now. However long the run is, that costs at most twice what the better choice costs.
+        """
+        if kind == "auto" and self.device.type == "cpu":
+            self._layers_run += len(self.kv_shapes)
+            kind = "compiled" if self._layers_run > COMPILING_PAYS else "eager"
+        return self.compiled_layers if kind == "compiled" else None
 
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
@@ -238,7 +254,7 @@ class CachedModel:
     Args:
         pack: attend without masks where that is possible.
         record: makes recordings of forwards over a slab; None: none are made.
-        layers: the model's layers compiled; None: as they are.
+        layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
     """
 
     def __init__(
@@ -249,7 +265,7 @@ class CachedModel:
         watch: Watch,
         pack: bool = False,
         record: Callable[..., Recording] | None = None,
-        layers: compiled.Layers | None = None,
+        layers: str = "eager",
     ) -> None:
         self.runner, self.store, self.layout, self._watch, self._layers = runner, store, layout, watch, layers
         in_place = getattr(store, "slots", None) is not None
@@ -262,7 +278,7 @@ class CachedModel:
                 self._chain = RecordedChain(self._execute, layout, store.slots, record, self._pack)  # type: ignore[attr-defined]
 
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self._layers)
+        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self.runner.layers(self._layers))
 
     @property
     def _recordable(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specframe import compiled
+from specframe import compiled, runner
 from specframe.runner import ModelRunner
 from specframe.testing import harness, zoo
 
@@ -109,3 +109,16 @@ def test_tokens_are_exact_on_cuda(graph: str) -> None:
         target, zoo.good_draft(target), batch_size=3, draft_length=3, layers="compiled", graphs=graph
     )
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+def test_auto_compiles_when_it_pays(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many layers run eagerly as compiling is worth, over several runs of a pipeline; then they are compiled."""
+    pipe = harness.pipeline(zoo.build("qwen3"), None, batch_size=3, layers="auto")
+    asked = harness.requests(PROMPTS, LENGTHS, {zoo.EOS})
+    feeds = harness.Feeds()
+    harness.check(harness.pipeline(zoo.build("qwen3"), None, batch_size=3, observers=[feeds]), asked)
+    monkeypatch.setattr(runner, "COMPILING_PAYS", 2 * len(feeds.rounds))
+    harness.check(pipe, asked)
+    assert not graphs
+    harness.check(pipe, asked)
+    assert graphs

@@ -128,7 +128,7 @@ EXECUTION = (
     ),
     click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
     click.option(
-        "--layers", metavar="L", default="eager", show_default=True, help="Decoder layers: eager or compiled."
+        "--layers", metavar="L", default="eager", show_default=True, help="Decoder layers: eager, compiled or auto."
     ),
 )
 """How forwards are executed; what comes out is the same."""
