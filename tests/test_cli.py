@@ -92,6 +92,10 @@ def test_installed_command() -> None:
     script = Path(sys.executable).with_name("specframe")
     shown = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
     assert shown == f"specframe, version {specframe.__version__}\n"
+    shown = subprocess.run(
+        [sys.executable, "-m", "specframe", "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == f"specframe, version {specframe.__version__}\n"
 
 
 def test_unknown_command() -> None:

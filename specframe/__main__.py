@@ -1,0 +1,5 @@
+"""``python -m specframe``."""
+
+from specframe.cli import main
+
+main()
