@@ -11,6 +11,8 @@ Stages, each skipped when its result is in the work directory and resumed from i
     lessons     the target's most likely tokens after every token of the rollouts and of half as many source snippets
     draft       distillation on the lessons, from the target's own embeddings
     polished    the same on the rollouts alone
+    long        lessons as before, on continuations of training snippets of 960 tokens
+    stretched   distillation on both kinds of rollouts, so that the draft is as good after a long prompt
     evaluate    loss and draft acceptance on held-out modules
     export      safetensors in bfloat16 with tokenizer files, loadable by ``AutoModelForCausalLM``
 
@@ -238,23 +240,23 @@ def distillation_loss(draft: Model, ids: torch.Tensor, likely: torch.Tensor, cha
     return -(weights * logs).sum(-1).mean()
 
 
-def lesson(draft: Model, lessons: list[torch.Tensor], count: int) -> Callable[[int], torch.Tensor]:
-    """Return the distillation loss of a step: 16 of the first ``count`` lessons, drawn by (seed, step)."""
+def lesson(draft: Model, lessons: list[torch.Tensor], count: int, size: int = 16) -> Callable[[int], torch.Tensor]:
+    """Return the distillation loss of a step: ``size`` of the first ``count`` lessons, drawn by (seed, step)."""
 
     def loss_at(step: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(SEED + step)
-        chosen = torch.randint(count, (16,), generator=generator)
+        chosen = torch.randint(count, (size,), generator=generator)
         return distillation_loss(draft, *(part[chosen] for part in lessons))
 
     return loss_at
 
 
 @torch.no_grad()
-def roll_out(target: Model, stream: torch.Tensor, count: int, prompt: int, new: int) -> torch.Tensor:
+def roll_out(target: Model, stream: torch.Tensor, count: int, prompt: int, new: int, salt: int) -> torch.Tensor:
     """Return greedy continuations of ``count`` training snippets, (count, prompt + new)."""
     rows, batch = [], 128
     for start in range(0, count, batch):
-        ids = windows(stream, batch, prompt, start, salt=1)
+        ids = windows(stream, batch, prompt, start, salt)
         full = target.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False
         )
@@ -338,11 +340,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--target-steps", type=int, default=1100)
     parser.add_argument("--draft-steps", type=int, default=1600)
     parser.add_argument("--polish-steps", type=int, default=3600)
+    parser.add_argument("--stretch-steps", type=int, default=1200)
     parser.add_argument("--rollouts", type=int, default=12288)
+    parser.add_argument("--long-rollouts", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="compile the models for training (needs a C++ compiler)")
     options = parser.parse_args(arguments)
-    options.work.mkdir(parents=True, exist_ok=True)
+    for folder in (options.work, options.out):
+        folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
     work = options.work
 
@@ -378,7 +383,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     rollouts_file = work / "rollouts.pt"
     if not rollouts_file.exists():
-        torch.save(roll_out(target, stream, options.rollouts, prompt=64, new=128), rollouts_file)
+        torch.save(roll_out(target, stream, options.rollouts, prompt=64, new=128, salt=1), rollouts_file)
     rollouts = torch.load(rollouts_file)
 
     lessons_file = work / "lessons.pt"
@@ -399,6 +404,24 @@ def main(arguments: list[str] | None = None) -> None:
             "polished", draft, lesson(fast(draft), lessons, options.rollouts), options.polish_steps, (3e-3, 1e-3), work
         )
     draft.load_state_dict(torch.load(work / "polished.pt"))
+
+    long_file = work / "long.pt"
+    if not long_file.exists():
+        ids = roll_out(target, stream, options.long_rollouts, prompt=960, new=128, salt=3)
+        torch.save((ids, *teach(target, ids)), long_file)
+    long = torch.load(long_file)
+    if not (work / "stretched.pt").exists():
+        short_loss = lesson(fast(draft), lessons, options.rollouts, 8)
+        long_loss = lesson(fast(draft), long, options.long_rollouts, 3)
+        train(
+            "stretched",
+            draft,
+            lambda step: short_loss(step) + long_loss(step),
+            options.stretch_steps,
+            (1.5e-3, 5e-4),
+            work,
+        )
+    draft.load_state_dict(torch.load(work / "stretched.pt"))
     draft.to(torch.bfloat16).float().eval()
 
     figures = {
@@ -407,6 +430,7 @@ def main(arguments: list[str] | None = None) -> None:
         "target_held_out_loss": round(held_out_loss(target, held_stream), 4),
         "draft_held_out_loss": round(held_out_loss(draft, held_stream), 4),
         "draft_acceptance_rate_k4": round(greedy_acceptance(target, draft, held_stream), 4),
+        "draft_acceptance_rate_k4_long": round(greedy_acceptance(target, draft, held_stream, prompt=768), 4),
         **provenance(training, held_out),
     }
     print(json.dumps(figures, indent=2), flush=True)
