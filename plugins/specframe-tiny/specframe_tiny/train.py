@@ -185,8 +185,14 @@ def train(
     rates: tuple[float, float],
     work: Path,
 ) -> None:
-    """Run ``steps`` updates of ``loss_at(step)``, keeping a checkpoint; the finished weights go to ``name.pt``."""
+    """Run ``steps`` updates of ``loss_at(step)``, keeping a checkpoint; the finished weights go to ``name.pt``.
+
+    Where those are there already they are loaded.
+    """
     checkpoint, done = work / f"{name}.checkpoint.pt", work / f"{name}.pt"
+    if done.exists():
+        model.load_state_dict(torch.load(done))
+        return
     optimizers = Optimizers(model, *rates, steps)
     first = 0
     if checkpoint.exists():
@@ -332,6 +338,54 @@ def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def once(file: Path, make: Callable[[], Any]) -> Any:
+    """Return what ``file`` holds, made and saved first where there is none."""
+    if not file.exists():
+        torch.save(make(), file)
+    return torch.load(file)
+
+
+def learn_target(options: argparse.Namespace, target: Model, stream: torch.Tensor) -> None:
+    """Run the stage ``target``."""
+    quick = torch.compile(target) if options.compile else target
+
+    def loss_at(step: int) -> torch.Tensor:
+        return next_token_loss(quick, windows(stream, 8, WINDOW + 1, step))
+
+    train("target", target, loss_at, options.target_steps, (4e-3, 3e-3), options.work)
+
+
+def learn_draft(options: argparse.Namespace, target: Model, draft: Model, stream: torch.Tensor) -> None:
+    """Run the stages from ``rollouts`` to ``stretched``."""
+    work = options.work
+    quick = torch.compile(draft) if options.compile else draft
+
+    def short() -> tuple[torch.Tensor, ...]:
+        snippets = windows(stream, options.rollouts // 2, rollouts.shape[1], 0, salt=2)
+        ids = torch.cat([rollouts, snippets])
+        return ids, *teach(target, ids)
+
+    def long() -> tuple[torch.Tensor, ...]:
+        ids = roll_out(target, stream, options.long_rollouts, prompt=960, new=128, salt=3)
+        return ids, *teach(target, ids)
+
+    rollouts = once(
+        work / "rollouts.pt", lambda: roll_out(target, stream, options.rollouts, prompt=64, new=128, salt=1)
+    )
+    lessons = once(work / "lessons.pt", short)
+    draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+    train("draft", draft, lesson(quick, lessons, len(lessons[0])), options.draft_steps, (6e-3, 2e-3), work)
+    train("polished", draft, lesson(quick, lessons, options.rollouts), options.polish_steps, (3e-3, 1e-3), work)
+
+    short_loss = lesson(quick, lessons, options.rollouts, 8)
+    long_loss = lesson(quick, once(work / "long.pt", long), options.long_rollouts, 3)
+
+    def both(step: int) -> torch.Tensor:
+        return short_loss(step) + long_loss(step)
+
+    train("stretched", draft, both, options.stretch_steps, (1.5e-3, 5e-4), work)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the stages that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -356,72 +410,16 @@ def main(arguments: list[str] | None = None) -> None:
     if not vocabulary.exists():
         train_tokenizer(training).save(str(vocabulary))
     tokenizer = Tokenizer.from_file(str(vocabulary))
-    stream_file = work / "stream.pt"
-    if not stream_file.exists():
-        torch.save((encode(tokenizer, training), encode(tokenizer, held_out)), stream_file)
-    stream, held_stream = torch.load(stream_file)
+    stream, held_stream = once(work / "stream.pt", lambda: (encode(tokenizer, training), encode(tokenizer, held_out)))
     print(f"corpus: {len(stream):,} tokens, held out {len(held_stream):,}", flush=True)
 
     torch.manual_seed(SEED)
     target: Model = Qwen3ForCausalLM(TARGET)
     draft: Model = Qwen3ForCausalLM(DRAFT)
-    fast = torch.compile if options.compile else (lambda model: model)
-
-    if not (work / "target.pt").exists():
-        quick = fast(target)
-        train(
-            "target",
-            target,
-            lambda s: next_token_loss(quick, windows(stream, 8, WINDOW + 1, s)),
-            options.target_steps,
-            (4e-3, 3e-3),
-            work,
-        )
-    target.load_state_dict(torch.load(work / "target.pt"))
+    learn_target(options, target, stream)
     target.to(torch.bfloat16).float().eval()  # the weights as they are exported
     print(f"target: held-out loss {held_out_loss(target, held_stream):.4f}", flush=True)
-
-    rollouts_file = work / "rollouts.pt"
-    if not rollouts_file.exists():
-        torch.save(roll_out(target, stream, options.rollouts, prompt=64, new=128, salt=1), rollouts_file)
-    rollouts = torch.load(rollouts_file)
-
-    lessons_file = work / "lessons.pt"
-    if not lessons_file.exists():
-        snippets = windows(stream, options.rollouts // 2, rollouts.shape[1], 0, salt=2)
-        ids = torch.cat([rollouts, snippets])
-        torch.save((ids, *teach(target, ids)), lessons_file)
-    lessons = torch.load(lessons_file)
-
-    if not (work / "draft.pt").exists():
-        draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
-        quick_draft = fast(draft)
-
-        train("draft", draft, lesson(quick_draft, lessons, len(lessons[0])), options.draft_steps, (6e-3, 2e-3), work)
-    draft.load_state_dict(torch.load(work / "draft.pt"))
-    if not (work / "polished.pt").exists():
-        train(
-            "polished", draft, lesson(fast(draft), lessons, options.rollouts), options.polish_steps, (3e-3, 1e-3), work
-        )
-    draft.load_state_dict(torch.load(work / "polished.pt"))
-
-    long_file = work / "long.pt"
-    if not long_file.exists():
-        ids = roll_out(target, stream, options.long_rollouts, prompt=960, new=128, salt=3)
-        torch.save((ids, *teach(target, ids)), long_file)
-    long = torch.load(long_file)
-    if not (work / "stretched.pt").exists():
-        short_loss = lesson(fast(draft), lessons, options.rollouts, 8)
-        long_loss = lesson(fast(draft), long, options.long_rollouts, 3)
-        train(
-            "stretched",
-            draft,
-            lambda step: short_loss(step) + long_loss(step),
-            options.stretch_steps,
-            (1.5e-3, 5e-4),
-            work,
-        )
-    draft.load_state_dict(torch.load(work / "stretched.pt"))
+    learn_draft(options, target, draft, stream)
     draft.to(torch.bfloat16).float().eval()
 
     figures = {
