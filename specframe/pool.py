@@ -150,23 +150,23 @@ class Pool:
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
             self._write_prompts(moves.fresh, moves.forked)
-            self._starting = [self._batch[row - self._rows.start] for row in moves.forked]
+            self._starting = [self._batch[row - self._seats.start] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
             sequence.waited = 0
-        rows = self._rows
+        seats = self._seats
         unread = max(sequence.unread for sequence in self._batch)
         left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
         return Batch(
             self._batch,
-            self._tokens_RS[rows],
-            self._lengths_R[rows],
-            self._lengths[rows],
-            self._limits[rows],
-            self._streams_R[rows],
+            self._tokens_RS[seats],
+            self._lengths_R[seats],
+            self._lengths[seats],
+            self._limits[seats],
+            self._streams_R[seats],
             unread > 0,
             unread,
             left,
@@ -174,7 +174,7 @@ class Pool:
         )
 
     @property
-    def _rows(self) -> slice:
+    def _seats(self) -> slice:
         """The rows of the batch."""
         return slice(self._seating.first, self._seating.first + len(self._batch))
 
@@ -183,7 +183,7 @@ class Pool:
         rows = fresh + forked
         if not rows:
             return
-        seated = [self._batch[row - self._rows.start] for row in rows]
+        seated = [self._batch[row - self._seats.start] for row in rows]
         for row, sequence in zip(rows, seated, strict=True):
             ids = sequence.start_ids
             self._tokens[row, : len(ids)] = ids
@@ -219,7 +219,7 @@ class Pool:
         until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
         gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
-        np.put_along_axis(self._tokens[self._rows], places, tokens, axis=1)
+        np.put_along_axis(self._tokens[self._seats], places, tokens, axis=1)
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
         reasons |= self._checked_stops(batch, gained)
@@ -271,7 +271,7 @@ class Pool:
         for row, sequence in enumerate(batch.sequences):
             request = sequence.request
             for check in request.stop_checks:
-                ids = self._tokens[self._rows][row, : batch.lengths[row] + gained[row]]
+                ids = self._tokens[self._seats][row, : batch.lengths[row] + gained[row]]
                 place = check.first(ids, len(request.prompt_ids), int(gained[row]))
                 if place is not None:
                     gained[row] = place + 1
@@ -291,7 +291,7 @@ class Pool:
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         sequence.finish_reason = reason
-        sequence.token_ids = self._tokens[self._rows][
+        sequence.token_ids = self._tokens[self._seats][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
         return sequence
