@@ -317,11 +317,12 @@ class CachedModel:
         Returns:
             (B, count) ids.
         """
-        self.follow(batch)
-        if pure and self._chain is not None and self._recordable:
-            for width in (ids_BT.shape[1], *[1] * (count - 1)):
-                self._watch.forward(self.runner.role, len(batch), width)
-            return self._chain(batch, ids_BT, count, choose)
+        if pure and self._chain is not None:
+            self.follow(batch)
+            if self._recordable:
+                for width in (ids_BT.shape[1], *[1] * (count - 1)):
+                    self._watch.forward(self.runner.role, len(batch), width)
+                return self._chain(batch, ids_BT, count, choose)
         return chain(lambda ids_BT, offset: self.feed(batch, ids_BT, offset), batch, ids_BT, count, choose)
 
     def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
