@@ -125,7 +125,7 @@ class ModelRunner:
 
         Args:
             kind: "eager", "compiled", or "auto": on a CPU, compiled as soon as so many layers were run that compiling at the
-                start would have paid by now. However long the run is, that costs at most twice what the better choice costs.
+                start would have paid by now, going by what was measured with the embedded pair.
         """
         if kind == "auto" and self.device.type == "cpu":
             self._layers_run += len(self.kv_shapes)
