@@ -46,14 +46,22 @@ def rounds(
             for report in decode(pool, strategies, watch):
                 yield run, report
             return
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             if batch_size == 1:
-                reason = str(error).partition(". ")[0]
+                reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
+                reason = reason.partition(". ")[0]
                 raise ModelError(f"the device's memory does not suffice for one sequence: {reason}") from error
-        batch_size //= 2
+        batch_size = min(batch_size, pool.rows) // 2
         if run is not None:
             run.release()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(f"the device's memory ran out: going on in batches of {batch_size}", RuntimeWarning, stacklevel=2)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Return whether a device had no memory left; on a CPU that is no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -26,12 +26,17 @@ _store: Any = None
 """The KV store of the forward under way."""
 
 
+def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that transformers calls ``_no_split_modules``."""
+    kinds = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
 class Layers:
-    """The decoder layers of a model: those that transformers calls ``_no_split_modules``."""
+    """The decoder layers of a model, compiled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        kinds = set(model._no_split_modules or ())
-        self._layers = [module for module in model.modules() if type(module).__name__ in kinds]
+        self._layers = decoder_layers(model)
         self._compiled = [torch.compile(layer.forward, dynamic=True, backend=BACKEND) for layer in self._layers]
 
     def __len__(self) -> int:
@@ -46,8 +51,7 @@ class Layers:
             layer.forward = compiled
         _store = store
         try:
-            with ints_and_sizes_left_open():
-                yield _Through(store)
+            yield _Through(store)
         finally:
             _store = None
             for layer, before in zip(self._layers, own, strict=True):

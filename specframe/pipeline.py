@@ -14,6 +14,7 @@ import torch
 from specframe import aliases, models
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
+from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
 from specframe.errors import OptionError, UnknownNameError
@@ -56,13 +57,13 @@ class Pipeline:
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.protocols.Observer`.
         check: verify the invariants of :mod:`specframe.checks` all along; slow.
-        attention: "packed" (variable-length flash attention without masks), "masked", or "auto": packed on CUDA where it
-            fits the model.
+        attention: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by blocks), "masked", or
+            "auto": packed on CUDA where it fits, flex there where masks would be large, masked otherwise.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "compiled" runs the models' decoder layers through torch.compile: half a minute at first, and a share less of
-            every forward; "eager" runs them as they are; "auto", on a CPU, compiles them once a pipeline has run for so long that
-            it would have paid: some 10,000 forwards of ten layers.
+            every forward; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline has run for so long
+            that it would have paid: some 10,000 forwards of ten layers.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -93,7 +94,7 @@ class Pipeline:
         self.batch_size = at_least_one("batch_size", batch_size)
         self.seed = seed
         self._observers, self._check = list(observers), check
-        self._attention = one_of("attention", attention, ("auto", "packed", "masked"))
+        self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"

@@ -29,7 +29,7 @@ class Run:
     target_tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     attention: str = "masked"
-    """"packed", "masked", or "auto": packed where it can be had and agrees with masked."""
+    """"packed", "flex", "masked", or "auto", see :mod:`specframe.attention.choice`."""
     graphs: str = "off"
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"
@@ -44,9 +44,8 @@ class Run:
         """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
         layout = self.alignment.layout(store, self.rows, self.capacity)
-        pack = self.attention == "packed" or (self.attention == "auto" and runner.packs)
         record = RECORDINGS[self.graphs](runner.device)
-        cached = CachedModel(runner, store, layout, self.watch, pack, record, self.layers)
+        cached = CachedModel(runner, store, layout, self.watch, self.attention, record, self.layers)
         self.caches.append(cached)
         return cached
 

@@ -15,7 +15,10 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from specframe import compiled
-from specframe.attention import NAME, Packing, attending, packs
+from specframe.attention import NAME, Maskless, attending
+from specframe.attention.choice import WAYS, agrees
+from specframe.attention.flex import Blocks
+from specframe.attention.masks import mask
 from specframe.errors import ModelError
 from specframe.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
 from specframe.protocols import KVStore, Layout
@@ -23,10 +26,16 @@ from specframe.types import Batch, KVShape, Placement
 from specframe.watch import Watch
 
 COMPILING_PAYS = 100_000
-"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: 15 s, 0.17 ms each, on a CPU."""
+"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
+
+SMALL_LAYER = 1_000_000
+"""Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
 
 PREFILL_TOKENS = 4096
-"""Prompt tokens read in one forward pass, over all rows."""
+"""Prompt tokens read in one forward pass, over all rows, at most."""
+
+LARGEST_MASK = 2**28
+"""Bytes that the masks of one forward may take: flex attention takes their place beyond that, or shorter pieces of prompts."""
 
 
 class ModelRunner:
@@ -56,6 +65,7 @@ class ModelRunner:
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
         self._layers_run = 0
+        self._ways: dict[str, bool] = {}
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
@@ -90,47 +100,100 @@ class ModelRunner:
         placement: Placement,
         store: KVStore,
         keep: int,
-        pack: bool = False,
+        attention: str = "masked",
         layers: compiled.Layers | None = None,
     ) -> torch.Tensor:
         """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
 
         Args:
-            pack: attend without a mask where the placement allows it.
+            attention: "packed", where the placement allows it, "flex", "masked", or "auto".
             layers: the model's layers compiled; None: as they are.
         """
-        packing, masks = None, None
-        if pack and placement.used_B is not None:
-            slots = store.slots  # type: ignore[attr-defined]
-            packing = Packing.of(placement.used_B, ids_BT.shape[1], slots)
-            placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
-            masks = self._per_kind(dict.fromkeys(self.windows, self._nothing))
+        maskless = None
+        if (way := self.way(attention, placement)) is not None:
+            slots = getattr(store, "slots", placement.key_order_BS.shape[1])
+            if way == "packed":
+                placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
+            maskless = WAYS[way](placement, slots)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.context - 1)
-        masks = self._masks(placement) if masks is None else masks
-        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, packing, layers)
-
-    @functools.cached_property
-    def packs(self) -> bool:
-        """Whether this model can attend without masks on its device."""
-        heads = getattr(self.config, "num_attention_heads", 0)
-        sdpa = self.config._attn_implementation == "sdpa"
-        return sdpa and all(
-            shape.key_size == shape.value_size and packs(self.device, shape.dtype, heads, shape.heads, shape.key_size)
-            for shape in set(self.kv_shapes)
+        masks = (
+            self._masks(placement) if maskless is None else self._per_kind(dict.fromkeys(self.windows, self._nothing))
         )
+        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, maskless, layers)
+
+    def way(self, attention: str, placement: Placement) -> str | None:
+        """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
+        if placement.used_B is not None and self.packs(attention):
+            return "packed"
+        if attention == "flex":
+            return "flex"
+        large = placement.order_BT.numel() * self._mask_bytes(placement.key_order_BS.shape[1]) > LARGEST_MASK
+        return "flex" if attention == "auto" and large and self._agrees("flex") else None
+
+    def packs(self, attention: str) -> bool:
+        """Return whether tokens whose slots are their places attend packed."""
+        return attention == "packed" or (attention == "auto" and self._agrees("packed"))
+
+    def prefill_tokens(self, attention: str, slots: int) -> int:
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._mask_bytes(slots))
+        if tokens < PREFILL_TOKENS and (attention == "flex" or (attention == "auto" and self._agrees("flex"))):
+            return PREFILL_TOKENS
+        return tokens
+
+    def check_attention(self, attention: str) -> None:
+        """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
+        if attention in WAYS and self.config._attn_implementation != "sdpa":
+            raise ModelError(
+                f"attention {attention!r} takes the place of sdpa, but the {self.role} was loaded with "
+                f"{self.config._attn_implementation}: load it with sdpa, or ask for 'masked'"
+            )
+        if attention == "packed" and not self._agrees("packed"):
+            raise ModelError(
+                f"attention 'packed' cannot be had for the {self.role} on {self.device.type} in {str(self.model.dtype)[6:]}: "
+                "expected CUDA, half precision and a flash kernel for its heads; 'auto' takes it where it can be had"
+            )
+        if attention == "flex" and self.device.type != "cuda":
+            slow = f"attention 'flex' holds all scores on {self.device.type}: it is there to be compared; 'masked' is faster"
+            warnings.warn(slow, RuntimeWarning, stacklevel=2)
+
+    def _mask_bytes(self, slots: int) -> int:
+        """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""
+        queries = getattr(self.config, "num_attention_heads", 1)
+        shared = max(queries // shape.heads for shape in self.kv_shapes)
+        return slots * self.model.dtype.itemsize * (len(self.windows) + (shared if shared > 1 else 0))
+
+    def _agrees(self, way: str) -> bool:
+        """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
+        if way not in self._ways:
+            heads = getattr(self.config, "num_attention_heads", 0)
+            self._ways[way] = self.config._attn_implementation == "sdpa" and all(
+                shape.key_size == shape.value_size
+                and agrees(way, self.device, shape.dtype, heads, shape.heads, shape.key_size)
+                for shape in set(self.kv_shapes)
+            )
+        return self._ways[way]
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
 
         Args:
-            kind: "eager", "compiled", or "auto": on a CPU, compiled as soon as so many layers were run that compiling at the
-                start would have paid by now, going by what was measured with the embedded pair.
+            kind: "eager", "compiled", or "auto": small layers on a CPU are compiled as soon as so many were run that compiling
+                them at the start would have paid by now, going by what was measured (benchmarks/README.md).
         """
-        if kind == "auto" and self.device.type == "cpu":
+        if kind == "auto" and self.device.type == "cpu" and self._small_layers:
             self._layers_run += len(self.kv_shapes)
             kind = "compiled" if self._layers_run > COMPILING_PAYS else "eager"
         return self.compiled_layers if kind == "compiled" else None
+
+    @functools.cached_property
+    def _small_layers(self) -> bool:
+        layers = compiled.decoder_layers(self.model)
+        return (
+            bool(layers)
+            and max(sum(weight.numel() for weight in layer.parameters()) for layer in layers) <= SMALL_LAYER
+        )
 
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
@@ -166,12 +229,15 @@ class ModelRunner:
         masks: Any,
         store: Any,
         keep: int,
-        packing: Packing | None = None,
+        maskless: Maskless | None = None,
         layers: compiled.Layers | None = None,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        attention = attending(self.config, packing, compiled.NAME if layers else NAME)
-        with attention, layers.over(store) if layers else contextlib.nullcontext(store) as cache:
+        attention = attending(self.config, maskless, compiled.NAME if layers else NAME)
+        compiling = (
+            compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
+        )
+        with attention, compiling(), layers.over(store) if layers else contextlib.nullcontext(store) as cache:
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
@@ -183,21 +249,10 @@ class ModelRunner:
         return output.logits[:, -keep:]
 
     def _masks(self, placement: Placement) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the additive mask (B, 1, T, S) of each kind of layer: 0 where a query may look.
-
-        Elsewhere it is the least finite number: a padding query that may look nowhere then yields finite nonsense, where
-        minus infinity would yield NaN and spread.
-        """
-        query_BT1 = placement.order_BT.clamp(min=0)[:, :, None]
-        key_B1S = placement.key_order_BS[:, None, :]
-        hidden = (key_B1S > query_BT1) | (key_B1S < 0)
-        zeros = torch.zeros((), dtype=self.model.dtype, device=hidden.device)
-        least = torch.finfo(self.model.dtype).min
-        masks = {}
-        for kind, window in self.windows.items():
-            hidden_BTS = hidden if window is None else hidden | (key_B1S <= query_BT1 - window)
-            masks[kind] = zeros.masked_fill(hidden_BTS, least)[:, None]
-        return self._per_kind(masks)
+        """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them."""
+        return self._per_kind(
+            {kind: mask(placement, window, self.model.dtype) for kind, window in self.windows.items()}
+        )
 
     def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return masks as the model takes them: one per kind of layer, or one for all."""
@@ -252,7 +307,7 @@ class CachedModel:
     """A model with one KV cache, fed through a layout.
 
     Args:
-        pack: attend without masks where that is possible.
+        attention: "auto", "packed", "flex" or "masked", see :mod:`specframe.attention`.
         record: makes recordings of forwards over a slab; None: none are made.
         layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
     """
@@ -263,22 +318,24 @@ class CachedModel:
         store: KVStore,
         layout: Layout,
         watch: Watch,
-        pack: bool = False,
+        attention: str = "masked",
         record: Callable[..., Recording] | None = None,
         layers: str = "eager",
     ) -> None:
-        self.runner, self.store, self.layout, self._watch, self._layers = runner, store, layout, watch, layers
-        in_place = getattr(store, "slots", None) is not None
-        self._pack = pack and in_place
+        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self._attention, self._layers = attention, layers
+        runner.check_attention(attention)
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
-        if record is not None and in_place:
-            self._forward = Recorded(self._execute, store.rows, store.slots, record, self._pack)  # type: ignore[attr-defined]
+        if record is not None and (slots := getattr(store, "slots", None)) is not None:
+            pack = runner.packs(attention)
+            self._forward = Recorded(self._execute, store.rows, slots, record, pack)  # type: ignore[attr-defined]
             if getattr(layout, "static", False):
-                self._chain = RecordedChain(self._execute, layout, store.slots, record, self._pack)  # type: ignore[attr-defined]
+                self._chain = RecordedChain(self._execute, layout, slots, record, pack)
 
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        return self.runner.forward(ids_BT, placement, self.store, keep, self._pack, self.runner.layers(self._layers))
+        layers = self.runner.layers(self._layers)
+        return self.runner.forward(ids_BT, placement, self.store, keep, self._attention, layers)
 
     @property
     def _recordable(self) -> bool:
@@ -349,7 +406,8 @@ class CachedModel:
             (B, 1, V) logits after the last token fed; None when there was nothing to feed.
         """
         ahead, logits = batch.unread if unread is None else unread, None
-        left, chunk = max(left, batch.left), max(1, PREFILL_TOKENS // len(batch))
+        left = max(left, batch.left)
+        chunk = max(1, self.runner.prefill_tokens(self._attention, batch.longest) // len(batch))
         while ahead > left:
             step = min(ahead - left, chunk)
             ahead -= step

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from specframe import attention, graphs
-from specframe.errors import UnknownNameError
+from specframe import graphs, runner
+from specframe.attention import choice, packed
+from specframe.errors import ModelError, UnknownNameError
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
 from specframe.testing import harness, zoo
@@ -23,7 +24,7 @@ def emulated_flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    packing: attention.Packing,
+    packing: packed.Packing,
     scaling: float | None,
     left: int,
 ) -> torch.Tensor:
@@ -54,20 +55,23 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         calls.append(args[3].queries)
         return emulated_flash(*args)
 
-    monkeypatch.setattr(attention, "flash", counted)
+    monkeypatch.setattr(packed, "flash", counted)
+    monkeypatch.setattr(runner, "agrees", lambda way, *_: way == "packed")
     return calls
 
 
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
-    "options", [{"attention": "packed"}, {"graphs": "on"}, {"attention": "packed", "graphs": "on"}], ids=str
+    "options",
+    [{"attention": way, "graphs": graph} for way, graph in (("packed", "off"), ("masked", "on"), ("packed", "on"))],
+    ids=str,
 )
 def test_tokens_are_exact(name: str, options: dict[str, str], flash: list[int]) -> None:
     """Ragged batches decode to the reference's tokens, with rows that end early and are replaced."""
     target = zoo.build(name)
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, **options)
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
-    assert ("attention" in options) == bool(flash)
+    assert (options["attention"] == "packed") == bool(flash)
 
 
 @pytest.mark.parametrize("align", ["eqspec", "exspec", "rollback"])
@@ -83,10 +87,36 @@ def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch, flash: list[int]) -> None:
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
-    assert attention.packed_error(cpu, torch.float32, 6, 3, 8) < 1e-5
-    monkeypatch.setattr(attention, "flash", lambda query, *_: query.roll(1, 0))
-    assert attention.packed_error(cpu, torch.float32, 6, 3, 8) > 0.5
-    assert not attention.packs(cpu, torch.bfloat16, 6, 3, 8)
+    assert choice.error("packed", cpu, torch.float32, 6, 3, 8) < 1e-5
+    monkeypatch.setattr(packed, "flash", lambda query, *_: query.roll(1, 0))
+    assert choice.error("packed", cpu, torch.float32, 6, 3, 8) > 0.5
+    assert not choice.agrees("packed", cpu, torch.bfloat16, 6, 3, 8)
+
+
+def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None:
+    """By ``auto``, for tokens whose slots are their places: what is padded, and other alignments, have masks."""
+    target = zoo.build("qwen3")
+    for align, at_all in (("ragged", True), ("eqspec", False)):
+        flash.clear()
+        pipe = harness.pipeline(target, zoo.good_draft(target), align=align, batch_size=3, draft_length=3)
+        harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+        assert bool(flash) == at_all
+
+
+@pytest.mark.parametrize(
+    ("implementation", "asked", "message"),
+    [
+        ("sdpa", "packed", "'packed' cannot be had for the target on cpu in float32: expected CUDA"),
+        ("eager", "packed", "takes the place of sdpa, but the target was loaded with eager"),
+        ("eager", "flex", "takes the place of sdpa, but the target was loaded with eager"),
+    ],
+)
+def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str, message: str) -> None:
+    """By one sentence, when the run starts."""
+    target = zoo.build("qwen3")
+    target.set_attn_implementation(implementation)
+    with pytest.raises(ModelError, match=message):
+        harness.decode(harness.pipeline(target, None, attention=asked), harness.requests(PROMPTS, 3))
 
 
 def test_shapes_are_recorded_once_and_replayed() -> None:
@@ -175,7 +205,7 @@ def test_unknown_values_are_refused(option: str) -> None:
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch agrees with masked attention for the heads of the published models."""
-    assert attention.packed_error(torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert choice.error("packed", torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.cuda
@@ -192,7 +222,7 @@ def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
 def test_half_precision_packs_on_cuda() -> None:
     """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
     target = zoo.build("qwen3", head_dim=32).to("cuda", torch.bfloat16)
-    assert ModelRunner(target, "target").packs
+    assert ModelRunner(target, "target").packs("auto")
     asked = harness.requests(PROMPTS, 12)
     packed, masked = (
         harness.decode(harness.pipeline(target, None, attention=kind, graphs="off"), asked)

@@ -122,3 +122,11 @@ def test_auto_compiles_when_it_pays(graphs: list[Any], monkeypatch: pytest.Monke
     assert not graphs
     harness.check(pipe, asked)
     assert graphs
+
+
+def test_auto_leaves_large_layers_alone(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are bound by their matrices, which compiling does not shorten."""
+    monkeypatch.setattr(runner, "COMPILING_PAYS", 0)
+    monkeypatch.setattr(runner, "SMALL_LAYER", 100)
+    harness.check(harness.pipeline(zoo.build("qwen3"), None, layers="auto"), harness.requests(PROMPTS[:2], 4))
+    assert not graphs

@@ -17,11 +17,14 @@ DRAFT = zoo.good_draft(TARGET)
 PROMPTS = harness.random_prompts([3, 11, 1, 7, 5, 9, 2], zoo.VOCABULARY)
 
 
+OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
 class Cramped:
     """A verifier that runs out of memory in some of the rounds with more rows than fit, by number."""
 
-    def __init__(self, fit: int, rounds: set[int]) -> None:
-        self._fit, self._rounds, self._round = fit, rounds, 0
+    def __init__(self, fit: int, rounds: set[int], error: Exception = OUT) -> None:
+        self._fit, self._rounds, self._round, self._error = fit, rounds, 0, error
         self.rows: list[int] = []
 
     def start(self, run: Any) -> None:
@@ -36,7 +39,7 @@ class Cramped:
         self._round += len(batch) > self._fit
         logits_BTV = self._chain.score(batch, draft)
         if len(batch) > self._fit and self._round in self._rounds:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+            raise self._error
         self.rows.append(len(batch))
         return logits_BTV
 
@@ -54,6 +57,29 @@ def test_the_batch_is_halved_and_nothing_is_lost(align: str, rounds: set[int]) -
     assert max(verifier.rows[-4:]) <= 2
     assert pipe.report.sequences == len(PROMPTS)
     assert pipe.report.tokens == sum(len(tokens) for tokens, _ in (harness.expected(TARGET, one) for one in asked))
+
+
+def test_the_batch_that_is_halved_is_the_one_there_was() -> None:
+    """Three prompts in a batch of up to 64 go on one by one at once."""
+    verifier = Cramped(1, {1})
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=64, draft_length=3, verify=verifier)
+    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 1$") as found:
+        harness.check(pipe, harness.requests(PROMPTS[:3], 9))
+    assert len(found) == 1
+
+
+def test_a_cpu_without_memory_is_no_other() -> None:
+    """Its allocator has no class of error of its own; what is another error stays one."""
+    for message, expected in (
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12", ModelError),
+        ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+    ):
+        verifier = Cramped(0, {1}, RuntimeError(message))
+        pipe = harness.pipeline(TARGET, DRAFT, batch_size=1, verify=verifier)
+        with pytest.raises(
+            expected, match=r"one sequence: can't allocate memory: you tried to allocate 8 bytes$|mat1 and"
+        ):
+            list(pipe.generate(PROMPTS[:1], 4))
 
 
 def test_samples_and_noise_survive() -> None:

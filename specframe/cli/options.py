@@ -123,9 +123,7 @@ PLACE = (
 """Where, and in what precision."""
 
 EXECUTION = (
-    click.option(
-        "--attention", metavar="A", default="auto", show_default=True, help="packed, without masks, or masked."
-    ),
+    click.option("--attention", metavar="A", default="auto", show_default=True, help="packed, flex or masked."),
     click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
     click.option(
         "--layers", metavar="L", default="eager", show_default=True, help="Decoder layers: eager, compiled or auto."

@@ -1,0 +1,86 @@
+"""Flex attention: torch's FlexAttention, told from the order of queries and slots which blocks of slots hold anything to see.
+
+It takes any placement and any precision, and passes over what no query of a block may look at: slots after a row's end, or before
+a window. On CUDA it is one compiled kernel; elsewhere it is computed as it is written, scores and all, which shows that blocks
+are right and is not for speed.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from specframe.types import Placement
+
+BLOCK = 128
+"""Queries and slots of a block."""
+
+FAR = 2**62
+"""Later than any token."""
+
+
+class Blocks:
+    """What the tokens of one forward may see, by blocks of queries and slots."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+        if window not in self._masks:
+            self._masks[window] = block_mask(self._placement, window)
+        shared = query.shape[1] != key.shape[1]
+        attention = _attention(query.device.type)
+        output = attention(query, key, value, block_mask=self._masks[window], scale=scaling, enable_gqa=shared)
+        return output.transpose(1, 2).contiguous()
+
+
+def block_mask(placement: Placement, window: int | None) -> BlockMask:
+    """Return which blocks of slots each block of queries has to look at, and how to tell what it may see there.
+
+    A query sees the slots whose order is above its floor and not above its own order. A block of slots is left out when its
+    last token is not above the least floor of a block of queries, or its first is after the last of them.
+    """
+    order_BT = placement.order_BT
+    rows, queries = order_BT.shape
+    key_order_BS = placement.key_order_BS.expand(rows, -1)
+    floor_BT = (torch.zeros_like(order_BT) if window is None else order_BT - window + 1).clamp(min=0) - 1
+
+    def seen(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        return (floor_BT[row, query] < key_order_BS[row, slot]) & (key_order_BS[row, slot] <= order_BT[row, query])
+
+    first_BK = _blocks(key_order_BS.masked_fill(key_order_BS < 0, FAR), FAR).amin(-1)
+    last_BK = _blocks(key_order_BS, -1).amax(-1)
+    looked_at_BQK = _blocks(floor_BT, FAR).amin(-1)[:, :, None] < last_BK[:, None]
+    looked_at_BQK &= first_BK[:, None] <= _blocks(order_BT, -1).amax(-1)[:, :, None]
+    counts_B1Q = looked_at_BQK.sum(-1, dtype=torch.int32)[:, None]
+    indices_B1QK = looked_at_BQK.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[:, None]
+    return BlockMask.from_kv_blocks(
+        counts_B1Q,
+        indices_B1QK,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=seen,
+        seq_lengths=(queries, key_order_BS.shape[1]),
+        compute_q_blocks=False,
+    )
+
+
+def _blocks(values_BN: torch.Tensor, padding: int) -> torch.Tensor:
+    """Return values in blocks, (B, N / BLOCK rounded up, BLOCK)."""
+    return F.pad(values_BN, (0, -values_BN.shape[1] % BLOCK), value=padding).unflatten(1, (-1, BLOCK))
+
+
+@functools.cache
+def _attention(device: str) -> Any:
+    if device == "cuda":
+        return torch.compile(flex_attention, dynamic=True)
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+    return flex_attention

@@ -1,0 +1,158 @@
+"""Flex attention gives what masked attention gives, and looks at no block of slots that it need not look at."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from specframe import runner
+from specframe.attention import choice, flex
+from specframe.attention.masks import mask
+from specframe.runner import ModelRunner
+from specframe.testing import harness, zoo
+from specframe.types import Placement
+
+PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
+LENGTHS = [9, 14, 3, 12, 7]
+CPU = torch.device("cpu")
+WINDOWS = (None, 40)
+
+
+def ragged(used: list[int], fed: int, slots: int) -> Placement:
+    """Slots are places; each row is fed its last tokens, padded on the left where it has fewer."""
+    order_BT = (torch.tensor(used)[:, None] - fed + torch.arange(fed)).clamp(min=-1)
+    return Placement(order_BT, order_BT, order_BT, torch.arange(slots)[None])
+
+
+def aligned(used: list[int], fed: int, slots: int) -> Placement:
+    """Rows end in the same slot, with nothing before their first token."""
+    last = torch.tensor(used)[:, None]
+    key_order_BS = (last - slots + torch.arange(slots)).clamp(min=-1)
+    order_BT = last - fed + torch.arange(fed)
+    return Placement(order_BT, order_BT, order_BT, key_order_BS)
+
+
+def scattered(used: list[int], fed: int, slots: int) -> Placement:
+    """A row's tokens lie anywhere."""
+    generator = torch.Generator().manual_seed(1)
+    key_order_BS = torch.full((len(used), slots), -1)
+    for row, count in enumerate(used):
+        key_order_BS[row, torch.randperm(slots, generator=generator)[:count]] = torch.arange(count)
+    order_BT = torch.tensor(used)[:, None] - fed + torch.arange(fed)
+    return Placement(order_BT, order_BT, order_BT, key_order_BS)
+
+
+LAYOUTS: list[Callable[[list[int], int, int], Placement]] = [ragged, aligned, scattered]
+CELLS = list(itertools.product(LAYOUTS, WINDOWS, [([5, 300, 131], 3, 300), ([390, 200, 170], 150, 400)]))
+
+
+def visible(placement: Placement, window: int | None) -> torch.Tensor:
+    """Return which blocks hold a slot that one of their queries sees, (B, 1, Q, K)."""
+    seen_BTS = mask(placement, window, torch.float32)[:, 0] == 0
+    seen_BTS &= (placement.order_BT >= 0)[..., None]
+    _rows, queries, slots = seen_BTS.shape
+    padded = torch.nn.functional.pad(seen_BTS, (0, -slots % flex.BLOCK, 0, -queries % flex.BLOCK))
+    return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)[:, None]
+
+
+@pytest.mark.parametrize(("layout", "window", "sizes"), CELLS)
+def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None, sizes: Any) -> None:
+    """None is missing; where a row's tokens lie in order, and none is padding, none is there for nothing."""
+    placement = layout(*sizes)
+    looked_at = flex.block_mask(placement, window).to_dense().bool()
+    needed = visible(placement, window)
+    assert not (needed & ~looked_at).any()
+    if layout is not scattered and (placement.order_BT >= 0).all():
+        assert (needed == looked_at).all()
+
+
+@pytest.mark.parametrize("heads", [(6, 3, 8), (4, 1, 16), (2, 2, 24)])
+def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
+    """Shared heads, one head for all, odd sizes; with a window and without."""
+    assert choice.error("flex", CPU, torch.float32, *heads) < 1e-5
+
+
+def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks in which everything is seen are found out."""
+    everything = Placement(*[torch.full((3, 3), 10**6)] * 3, torch.zeros(1, 300, dtype=torch.long))
+    monkeypatch.setitem(choice.WAYS, "flex", lambda placement, slots: flex.Blocks(everything))
+    assert choice.error("flex", CPU, torch.float32, 6, 3, 8) > 0.1
+    assert not choice.agrees("flex", CPU, torch.float32, 6, 3, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel reads nothing but the blocks it is given."""
+    compiled = torch.compile(flex_attention, dynamic=False)
+    monkeypatch.setattr(flex, "_attention", lambda device: compiled)
+    assert choice.error("flex", CPU, torch.float32, 4, 2, 32) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("options", [{}, {"graphs": "on"}, {"align": "eqspec"}], ids=str)
+def test_tokens_are_exact(name: str, options: dict[str, str]) -> None:
+    """Rows that end early and are replaced, prompts of several lengths read together."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, attention="flex", **options)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
+    """Let masks be large from 6,000 bytes on, and collect what each forward took, and its tokens."""
+    found: list[tuple[str | None, int]] = []
+    way = ModelRunner.way
+
+    def kept(self: ModelRunner, attention: str, placement: Placement) -> str | None:
+        found.append((way(self, attention, placement), placement.order_BT.numel()))
+        return found[-1][0]
+
+    monkeypatch.setattr(runner, "LARGEST_MASK", 6000)
+    monkeypatch.setattr(ModelRunner, "way", kept)
+    return found
+
+
+def test_long_prompts_take_flex_attention_where_it_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, ways: list[tuple[str | None, int]]
+) -> None:
+    """Masks too large are not made: the prompts are read at once, and rounds go on with masks."""
+    monkeypatch.setattr(runner, "agrees", lambda way, *_: way == "flex")
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(harness.random_prompts([90, 80, 85], zoo.VOCABULARY), 9))
+    assert ("flex", 270) in ways
+    assert any(way is None for way, _ in ways)
+
+
+def test_long_prompts_are_read_in_pieces_elsewhere(ways: list[tuple[str | None, int]]) -> None:
+    """A piece is no longer than its masks may be large."""
+    target = zoo.build("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(harness.random_prompts([90, 80, 85], zoo.VOCABULARY), 9))
+    assert all(way is None for way, _ in ways)
+    assert max(tokens for _, tokens in ways) < 20
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(32, 8, 128), (32, 32, 128), (32, 2, 128), (12, 12, 64)])
+def test_scores_agree_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
+    """The compiled kernel agrees with masked attention for the heads of the published models."""
+    assert choice.agrees("flex", torch.device("cuda"), dtype, heads, key_heads, size)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("options", [{"graphs": "on"}, {"graphs": "off"}, {"align": "eqspec"}], ids=str)
+def test_tokens_are_exact_on_cuda(name: str, options: dict[str, str]) -> None:
+    """With heads large enough for the kernel, recorded and not."""
+    target = zoo.build(name, head_dim=32).to("cuda")
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, attention="flex", **options)
+    harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
