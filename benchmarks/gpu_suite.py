@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--small] [--output FILE.json]
 
-1. every test marked ``cuda``; 2. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 3. the benchmark
-at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first.
+1. every test marked ``cuda``; 2. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 3. what each way
+to attend costs; 4. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells
+first.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
@@ -31,10 +32,12 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 SMALL = {
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
+    "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bench": "--pair small --device cpu --dtype float32 --batches 4,1 --new 8 --least 4 --waves 1 --rounds 1",
 }
 LARGE = {
     "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
+    "attention": "--device {device} --dtype bfloat16",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
     " --new 64 --least 4 --waves 1 --references 16 --rounds 2",
 }
@@ -56,7 +59,8 @@ def main(budget: float, pair: str, device: str, small: bool, output: str | None)
         folder = Path(name)
         result = {"tests": tests(0.3 * budget)}
         for part, outcome in (
-            ("equivalence", lambda: equivalence(chosen["equivalence"], 0.2 * budget, folder)),
+            ("equivalence", lambda: by_rows("equivalence", chosen["equivalence"], 0.2 * budget, folder)),
+            ("attention", lambda: by_rows("attention", chosen["attention"], 0.1 * budget, folder)),
             ("bench", lambda: bench(chosen["bench"], deadline - 5, folder)),
         ):
             path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -96,10 +100,10 @@ def tests(seconds: float) -> dict[str, Any]:
     return found | {"lines": [*kept, last.strip("= ")]}
 
 
-def equivalence(options: list[str], seconds: float, folder: Path) -> dict[str, Any]:
-    """Run the comparison; rows found before a crash are kept."""
-    path = folder / "equivalence.json"
-    command = [sys.executable, str(HERE / "equivalence.py"), *options, "--output", str(path)]
+def by_rows(script: str, options: list[str], seconds: float, folder: Path) -> dict[str, Any]:
+    """Run a script that writes what it finds row by row; rows found before a crash are kept."""
+    path = folder / f"{script}.json"
+    command = [sys.executable, str(HERE / f"{script}.py"), *options, "--output", str(path)]
     found = run([*command, "--budget", str(0.8 * seconds)], seconds)
     return found | {"rows": json.loads(path.read_text(encoding="utf-8")) if path.exists() else []}
 
@@ -141,6 +145,11 @@ def show(result: dict[str, Any]) -> None:
         if row["fault"] or row["bugs"]:
             place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
             table.add_row("", f"{place}: {row['fault'] or row['exactness']}")
+    times = result["attention"]["rows"]
+    table.add_row("attention", f"{len(times)} timings; {state(result['attention'])}")
+    for row in times:
+        if row["fault"]:
+            table.add_row("", f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}")
     for one in result["bench"]["runs"]:
         cells = one.get("result", {}).get("cells", [])
         measured = [cell for cell in cells if "tokens_per_second" in cell]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import attrs
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specframe.cached import CachedModel
 from specframe.graphs import RECORDINGS
 from specframe.protocols import AcceptanceRule, Alignment, KVBackend
-from specframe.runner import CachedModel, ModelRunner
+from specframe.runner import ModelRunner
 from specframe.watch import Watch
 
 

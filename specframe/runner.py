@@ -1,4 +1,4 @@
-"""A transformers model as the loop sees it: masks, positions, one KV cache."""
+"""A transformers model fed with explicit positions and masks."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
 from specframe import compiled
 from specframe.attention import NAME, Maskless, attending
-from specframe.attention.choice import WAYS, agrees
+from specframe.attention.choice import WAYS, Choice
 from specframe.attention.flex import Blocks
 from specframe.attention.masks import mask
 from specframe.errors import ModelError
-from specframe.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
-from specframe.protocols import KVStore, Layout
-from specframe.types import Batch, KVShape, Placement
-from specframe.watch import Watch
+from specframe.protocols import KVStore
+from specframe.types import KVShape, Placement
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
 
 SMALL_LAYER = 1_000_000
 """Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
-
-PREFILL_TOKENS = 4096
-"""Prompt tokens read in one forward pass, over all rows, at most."""
-
-LARGEST_MASK = 2**28
-"""Bytes that the masks of one forward may take: flex attention takes their place beyond that, or shorter pieces of prompts."""
 
 
 class ModelRunner:
@@ -65,7 +55,6 @@ class ModelRunner:
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
         self._layers_run = 0
-        self._ways: dict[str, bool] = {}
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
@@ -110,7 +99,7 @@ class ModelRunner:
             layers: the model's layers compiled; None: as they are.
         """
         maskless = None
-        if (way := self.way(attention, placement)) is not None:
+        if (way := self.attention.way(attention, placement)) is not None:
             slots = getattr(store, "slots", placement.key_order_BS.shape[1])
             if way == "packed":
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
@@ -122,58 +111,10 @@ class ModelRunner:
         )
         return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, maskless, layers)
 
-    def way(self, attention: str, placement: Placement) -> str | None:
-        """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
-        if placement.used_B is not None and self.packs(attention):
-            return "packed"
-        if attention == "flex":
-            return "flex"
-        large = placement.order_BT.numel() * self._mask_bytes(placement.key_order_BS.shape[1]) > LARGEST_MASK
-        return "flex" if attention == "auto" and large and self._agrees("flex") else None
-
-    def packs(self, attention: str) -> bool:
-        """Return whether tokens whose slots are their places attend packed."""
-        return attention == "packed" or (attention == "auto" and self._agrees("packed"))
-
-    def prefill_tokens(self, attention: str, slots: int) -> int:
-        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
-        tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._mask_bytes(slots))
-        if tokens < PREFILL_TOKENS and (attention == "flex" or (attention == "auto" and self._agrees("flex"))):
-            return PREFILL_TOKENS
-        return tokens
-
-    def check_attention(self, attention: str) -> None:
-        """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
-        if attention in WAYS and self.config._attn_implementation != "sdpa":
-            raise ModelError(
-                f"attention {attention!r} takes the place of sdpa, but the {self.role} was loaded with "
-                f"{self.config._attn_implementation}: load it with sdpa, or ask for 'masked'"
-            )
-        if attention == "packed" and not self._agrees("packed"):
-            raise ModelError(
-                f"attention 'packed' cannot be had for the {self.role} on {self.device.type} in {str(self.model.dtype)[6:]}: "
-                "expected CUDA, half precision and a flash kernel for its heads; 'auto' takes it where it can be had"
-            )
-        if attention == "flex" and self.device.type != "cuda":
-            slow = f"attention 'flex' holds all scores on {self.device.type}: it is there to be compared; 'masked' is faster"
-            warnings.warn(slow, RuntimeWarning, stacklevel=2)
-
-    def _mask_bytes(self, slots: int) -> int:
-        """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""
-        queries = getattr(self.config, "num_attention_heads", 1)
-        shared = max(queries // shape.heads for shape in self.kv_shapes)
-        return slots * self.model.dtype.itemsize * (len(self.windows) + (shared if shared > 1 else 0))
-
-    def _agrees(self, way: str) -> bool:
-        """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
-        if way not in self._ways:
-            heads = getattr(self.config, "num_attention_heads", 0)
-            self._ways[way] = self.config._attn_implementation == "sdpa" and all(
-                shape.key_size == shape.value_size
-                and agrees(way, self.device, shape.dtype, heads, shape.heads, shape.key_size)
-                for shape in set(self.kv_shapes)
-            )
-        return self._ways[way]
+    @functools.cached_property
+    def attention(self) -> Choice:
+        """How this model attends."""
+        return Choice(self.model, self.role, self.kv_shapes, len(self.windows))
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
@@ -301,120 +242,3 @@ class _Probe(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
-
-
-class CachedModel:
-    """A model with one KV cache, fed through a layout.
-
-    Args:
-        attention: "auto", "packed", "flex" or "masked", see :mod:`specframe.attention`.
-        record: makes recordings of forwards over a slab; None: none are made.
-        layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
-    """
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        store: KVStore,
-        layout: Layout,
-        watch: Watch,
-        attention: str = "masked",
-        record: Callable[..., Recording] | None = None,
-        layers: str = "eager",
-    ) -> None:
-        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
-        self._attention, self._layers = attention, layers
-        runner.check_attention(attention)
-        self._forward: Forward = self._execute
-        self._chain: RecordedChain | None = None
-        if record is not None and (slots := getattr(store, "slots", None)) is not None:
-            pack = runner.packs(attention)
-            self._forward = Recorded(self._execute, store.rows, slots, record, pack)  # type: ignore[attr-defined]
-            if getattr(layout, "static", False):
-                self._chain = RecordedChain(self._execute, layout, slots, record, pack)
-
-    def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        layers = self.runner.layers(self._layers)
-        return self.runner.forward(ids_BT, placement, self.store, keep, self._attention, layers)
-
-    @property
-    def _recordable(self) -> bool:
-        """Whether the batch is where recordings expect it."""
-        return getattr(self.store, "first", 0) == 0
-
-    def release(self) -> None:
-        """Let go of the cache and of what was recorded over it."""
-        del self.store, self.layout, self._forward, self._chain
-
-    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
-        """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
-
-        Rows with fewer tokens than that are padded on the left, with any ids.
-
-        Returns:
-            (B, keep, V) logits.
-        """
-        placement = self.place(batch, ids_BT, offset)
-        self._watch.forward(self.runner.role, *ids_BT.shape)
-        forward = self._forward if self._recordable else self._execute
-        return forward(ids_BT, placement, keep)
-
-    def extend(
-        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
-    ) -> torch.Tensor:
-        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
-
-        Args:
-            batch: the rows.
-            ids_BT: what is fed first.
-            count: tokens to choose; the last of them is not fed.
-            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``.
-            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
-
-        Returns:
-            (B, count) ids.
-        """
-        if pure and self._chain is not None:
-            self.follow(batch)
-            if self._recordable:
-                for width in (ids_BT.shape[1], *[1] * (count - 1)):
-                    self._watch.forward(self.runner.role, len(batch), width)
-                return self._chain(batch, ids_BT, count, choose)
-        return chain(lambda ids_BT, offset: self.feed(batch, ids_BT, offset), batch, ids_BT, count, choose)
-
-    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
-        """Return where the tokens about to be fed go, after moving whatever has to move for them."""
-        self.follow(batch)
-        return self.layout.place(batch, ids_BT.shape[1], offset)
-
-    def follow(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of this cache and its layout."""
-        with self._watch.stage("schedule"):
-            self.store.arrange(batch.sequences)
-        with self._watch.stage("align"):
-            self.layout.arrange(batch)
-
-    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> torch.Tensor | None:
-        """Feed the prompts, or the piece of them that the batch says, in chunks.
-
-        Args:
-            batch: rows of which nothing is cached but what comes before their last ``unread`` tokens.
-            left: tokens at the end of each row that are not fed, if the batch does not leave more.
-            unread: None: what the batch says.
-
-        Returns:
-            (B, 1, V) logits after the last token fed; None when there was nothing to feed.
-        """
-        ahead, logits = batch.unread if unread is None else unread, None
-        left = max(left, batch.left)
-        chunk = max(1, self.runner.prefill_tokens(self._attention, batch.longest) // len(batch))
-        while ahead > left:
-            step = min(ahead - left, chunk)
-            ahead -= step
-            logits = self.feed(batch, batch.last_tokens(step, -ahead), -ahead)
-        return logits
-
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i."""
-        with self._watch.stage("align"):
-            self.layout.keep(batch, kept)

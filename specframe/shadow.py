@@ -14,10 +14,11 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.cached import CachedModel
 from specframe.checks import Account, Checks
 from specframe.protocols import KVStore, Layout
 from specframe.run import Run
-from specframe.runner import CachedModel, ModelRunner
+from specframe.runner import ModelRunner
 from specframe.ties import Scales, tie_bound
 from specframe.types import Batch, KVShape, Placement, Sequence
 from specframe.watch import Watch
@@ -36,7 +37,7 @@ class CheckedRun(Run):
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
         shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
         layout = self.alignment.layout(Twins(store, shadow.store), self.rows, self.capacity)
-        cached = CheckedModel(runner, store, layout, self.watch, shadow, self.checks)
+        cached = CheckedModel(runner, store, layout, self.watch, self.attention, shadow, self.checks)
         self.caches.append(cached)
         return cached
 
@@ -83,9 +84,16 @@ class CheckedModel(CachedModel):
     """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
 
     def __init__(
-        self, runner: ModelRunner, store: KVStore, layout: Layout, watch: Watch, shadow: Shadow, checks: Checks
+        self,
+        runner: ModelRunner,
+        store: KVStore,
+        layout: Layout,
+        watch: Watch,
+        attention: str,
+        shadow: Shadow,
+        checks: Checks,
     ) -> None:
-        super().__init__(runner, store, layout, watch)
+        super().__init__(runner, store, layout, watch, attention)
         self._shadow, self._checks = shadow, checks
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from specframe.cached import CachedModel
 from specframe.compose import strategy
 from specframe.errors import PromptError
 from specframe.frames import (
@@ -35,7 +36,6 @@ from specframe.plugins import registry
 from specframe.protocols import Alignment
 from specframe.reference import reference_decode
 from specframe.run import Run
-from specframe.runner import CachedModel
 from specframe.slots import NOTHING, NotedAlignment, NotedLayout, SlotBook
 from specframe.types import Batch, Placement, Request, Result, RoundReport, Verdict
 

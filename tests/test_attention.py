@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specframe import graphs, runner
+from specframe import graphs
 from specframe.attention import choice, packed
 from specframe.errors import ModelError, UnknownNameError
 from specframe.runner import ModelRunner
@@ -56,7 +56,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return emulated_flash(*args)
 
     monkeypatch.setattr(packed, "flash", counted)
-    monkeypatch.setattr(runner, "agrees", lambda way, *_: way == "packed")
+    monkeypatch.setattr(choice, "agrees", lambda way, *_: way == "packed")
     return calls
 
 
@@ -84,9 +84,10 @@ def test_alignments_that_move_rows_are_recorded_too(align: str) -> None:
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
-def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch, flash: list[int]) -> None:
+def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
+    monkeypatch.setattr(packed, "flash", emulated_flash)
     assert choice.error("packed", cpu, torch.float32, 6, 3, 8) < 1e-5
     monkeypatch.setattr(packed, "flash", lambda query, *_: query.roll(1, 0))
     assert choice.error("packed", cpu, torch.float32, 6, 3, 8) > 0.5
@@ -222,7 +223,7 @@ def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
 def test_half_precision_packs_on_cuda() -> None:
     """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
     target = zoo.build("qwen3", head_dim=32).to("cuda", torch.bfloat16)
-    assert ModelRunner(target, "target").packs("auto")
+    assert ModelRunner(target, "target").attention.packs("auto")
     asked = harness.requests(PROMPTS, 12)
     packed, masked = (
         harness.decode(harness.pipeline(target, None, attention=kind, graphs="off"), asked)

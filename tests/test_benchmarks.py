@@ -175,9 +175,12 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {part: found["wrong"] for part, found in result.items()} == {
         "tests": False,
         "equivalence": False,
+        "attention": False,
         "bench": False,
     }
     assert len(result["equivalence"]["rows"]) >= 10
+    assert {row["way"] for row in result["attention"]["rows"]} == {"masked", "flex"}
+    assert all(row["attend_ms"] > 0 and row["prepare_ms"] > 0 for row in result["attention"]["rows"])
     cells = result["bench"]["runs"][0]["result"]["cells"]
     assert {cell["contender"] for cell in cells} >= {
         "transformers plain",

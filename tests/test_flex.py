@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from specframe import runner
 from specframe.attention import choice, flex
 from specframe.attention.masks import mask
-from specframe.runner import ModelRunner
 from specframe.testing import harness, zoo
 from specframe.types import Placement
 
@@ -108,14 +106,14 @@ def test_tokens_are_exact(name: str, options: dict[str, str]) -> None:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
     """Let masks be large from 6,000 bytes on, and collect what each forward took, and its tokens."""
     found: list[tuple[str | None, int]] = []
-    way = ModelRunner.way
+    way = choice.Choice.way
 
-    def kept(self: ModelRunner, attention: str, placement: Placement) -> str | None:
-        found.append((way(self, attention, placement), placement.order_BT.numel()))
+    def kept(self: choice.Choice, asked: str, placement: Placement) -> str | None:
+        found.append((way(self, asked, placement), placement.order_BT.numel()))
         return found[-1][0]
 
-    monkeypatch.setattr(runner, "LARGEST_MASK", 6000)
-    monkeypatch.setattr(ModelRunner, "way", kept)
+    monkeypatch.setattr(choice, "LARGEST_MASK", 6000)
+    monkeypatch.setattr(choice.Choice, "way", kept)
     return found
 
 
@@ -123,7 +121,7 @@ def test_long_prompts_take_flex_attention_where_it_can_be_had(
     monkeypatch: pytest.MonkeyPatch, ways: list[tuple[str | None, int]]
 ) -> None:
     """Masks too large are not made: the prompts are read at once, and rounds go on with masks."""
-    monkeypatch.setattr(runner, "agrees", lambda way, *_: way == "flex")
+    monkeypatch.setattr(choice, "agrees", lambda way, *_: way == "flex")
     target = zoo.build("qwen3")
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, harness.requests(harness.random_prompts([90, 80, 85], zoo.VOCABULARY), 9))

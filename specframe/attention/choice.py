@@ -1,18 +1,21 @@
-"""Which attention can be had on a device: tried on a few tokens, and taken where it agrees with masked attention."""
+"""How a model attends in each forward. What takes no mask is tried on a few tokens, and taken where it agrees with what does."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
+from transformers import PreTrainedModel
 
 from specframe.attention import Maskless, attend
 from specframe.attention.flex import Blocks
 from specframe.attention.masks import mask
 from specframe.attention.packed import Packing
 from specframe.compiled import ints_and_sizes_left_open
-from specframe.types import Placement
+from specframe.errors import ModelError
+from specframe.types import KVShape, Placement
 
 ATTENTION = ("auto", "packed", "flex", "masked")
 """What ``attention=`` may be."""
@@ -23,7 +26,82 @@ WAYS: dict[str, Callable[[Placement, int], Maskless]] = {
 }
 """What takes the mask's place, made from a placement over so many slots."""
 
+PREFILL_TOKENS = 4096
+"""Prompt tokens read in one forward pass, over all rows, at most."""
+
+LARGEST_MASK = 2**28
+"""Bytes that the masks of one forward may take: flex attention takes their place beyond that, or shorter pieces of prompts."""
+
 HALF = (torch.float16, torch.bfloat16)
+
+
+class Choice:
+    """The ways one model can attend.
+
+    Args:
+        model: on its device, in its precision.
+        role: "target" or "draft", for errors.
+        shapes: of every layer's keys and values.
+        kinds: how many kinds of layers, and so masks, there are.
+    """
+
+    def __init__(self, model: PreTrainedModel, role: str, shapes: list[KVShape], kinds: int) -> None:
+        self._config, self._role, self._shapes = model.config.get_text_config(), role, set(shapes)
+        self._device, self._dtype = model.device, model.dtype
+        heads = getattr(self._config, "num_attention_heads", 1)
+        shared = max(heads // shape.heads for shape in shapes)
+        self._heads, self._masks = heads, kinds + (shared if shared > 1 else 0)
+        self._found: dict[str, bool] = {}
+
+    def way(self, asked: str, placement: Placement) -> str | None:
+        """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
+        if placement.used_B is not None and self.packs(asked):
+            return "packed"
+        if asked == "flex":
+            return "flex"
+        large = placement.order_BT.numel() * self._mask_bytes(placement.key_order_BS.shape[1]) > LARGEST_MASK
+        return "flex" if asked == "auto" and large and self._agrees("flex") else None
+
+    def packs(self, asked: str) -> bool:
+        """Return whether tokens whose slots are their places attend packed."""
+        return asked == "packed" or (asked == "auto" and self._agrees("packed"))
+
+    def prefill_tokens(self, asked: str, slots: int) -> int:
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._mask_bytes(slots))
+        if tokens < PREFILL_TOKENS and (asked == "flex" or (asked == "auto" and self._agrees("flex"))):
+            return PREFILL_TOKENS
+        return tokens
+
+    def check(self, asked: str) -> None:
+        """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
+        if asked in WAYS and self._config._attn_implementation != "sdpa":
+            raise ModelError(
+                f"attention {asked!r} takes the place of sdpa, but the {self._role} was loaded with "
+                f"{self._config._attn_implementation}: load it with sdpa, or ask for 'masked'"
+            )
+        if asked == "packed" and not self._agrees("packed"):
+            raise ModelError(
+                f"attention 'packed' cannot be had for the {self._role} on {self._device.type} in {str(self._dtype)[6:]}: "
+                "expected CUDA, half precision and a flash kernel for its heads; 'auto' takes it where it can be had"
+            )
+        if asked == "flex" and self._device.type != "cuda":
+            slow = f"attention 'flex' holds all scores on {self._device.type}: it is there to be compared; 'masked' is faster"
+            warnings.warn(slow, RuntimeWarning, stacklevel=2)
+
+    def _mask_bytes(self, slots: int) -> int:
+        """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""
+        return slots * self._dtype.itemsize * self._masks
+
+    def _agrees(self, way: str) -> bool:
+        """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
+        if way not in self._found:
+            self._found[way] = self._config._attn_implementation == "sdpa" and all(
+                shape.key_size == shape.value_size
+                and agrees(way, self._device, shape.dtype, self._heads, shape.heads, shape.key_size)
+                for shape in self._shapes
+            )
+        return self._found[way]
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specframe import runner
+from specframe.attention import choice
 from specframe.compose import fitting_backends
 from specframe.plugins import registry
 from specframe.testing import fakes, harness
@@ -70,7 +70,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
 
     def test_prompts_read_in_chunks(self, surroundings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """Prompts read in several passes, rows that have not begun beside rows that have, are cached alike."""
-        monkeypatch.setattr(runner, "PREFILL_TOKENS", 8)
+        monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
         target, draft = fake_pair()
         self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))
 

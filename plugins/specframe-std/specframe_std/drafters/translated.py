@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.cached import CachedModel
 from specframe.errors import CompositionError
 from specframe.run import Run
-from specframe.runner import CachedModel, ModelRunner
+from specframe.runner import ModelRunner
 from specframe.types import Batch, Draft, Sequence
 from specframe_std.alignments.ragged import RaggedLayout
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
