@@ -218,7 +218,10 @@ class Placement:
     key_order_BS: torch.Tensor
     """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
     used_B: torch.Tensor | None = None
-    """Where every slot's place is its number and no fed token is padding: tokens per row after this forward, int32."""
+    """Where every slot's place is its number: tokens per row after this forward, int32.
+
+    In a row with fewer than are fed, the first of those are padding.
+    """
 
 
 @attrs.frozen

@@ -78,7 +78,7 @@ def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None
 
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks in which everything is seen are found out."""
-    everything = Placement(*[torch.full((3, 3), 10**6)] * 3, torch.zeros(1, 300, dtype=torch.long))
+    everything = Placement(*[torch.full((5, 3), 10**6)] * 3, torch.zeros(1, 300, dtype=torch.long))
     monkeypatch.setitem(choice.WAYS, "flex", lambda placement, slots: flex.Blocks(everything))
     assert choice.error("flex", CPU, torch.float32, 6, 3, 8) > 0.1
     assert not choice.agrees("flex", CPU, torch.float32, 6, 3, 8)

@@ -18,7 +18,10 @@ from specframe.types import Placement
 
 @attrs.frozen(eq=False)
 class Packing:
-    """How rows lie in a slab whose first ``used_B[i]`` slots hold row i's tokens in order, the T fed ones last."""
+    """How rows lie in a slab whose first ``used_B[i]`` slots hold row i's tokens in order, the T fed ones last.
+
+    Where a row has fewer tokens than are fed, the first of those are padding: they see nothing, and zeros come out.
+    """
 
     used_B: torch.Tensor
     """Tokens per row, the fed ones included, int32."""

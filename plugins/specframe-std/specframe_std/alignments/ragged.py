@@ -49,7 +49,7 @@ class RaggedLayout:
         order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
         padded = int(batch.lengths.min()) + offset < width
         slots_BT = order_BT.where(order_BT >= 0, self._spare) if padded else order_BT
-        used_B = None if padded else (batch.lengths_B + offset).int()
+        used_B = (batch.lengths_B + offset).clamp(min=0).int()
         key_order_1S = torch.arange(batch.longest + offset, device=device)[None]
         return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B)
 
