@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -77,9 +78,12 @@ def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None
 
 
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks in which everything is seen are found out."""
-    everything = Placement(*[torch.full((5, 3), 10**6)] * 3, torch.zeros(1, 300, dtype=torch.long))
-    monkeypatch.setitem(choice.WAYS, "flex", lambda placement, slots: flex.Blocks(everything))
+    """Tokens that see all slots are found out."""
+
+    def late(placement: Placement, slots: int) -> flex.Blocks:
+        return flex.Blocks(attrs.evolve(placement, order_BT=torch.full_like(placement.order_BT, slots)))
+
+    monkeypatch.setitem(choice.WAYS, "flex", late)
     assert choice.error("flex", CPU, torch.float32, 6, 3, 8) > 0.1
     assert not choice.agrees("flex", CPU, torch.float32, 6, 3, 8)
 

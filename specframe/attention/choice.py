@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -124,24 +125,23 @@ def agrees(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_h
 
 @torch.inference_mode()
 def error(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> float:
-    """Return the largest difference to masked attention on random rows of 5, 290, 130, 2 and no tokens, the last 3 of them fed.
+    """Return the largest difference to masked attention on random rows of 5, 290, 130, 2 and no tokens.
 
-    Windows of 4 and of all tokens are tried. Entries are of the order of 1. What padding gives has to be finite, or all is lost.
+    The last 3 of them are fed, and the last 200, which kernels may treat apart, with windows of 4 and of all tokens. Entries are of
+    the order of 1. What padding gives has to be finite, or all is lost.
     """
     generator = torch.Generator().manual_seed(0)
-    slots, fed = 300, 3
-    used_B = torch.tensor([5, 290, 130, 2, 0], device=device)
+    slots, used_B = 300, torch.tensor([5, 290, 130, 2, 0], device=device)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
+        return torch.randn(len(used_B), *shape, generator=generator).to(device, dtype)
 
-    query = normal(len(used_B), heads, fed, size)
-    key, value = (normal(len(used_B), slots, key_heads, size).transpose(1, 2) for _ in range(2))
-    places_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
-    slots_1S = torch.arange(slots, device=device)[None]
-    placement = Placement(places_BT, places_BT, places_BT, slots_1S, used_B.int())
+    key, value = (normal(slots, key_heads, size).transpose(1, 2) for _ in range(2))
     largest = 0.0
-    for window in (None, 4):
+    for fed, window in itertools.product((3, 200), (None, 4)):
+        query = normal(heads, fed, size)
+        places_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
+        placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
         expected, _ = attend(torch.nn.Module(), query, key, value, mask(placement, window, dtype))
         with ints_and_sizes_left_open():
             found = WAYS[way](placement, slots).attend(query, key, value, None, window)

@@ -81,6 +81,6 @@ def _blocks(values_BN: torch.Tensor, padding: int) -> torch.Tensor:
 @functools.cache
 def _attention(device: str) -> Any:
     if device == "cuda":
-        return torch.compile(flex_attention, dynamic=True)
+        return torch.compile(flex_attention)
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
     return flex_attention
