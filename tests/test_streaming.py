@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+import tokenizers
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from specframe import Sampling
 from specframe.errors import OptionError
@@ -133,6 +134,56 @@ def test_all_that_is_certain_is_told(text, step):
             count for count in range(len(known) + 1) for one in strings if one.startswith(known[len(known) - count :])
         }
         assert told == known[: len(known) - max(begun)]
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self):
+        self.decoded = 0
+
+    def decode(self, ids, **options):
+        self.decoded += len(ids)
+        return TOKENIZER.decode(ids, **options)
+
+
+def test_a_long_text_is_not_decoded_anew_with_every_piece():
+    """A piece costs what it has, however long the text before it; the whole is decoded once more, at its end."""
+    tokenizer = Counting()
+    stream, ids = TextStream(tokenizer), TOKENIZER(" ".join(TEXTS) * 200).input_ids
+    told = "".join(stream.put(ids[place : place + 3], last=False) for place in range(0, len(ids), 3))
+    assert told == " ".join(TEXTS) * 200
+    assert tokenizer.decoded < 15 * len(ids)
+
+
+def words(decoder):
+    """Return a tokenizer of a few words, with a decoder that treats the first of a text, or those next to each other, specially."""
+    vocabulary = ["<s>", "\u2581the", "\u2581", "cat", "\u2581sat", "##ting", ",", "n't", "."]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(vocabulary)}, "<s>"))
+    core.decoder = decoder
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        tokenizers.decoders.Metaspace(),
+        tokenizers.decoders.Sequence(
+            [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Strip(" ", 1, 0)]
+        ),
+        tokenizers.decoders.WordPiece(cleanup=False),
+    ],
+    ids=["metaspace", "strip", "wordpiece"],
+)
+@pytest.mark.parametrize("step", [1, 3])
+def test_decoders_that_look_at_a_text_s_beginning(decoder, step):
+    """Spaces that a decoder takes from a text's first word are not taken from later pieces, special tokens before them or not."""
+    tokenizer = words(decoder)
+    drawn = torch.randint(0, 9, (120,), generator=torch.Generator().manual_seed(5)).tolist()
+    for ids in (drawn, [1] + [0] * 30 + [1, 4, 0, 2, 3]):
+        stream = TextStream(tokenizer)
+        told = "".join(stream.put(ids[place : place + step], last=False) for place in range(0, len(ids), step))
+        assert told == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_a_string_that_does_not_count_is_told():
