@@ -10,7 +10,7 @@ import torch
 
 from specframe.compose import Composition
 from specframe.decode import Strategies, decode
-from specframe.errors import ModelError
+from specframe.errors import ModelError, SpecframeWarning
 from specframe.pool import Pool
 from specframe.run import Run
 from specframe.types import RoundReport
@@ -49,17 +49,20 @@ def rounds(
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
+            batch_size = min(batch_size, pool.rows)
             if batch_size == 1:
                 reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)
                 reason = reason.partition(". ")[0]
                 raise ModelError(f"the device's memory does not suffice for one sequence: {reason}") from error
-        batch_size = min(batch_size, pool.rows) // 2
+        batch_size //= 2
         if run is not None:
             run.release()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        warnings.warn(f"the device's memory ran out: going on in batches of {batch_size}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"the device's memory ran out: going on in batches of {batch_size}", SpecframeWarning, stacklevel=2
+        )
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -11,6 +11,10 @@ class SpecframeError(Exception):
     """A fault in what was asked for; the command line prints its message and exits with status 2."""
 
 
+class SpecframeWarning(RuntimeWarning):
+    """What goes on in another way than was asked for; the command line prints its message."""
+
+
 class PluginError(SpecframeError):
     """A plugin that cannot be loaded or that claims a name already taken."""
 

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.errors import SpecframeWarning
 from specframe.protocols import Layout
 from specframe.types import Batch, Placement
 
@@ -147,7 +148,7 @@ class Shelf:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         reason = str(error).partition("\n")[0]
-        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
 
 
 class Recorded:

@@ -17,7 +17,7 @@ from specframe.attention import NAME, Maskless, attending
 from specframe.attention.choice import WAYS, Choice
 from specframe.attention.flex import Blocks
 from specframe.attention.masks import mask
-from specframe.errors import ModelError
+from specframe.errors import ModelError, SpecframeWarning
 from specframe.protocols import KVStore
 from specframe.types import KVShape, Placement
 
@@ -149,7 +149,7 @@ class ModelRunner:
                 raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
         except Exception as error:  # whatever a compiler raises
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"the {self.role}'s layers are not compiled: {reason}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the {self.role}'s layers are not compiled: {reason}", SpecframeWarning, stacklevel=2)
             return None
         return layers
 

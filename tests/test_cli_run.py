@@ -435,3 +435,12 @@ def environment(folder: Path) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
     return folder / "bin" / "python"
+
+
+def test_warnings_are_sentences(pair: list[str]) -> None:
+    """What goes on in another way than asked for is said without a place in the code."""
+    result = run("one", *pair, "--max-new-tokens", "2", "--attention", "flex")
+    assert result.exit_code == 0
+    assert "Warning: attention 'flex' holds all scores on cpu" in result.stderr
+    assert "RuntimeWarning" not in result.stderr
+    assert ".py" not in result.stderr

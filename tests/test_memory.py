@@ -75,7 +75,7 @@ def test_a_cpu_without_memory_is_no_other() -> None:
         ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
     ):
         verifier = Cramped(0, {1}, RuntimeError(message))
-        pipe = harness.pipeline(TARGET, DRAFT, batch_size=1, verify=verifier)
+        pipe = harness.pipeline(TARGET, DRAFT, batch_size=8, verify=verifier)
         with pytest.raises(
             expected, match=r"one sequence: can't allocate memory: you tried to allocate 8 bytes$|mat1 and"
         ):

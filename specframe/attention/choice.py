@@ -16,7 +16,7 @@ from specframe.attention.flex import Blocks
 from specframe.attention.masks import mask
 from specframe.attention.packed import Packing
 from specframe.compiled import ints_and_sizes_left_open
-from specframe.errors import ModelError
+from specframe.errors import ModelError, SpecframeWarning
 from specframe.types import KVShape, Placement
 
 ATTENTION = ("auto", "packed", "flex", "masked")
@@ -89,7 +89,7 @@ class Choice:
             )
         if asked == "flex" and self._device.type != "cuda":
             slow = f"attention 'flex' holds all scores on {self._device.type}: it is there to be compared; 'masked' is faster"
-            warnings.warn(slow, RuntimeWarning, stacklevel=2)
+            warnings.warn(slow, SpecframeWarning, stacklevel=2)
 
     def _mask_bytes(self, slots: int) -> int:
         """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import specframe
-from specframe.errors import PluginError, SpecframeError, UnknownNameError
+from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError
 from specframe.plugins import Entry, registry
 
 BUILT_IN = {
@@ -52,10 +55,27 @@ class CommandLine(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
         try:
-            return super().main(*args, **kwargs)
+            with sentences_for_warnings():
+                return super().main(*args, **kwargs)
         except SpecframeError as fault:
             click.echo(f"Error: {fault}", err=True)
             sys.exit(2)
+
+
+@contextlib.contextmanager
+def sentences_for_warnings() -> Iterator[None]:
+    """Print specframe's own warnings as a sentence on standard error, without a place in the code; others as ever."""
+    with warnings.catch_warnings():
+        ever = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, SpecframeWarning):
+                click.echo(f"Warning: {message}", err=True)
+            else:
+                ever(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def offered() -> dict[str, Entry]:
