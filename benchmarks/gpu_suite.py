@@ -92,12 +92,12 @@ def run(command: list[str], seconds: float) -> dict[str, Any]:
 
 
 def tests(seconds: float) -> dict[str, Any]:
-    """Run the tests marked ``cuda``; what failed or was skipped, and the sum, are among the lines."""
-    options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
-    found = run([sys.executable, "-m", "pytest", *options], seconds)
-    kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
-    last = next((line for line in reversed(found["lines"]) if " in " in line), "out of time")
-    return found | {"lines": [*kept, last.strip("= ")]}
+    """Run the tests marked ``cuda``; what failed, and the sum, or the test that ran out of time, are among the lines."""
+    options = ["-v", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    found = run([sys.executable, "-u", "-m", "pytest", *options], seconds)
+    kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR")) or " FAILED" in line]
+    last = found["lines"][-1].strip("= ") if found["lines"] else ""
+    return found | {"lines": [*kept, f"out of time: {last}" if found["status"] is None else last]}
 
 
 def by_rows(script: str, options: list[str], seconds: float, folder: Path) -> dict[str, Any]:

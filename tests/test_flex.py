@@ -143,18 +143,19 @@ def test_long_prompts_are_read_in_pieces_elsewhere(ways: list[tuple[str | None, 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "key_heads", "size"), [(32, 8, 128), (32, 32, 128), (32, 2, 128), (12, 12, 64)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "key_heads", "size"),
+    [(torch.bfloat16, 32, 8, 128), (torch.bfloat16, 32, 2, 128), (torch.float32, 12, 12, 64)],
+)
 def test_scores_agree_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
-    """The compiled kernel agrees with masked attention for the heads of the published models."""
+    """The compiled kernels agree with masked attention for the heads of published models; each takes a while to compile."""
     assert choice.agrees("flex", torch.device("cuda"), dtype, heads, key_heads, size)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("options", [{"graphs": "on"}, {"graphs": "off"}, {"align": "eqspec"}], ids=str)
-def test_tokens_are_exact_on_cuda(name: str, options: dict[str, str]) -> None:
-    """With heads large enough for the kernel, recorded and not."""
-    target = zoo.build(name, head_dim=32).to("cuda")
+@pytest.mark.parametrize("options", [{"graphs": "on"}, {"align": "eqspec", "graphs": "off"}], ids=str)
+def test_tokens_are_exact_on_cuda(options: dict[str, str]) -> None:
+    """With windows, and heads large enough for the kernel, recorded and not."""
+    target = zoo.build("gemma3", head_dim=32).to("cuda")
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3, attention="flex", **options)
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
