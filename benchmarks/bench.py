@@ -80,7 +80,11 @@ SHARES = {"realign_share", "own_share", "roofline"}
 )
 @click.option("--threads", default=None, type=int, help="CPU threads.  [default: all cores]")
 @click.option(
-    "--compiled", is_flag=True, help="Plain and ragged with compiled layers, too; the first round compiles them."
+    "--compiled",
+    is_flag=False,
+    flag_value="all",
+    metavar="[BATCHES]",
+    help="Plain and ragged with compiled layers, too, at these batch sizes, or all; on a CPU the first round compiles them.",
 )
 @click.option("--without", multiple=True, help="A scheme to leave out.")
 @click.option("--quick", is_flag=True, help="Batches 8 and 1, half the prompts and tokens, two rounds.")
@@ -114,6 +118,10 @@ def resolved(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
     settings["draft_length"] = options["draft_length"] or (5 if cuda else 4)
     batches = options["batches"] or ("8,1" if options["quick"] else "8,1,32,4,16,2" + (",64" if cuda else ""))
     settings["batches"] = [int(batch) for batch in batches.split(",")]
+    compiled = options["compiled"] or ""
+    settings["compiled"] = (
+        settings["batches"] if compiled == "all" else [int(one) for one in compiled.split(",") if one]
+    )
     if options["quick"]:
         settings |= {
             "least": min(options["least"], 8),
@@ -135,7 +143,7 @@ def bench(
     cells = [
         Cell(contender, counts[batch])
         for batch in settings["batches"]
-        for contender in contenders(models, batch, settings["draft_length"], settings["compiled"])
+        for contender in contenders(models, batch, settings["draft_length"], batch in settings["compiled"])
         if contender.name not in settings["without"]
     ]
     bandwidth = copy_bandwidth(device)

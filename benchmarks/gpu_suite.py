@@ -4,7 +4,7 @@
 
 1. every test marked ``cuda``; 2. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 3. what each way
 to attend costs; 4. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells
-first.
+first, with compiled layers too at 8 and 1.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
@@ -39,7 +39,7 @@ LARGE = {
     "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
     "attention": "--device {device} --dtype bfloat16",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
-    " --new 64 --least 4 --waves 1 --references 16 --rounds 2",
+    " --new 64 --least 4 --waves 1 --references 16 --rounds 2 --compiled 8,1",
 }
 
 

@@ -21,6 +21,7 @@ from specframe.testing.fakes import fake_draft, fake_target
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import bench
 import checkout
 import contenders
 import measure
@@ -50,6 +51,15 @@ def cell(name: str, batch: int, decode: Any) -> measure.Cell:
 def plan(rounds: int, seconds: float = 60) -> measure.Plan:
     pair: Any = contenders.Models(zoo.build("llama"), zoo.bad_draft(), None, frozenset())
     return measure.Plan(pair, [[1], [2], [3]], 4, rounds, 1e9, time.perf_counter() + seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [([], []), (["--compiled"], [8, 2, 1]), (["--compiled", "8,1"], [8, 1])], ids=str
+)
+def test_compiled_layers_are_measured_where_asked(given: list[str], expected: list[int]) -> None:
+    """At no batch size, at all, or at some."""
+    context = bench.main.make_context("bench", ["--batches", "8,2,1", *given])
+    assert bench.resolved(context.params, torch.device("cpu"))["compiled"] == expected
 
 
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
