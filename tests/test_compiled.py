@@ -42,7 +42,9 @@ def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"align": "eqspec", "kv": "dynamic"}, {"graphs": "on"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"align": "eqspec", "kv": "dynamic"}, {"graphs": "on"}, {"attention": "flex"}], ids=str
+)
 def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str]) -> None:
     """A graph knows nothing of where keys and values are kept."""
     target = zoo.build("qwen3")

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.attention import choice, flex
 from specframe.attention.masks import mask
@@ -52,19 +52,19 @@ CELLS = list(itertools.product(LAYOUTS, WINDOWS, [([5, 300, 131], 3, 300), ([390
 
 
 def visible(placement: Placement, window: int | None) -> torch.Tensor:
-    """Return which blocks hold a slot that one of their queries sees, (B, 1, Q, K)."""
+    """Return which blocks hold a slot that one of their queries sees, (B, Q, K)."""
     seen_BTS = mask(placement, window, torch.float32)[:, 0] == 0
     seen_BTS &= (placement.order_BT >= 0)[..., None]
     _rows, queries, slots = seen_BTS.shape
     padded = torch.nn.functional.pad(seen_BTS, (0, -slots % flex.BLOCK, 0, -queries % flex.BLOCK))
-    return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)[:, None]
+    return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)
 
 
 @pytest.mark.parametrize(("layout", "window", "sizes"), CELLS)
 def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None, sizes: Any) -> None:
     """None is missing; where a row's tokens lie in order, and none is padding, none is there for nothing."""
     placement = layout(*sizes)
-    looked_at = flex.block_mask(placement, window).to_dense().bool()
+    looked_at = flex.looked_at(flex.block_mask(placement, window))
     needed = visible(placement, window)
     assert not (needed & ~looked_at).any()
     if layout is not scattered and (placement.order_BT >= 0).all():
@@ -93,7 +93,13 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
 def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel reads nothing but the blocks it is given."""
     compiled = torch.compile(flex_attention, dynamic=False)
-    monkeypatch.setattr(flex, "_attention", lambda device: compiled)
+
+    def by_kernel(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, made: BlockMask, scaling: float | None
+    ) -> torch.Tensor:
+        return compiled(query, key, value, block_mask=made, scale=scaling, enable_gqa=True)
+
+    monkeypatch.setattr(flex, "as_written", by_kernel)
     assert choice.error("flex", CPU, torch.float32, 4, 2, 32) < 1e-5
 
 

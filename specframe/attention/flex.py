@@ -8,7 +8,6 @@ are right and is not for speed.
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import torch
@@ -37,10 +36,37 @@ class Blocks:
         """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
         if window not in self._masks:
             self._masks[window] = block_mask(self._placement, window)
-        shared = query.shape[1] != key.shape[1]
-        attention = _attention(query.device.type)
-        output = attention(query, key, value, block_mask=self._masks[window], scale=scaling, enable_gqa=shared)
+        made = self._masks[window]
+        if query.device.type == "cuda":
+            shared = query.shape[1] != key.shape[1]
+            output = kernel()(query, key, value, block_mask=made, scale=scaling, enable_gqa=shared)
+        else:
+            output = as_written(query, key, value, made, scaling)
         return output.transpose(1, 2).contiguous()
+
+
+@functools.cache
+def kernel() -> Any:
+    """Return FlexAttention, compiled when it is called."""
+    return torch.compile(flex_attention)
+
+
+def as_written(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, made: BlockMask, scaling: float | None
+) -> torch.Tensor:
+    """Return what the kernel is to compute, from all scores: those that are seen, within the blocks that it looks at."""
+    (rows, _heads, queries, _size), slots = query.shape, key.shape[2]
+    row_B, query_T, slot_S = (torch.arange(count, device=query.device) for count in (rows, queries, slots))
+    seen_BTS = made.mask_mod(row_B[:, None, None], row_B[:1], query_T[:, None], slot_S)
+    seen_BTS &= looked_at(made).repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)[:, :queries, :slots]
+    return F.scaled_dot_product_attention(query, key, value, seen_BTS[:, None], scale=scaling, enable_gqa=True)
+
+
+def looked_at(made: BlockMask) -> torch.Tensor:
+    """Return which blocks of slots each block of queries looks at, (B, Q, K)."""
+    indices_BQK = made.kv_indices[:, 0].long()
+    among_first_BQK = torch.arange(indices_BQK.shape[2], device=indices_BQK.device) < made.kv_num_blocks[:, 0, :, None]
+    return torch.zeros_like(among_first_BQK).scatter(2, indices_BQK, among_first_BQK)
 
 
 def block_mask(placement: Placement, window: int | None) -> BlockMask:
@@ -76,11 +102,3 @@ def block_mask(placement: Placement, window: int | None) -> BlockMask:
 def _blocks(values_BN: torch.Tensor, padding: int) -> torch.Tensor:
     """Return values in blocks, (B, N / BLOCK rounded up, BLOCK)."""
     return F.pad(values_BN, (0, -values_BN.shape[1] % BLOCK), value=padding).unflatten(1, (-1, BLOCK))
-
-
-@functools.cache
-def _attention(device: str) -> Any:
-    if device == "cuda":
-        return torch.compile(flex_attention)
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
-    return flex_attention
