@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from specframe.attention import choice, flex
+from specframe.attention import attend, attending, choice, flex
 from specframe.attention.masks import mask
+from specframe.errors import ModelError
 from specframe.testing import harness, zoo
 from specframe.types import Placement
 
@@ -75,6 +76,15 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
     assert choice.error("flex", CPU, torch.float32, *heads) < 1e-5
+
+
+def test_scores_with_a_bias_need_a_mask() -> None:
+    """What a kernel would leave out is refused."""
+    config = zoo.build("llama").config
+    query = torch.zeros(1, 2, 3, 8)
+    blocks = flex.Blocks(ragged([3], 3, 3))
+    with attending(config, blocks), pytest.raises(ModelError, match="adds a bias to its scores"):
+        attend(torch.nn.Module(), query, query, query, None, position_bias=torch.ones(1, 2, 3, 3))
 
 
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

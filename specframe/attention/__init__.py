@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from specframe.errors import ModelError
+
 NAME = "specframe"
 
 
@@ -69,10 +71,18 @@ def attend(
 
     Returns:
         (B, T, H, D) and None, as transformers' attention functions do.
+
+    Raises:
+        ModelError: the scores have a bias and no mask to go with it.
     """
+    biased = options.get("position_bias") is not None
     if _maskless is not None:
+        if biased:
+            raise ModelError(
+                "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
+            )
         return _maskless.attend(query, key, value, scaling, options.get("sliding_window")), None
-    if attention_mask is None or options.get("position_bias") is not None:
+    if attention_mask is None or biased:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     rows, heads, length, size = query.shape
     shared = heads // key.shape[1]
