@@ -25,7 +25,7 @@ from torch.utils.benchmark import Timer
 from specframe.attention import attend
 from specframe.attention.choice import HALF, WAYS
 from specframe.attention.flex import block_mask
-from specframe.attention.masks import mask
+from specframe.attention.masks import masks
 from specframe.compiled import ints_and_sizes_left_open
 from specframe.models import pick_device, pick_dtype
 from specframe.types import Placement
@@ -84,9 +84,8 @@ def calls(
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Return what is done once per forward, and once per layer."""
     if way == "masked":
-        made = mask(placement, None, query.dtype)
-        module = torch.nn.Module()
-        return lambda: mask(placement, None, query.dtype), lambda: attend(module, query, key, value, made)
+        made, module = masks(placement, [None], query.dtype)[None], torch.nn.Module()
+        return lambda: masks(placement, [None], query.dtype), lambda: attend(module, query, key, value, made)
     slots = key.shape[2]
     maskless = WAYS[way](placement, slots)
     prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way](placement, slots))

@@ -123,6 +123,10 @@ class Pipeline:
             if fitting != drafting:
                 self.composition = attrs.evolve(self.composition, drafter=registry().make("drafter", fitting))
         self._runner = ModelRunner(self.target_model, "target")
+        if (longest := self.composition.policy.maximum) >= self._runner.context:
+            raise OptionError(
+                f"draft_length: expected fewer tokens than the target's context of {self._runner.context}, got {longest}"
+            )
         stops = models.stop_token_ids(self.target_model, self.tokenizer)
         self._intake = Intake(self._runner, self.tokenizer, stops)
         self._meters: tuple[Counts, Stopwatch] = (Counts(), Stopwatch(self._runner.device))

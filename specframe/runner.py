@@ -16,7 +16,7 @@ from specframe import compiled
 from specframe.attention import NAME, Maskless, attending
 from specframe.attention.choice import WAYS, Choice
 from specframe.attention.flex import Blocks
-from specframe.attention.masks import mask
+from specframe.attention.masks import masks
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.protocols import KVStore
 from specframe.types import KVShape, Placement
@@ -106,10 +106,9 @@ class ModelRunner:
             maskless = WAYS[way](placement, slots)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.context - 1)
-        masks = (
-            self._masks(placement) if maskless is None else self._per_kind(dict.fromkeys(self.windows, self._nothing))
-        )
-        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, masks, store, keep, maskless, layers)
+        unread = dict.fromkeys(self.windows, self._nothing)
+        shown = self._masks(placement) if maskless is None else self._per_kind(unread)
+        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
 
     @functools.cached_property
     def attention(self) -> Choice:
@@ -191,9 +190,8 @@ class ModelRunner:
 
     def _masks(self, placement: Placement) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them."""
-        return self._per_kind(
-            {kind: mask(placement, window, self.model.dtype) for kind, window in self.windows.items()}
-        )
+        made = masks(placement, set(self.windows.values()), self.model.dtype)
+        return self._per_kind({kind: made[window] for kind, window in self.windows.items()})
 
     def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return masks as the model takes them: one per kind of layer, or one for all."""

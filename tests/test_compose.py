@@ -153,6 +153,15 @@ def test_no_draft_model_is_known_for_a_loaded_target():
         harness.Pipeline(target=fakes.fake_target())
 
 
+def test_a_draft_as_long_as_the_context_is_refused() -> None:
+    """It could never be used, and its slots would take the memory."""
+    target = zoo.build("llama")
+    context = target.config.max_position_embeddings
+    with pytest.raises(OptionError, match=f"fewer tokens than the target's context of {context}, got {context}$"):
+        harness.pipeline(target, None, draft_length=context)
+    harness.pipeline(target, None, draft_length=context - 1)
+
+
 def test_automatic_draft_length() -> None:
     """What pays is drafted where tokens do not depend on it; a fixed number where they do, and where nothing drafts."""
     kinds = {}

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.attention import attend, attending, choice, flex
-from specframe.attention.masks import mask
+from specframe.attention.masks import masks
 from specframe.errors import ModelError
 from specframe.testing import harness, zoo
 from specframe.types import Placement
@@ -54,7 +54,7 @@ CELLS = list(itertools.product(LAYOUTS, WINDOWS, [([5, 300, 131], 3, 300), ([390
 
 def visible(placement: Placement, window: int | None) -> torch.Tensor:
     """Return which blocks hold a slot that one of their queries sees, (B, Q, K)."""
-    seen_BTS = mask(placement, window, torch.float32)[:, 0] == 0
+    seen_BTS = masks(placement, [window], torch.float32)[window][:, 0] == 0
     seen_BTS &= (placement.order_BT >= 0)[..., None]
     _rows, queries, slots = seen_BTS.shape
     padded = torch.nn.functional.pad(seen_BTS, (0, -slots % flex.BLOCK, 0, -queries % flex.BLOCK))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specframe.attention import Maskless, attend
 from specframe.attention.flex import Blocks
-from specframe.attention.masks import mask
+from specframe.attention.masks import masks
 from specframe.attention.packed import Packing
 from specframe.compiled import ints_and_sizes_left_open
 from specframe.errors import ModelError, SpecframeWarning
@@ -142,7 +142,7 @@ def error(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_he
         query = normal(heads, fed, size)
         places_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
         placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
-        expected, _ = attend(torch.nn.Module(), query, key, value, mask(placement, window, dtype))
+        expected, _ = attend(torch.nn.Module(), query, key, value, masks(placement, [window], dtype)[window])
         with ints_and_sizes_left_open():
             found = WAYS[way](placement, slots).attend(query, key, value, None, window)
         if not found.isfinite().all():
