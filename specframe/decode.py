@@ -46,7 +46,8 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
             with watch.stage("prefill"):
                 use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
             continue
-        draft_length = 0 if batch.prefill or batch.starts else use.policy.draft_length(batch)
+        decodes = not (batch.prefill or batch.starts)
+        draft_length = use.policy.draft_length(batch) if decodes else 0
         if use.rule.invariant:
             draft_length = min(draft_length, within_reach(batch))
         with watch.stage("prefill" if batch.prefill else "draft"):
@@ -60,7 +61,8 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
             verdict = use.alignment.commit(batch, draft, verdict)
         with watch.stage("accept"):
             report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
-        use.policy.observe(report)
+        if decodes:
+            use.policy.observe(report)
         watch.round(report)
         yield report
 

@@ -144,7 +144,7 @@ class DraftLengthPolicy(Protocol):
         """Return the number of tokens to draft this round, 0 to ``maximum``."""
 
     def observe(self, report: RoundReport) -> None:
-        """Learn from a finished round."""
+        """Learn from a finished round whose draft length this policy gave."""
 
 
 class Observer(Protocol):

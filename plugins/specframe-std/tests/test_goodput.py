@@ -73,11 +73,10 @@ class World:
         return sum(self.gains[start:]) / sum(self.seconds[start:]) / max(fixed)
 
 
-def round_report(accepted: np.ndarray, length: int, prefill: bool = False) -> Any:
+def round_report(accepted: np.ndarray, length: int) -> Any:
     """Return what a policy is told of a round in which no row came near its end."""
     sequences = [types.SimpleNamespace(limit=10**6, finished=False) for _ in accepted]
     return types.SimpleNamespace(
-        prefill=prefill,
         sequences=sequences,
         lengths=np.full(len(accepted), 10),
         accepted=accepted,
@@ -192,8 +191,8 @@ def test_batches_that_shrink() -> None:
     assert np.mean(used[1]) > 1.5
 
 
-def test_prefill_rounds_say_nothing() -> None:
-    """Rounds that read prompts are neither timed nor counted."""
+def test_time_between_rounds_says_nothing() -> None:
+    """Time that passes between two rounds of the policy, such as the reading of prompts, is not counted."""
     now = [0.0]
     policy = Goodput()
     policy.clock = lambda: now[0]
@@ -202,7 +201,6 @@ def test_prefill_rounds_say_nothing() -> None:
         now[0] += 1.0 + 0.1 * length
         policy.observe(round_report(np.full(4, length), length))
         now[0] += 1000.0 * (number % 7 == 0)
-        policy.observe(round_report(np.zeros(4, dtype=int), 0, prefill=True))
     assert length == policy.maximum
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specframe.pipeline import Pipeline
+from specframe.sampling import Sampling
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import RIGHT, DecodingSuite, fake_pair, usual_requests
 from specframe.types import Batch, RoundReport
@@ -16,6 +17,7 @@ class Recorder:
     def __init__(self, policy: Any) -> None:
         self._policy, self.maximum = policy, policy.maximum
         self.said: list[Any] = []
+        self.observed: list[RoundReport] = []
 
     def draft_length(self, batch: Batch) -> int:
         """Return and note the other policy's draft length."""
@@ -23,7 +25,8 @@ class Recorder:
         return self.said[-1]
 
     def observe(self, report: RoundReport) -> None:
-        """Let the other policy learn."""
+        """Note the round and let the other policy learn."""
+        self.observed.append(report)
         self._policy.observe(report)
 
 
@@ -55,6 +58,18 @@ class DraftLengthPolicySuite(DecodingSuite):
         assert len(recorder.said) == len(feeds.decoding)
         lengths = [round.report.draft.length for round in feeds.decoding]
         assert all(length <= said for length, said in zip(lengths, recorder.said, strict=True))
+
+    def test_observes_the_rounds_it_was_asked_about(self) -> None:
+        """The policy observes each round whose draft length it gave, and no other, such as that in which samples start."""
+        target, draft = fake_pair()
+        recorder = Recorder(self.object())
+        pipe = harness.pipeline(target, draft, batch_size=4, draft_length=recorder)
+        prompts = harness.random_prompts((3, 7), target.config.vocab_size)
+        results = list(pipe.generate(prompts, 12, sampling=Sampling(samples=3)))
+        first, last = results[:3], results[3:]
+        assert all(one.token_ids == same[0].token_ids for same in (first, last) for one in same)
+        assert len(recorder.observed) == len(recorder.said)
+        assert not any(report.prefill for report in recorder.observed)
 
     def test_maximum_is_a_whole_number(self) -> None:
         """The maximum is known before the run: caches are made for it."""

@@ -78,9 +78,7 @@ class Goodput:
         return choice.trial.length if choice.trial else choice.length
 
     def observe(self, report: RoundReport) -> None:
-        """Learn from a round that decoded. One that drafts after one that did not is not timed: the drafter had to catch up."""
-        if report.prefill:
-            return
+        """Learn from a round. One that drafts after one that did not is not timed: the drafter had to catch up."""
         seconds = self.clock() - self._started
         rows, drafted = len(report.sequences), report.draft.length
         if drafted:
