@@ -11,45 +11,46 @@ import numpy as np
 from specframe.types import Batch, RoundReport
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
+PLAIN_FIRST = 3
+"""Plain rounds that a pipeline begins with: they cost least, and all else is measured against them. The first is not timed."""
+FIRST = 4
+"""The first draft length that is tried: longer ones tell more of what drafting costs, and of the tokens that are accepted."""
+EVIDENCE = 4
+"""Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 DWELL = 8
-"""Rounds a batch size keeps its draft length before it is thought over; as few as a trial has when it is new."""
-MARGIN = 0.01
-"""What another draft length has to promise to be better by, before it is changed to."""
-TRIAL, PAUSE = 2, 32
-"""Rounds another draft length is tried for, and rounds before it is tried again. The first pays for the change."""
-SURPRISE = 2.0
-"""A trial that takes so many times what was expected goes on for a round: something else may have held it up."""
-ALLOWANCE, SHARE, MOST = 2.0, 0.01, 10.0
-"""What trials may cost: so many rounds at the start, this share of all time, never more than so many rounds at once."""
-
-
-@attrs.define
-class Trial:
-    """A draft length on trial for ``left`` rounds: the seconds expected of one, and what a row's token costs by the best."""
-
-    length: int
-    expected: float
-    price: float
-    left: int = TRIAL
-    again: bool = False
+"""Rounds that a batch size keeps its draft length, once as many rounds of learning have passed as :data:`EAGER` says."""
+EAGER = 8
+"""Rounds at the start after which a draft length is kept for one round more: while little is known, thinking again pays."""
+TRIAL = 2
+"""Rounds for which a new draft length is kept at first; the one after a plain round is not timed."""
+MARGIN = 0.02
+"""The share by which another draft length has to promise more before it is changed to: a change has a price of its own."""
+DRAFTING = 0.065
+"""The share by which drafting many rows has to promise more than plain decoding. Rows that draft no longer end together: the last
+rounds of a run then have few rows, a loss that is in no round's time. A single row has no such loss."""
+OPTIMISM, SETTLED = 0.15, 40
+"""Standard deviations by which an uncertain draft length is taken to be faster than estimated, so that it is tried where that
+may pay; and the rounds of one draft length after which they are twice as many, then three times: a length that was dismissed by
+mistake is tried again."""
 
 
 @attrs.define
 class Choice:
-    """The draft length of one batch size, the rounds until it is thought over, and another one on trial."""
+    """The draft length of one batch size, and the rounds until it is thought over."""
 
     length: int
     left: int
-    trial: Trial | None = None
+    settled: int = 0
+    """Rounds for which it is in use."""
 
 
 class Goodput:
     """Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where plain decoding is faster.
 
-    The seconds of a round come from the latest rounds of its batch size, the tokens it gains from the acceptance of each place
-    of the draft (:mod:`specframe_std.policies.estimates`). A change has to promise 1 percent. What is not in use is tried now
-    and then, and paid for: what a trial loses against the best is taken from a purse, which starts with two rounds' time and
-    earns one percent of all time, and when it is empty nothing is tried. What is learnt stays for the pipeline's next run.
+    The seconds of a round and the tokens it gains are estimated for every draft length from all rounds that were seen
+    (:mod:`specframe_std.policies.estimates`), so few lengths have to be tried. An uncertain length is taken to be a little faster
+    than estimated (the principle of upper confidence bounds: Lai and Robbins 1985). A length that is not used becomes uncertain
+    again. The estimates stay for the pipeline's next run.
 
     Options:
         maximum: the longest draft.
@@ -63,83 +64,49 @@ class Goodput:
         """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
         self._choices: dict[int, Choice] = {}
-        self._tried: dict[tuple[int, int], int] = {}
-        self._purse: float | None = None
         self._round = self._drafted = 0
         self._started = 0.0
 
     def draft_length(self, batch: Batch) -> int:
-        """Return the best draft length known for so many rows, or the one on trial."""
+        """Return the draft length that promises most tokens per second for so many rows."""
         rows = len(batch)
         choice = self._choices.get(rows)
-        if choice is None or not (choice.left or choice.trial):
+        if choice is None or choice.left < 1:
             choice = self._choices[rows] = self._choose(rows)
+        choice.left -= 1
+        choice.settled += 1
         self._started = self.clock()
-        return choice.trial.length if choice.trial else choice.length
+        return choice.length
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round. One that drafts after one that did not is not timed: the drafter had to catch up."""
         seconds = self.clock() - self._started
         rows, drafted = len(report.sequences), report.draft.length
-        if drafted:
-            self._acceptance.add(report)
-        self._seconds.add(rows, drafted, seconds, typical=bool(self._drafted or not drafted))
-        self._settle(self._choices[rows], drafted, seconds)
+        self._acceptance.add(report)
+        typical = bool(self._drafted or not drafted)
+        if typical and drafted and self._seconds.surprises(rows, drafted, seconds):
+            self._choices[rows].left += 1
+        self._seconds.add(rows, drafted, seconds, typical)
         self._drafted = drafted
         self._round += 1
 
     def _choose(self, rows: int) -> Choice:
-        """Return the best draft length that was measured with so many rows, and perhaps another one on trial.
+        """Return the best draft length for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
+        if self._round < PLAIN_FIRST:
+            return Choice(0, 1)
+        if not self._seconds.longest:
+            return Choice(min(FIRST, self.maximum), TRIAL + min(3, EVIDENCE // rows))
+        seconds, deviation = self._seconds.estimate(rows)
+        settled = self._choices[rows].settled if rows in self._choices else 0
+        hope = OPTIMISM * (1 + settled / SETTLED)
+        promise = self._acceptance.gains(hope) / np.maximum(seconds - hope * deviation, 0.3 * seconds)
+        promise[0] *= 1 + DRAFTING * (1 - 1 / rows)
+        within = np.arange(len(promise)) <= max(3, 2 * self._seconds.longest)
+        best, present = int(np.where(within, promise, 0).argmax()), self._present(rows)
+        if promise[best] < (1 + MARGIN) * promise[present]:
+            return Choice(present, min(DWELL, 1 + self._round // EAGER), settled)
+        return Choice(best, TRIAL)
 
-        The first choice of all is plain decoding, which costs least; that of a new batch size is what the model says.
-        """
-        if not self._choices:
-            return Choice(0, TRIAL + 1)
-        curve, gains, known = self._seconds.curve(rows), self._acceptance.gains(), self._seconds.known(rows)
-        goodput = gains / curve
-        best = int(np.where(known, goodput, 0).argmax()) if known.any() else int(goodput.argmax())
-        nearest = min(self._choices, key=lambda size: abs(np.log(size / rows)))
-        if goodput[best] < (1 + MARGIN) * goodput[self._choices[nearest].length]:
-            best = self._choices[nearest].length
-        if rows not in self._choices:
-            return Choice(best, TRIAL)
-        return Choice(best, DWELL, self._trial(rows, best, curve, gains))
-
-    def _trial(self, rows: int, best: int, curve: np.ndarray, gains: np.ndarray) -> Trial | None:
-        """Return a trial that the purse allows, of what was not tried for long and promises much.
-
-        What was not measured may take no longer than a shorter draft: that is hoped for, and half believed. Plain decoding
-        comes before all else that was not measured, and nothing is tried that is more than twice as long as all that was.
-        """
-        if self._purse is None:
-            self._purse = ALLOWANCE * float(curve[best])
-        price, known = float(curve[best] / gains[best]), self._seconds.known(rows)
-        shorter = np.maximum.accumulate(np.where(known, curve, 0) * (np.arange(len(curve)) > 0))
-        hoped = np.where(known | (shorter == 0), curve, shorter)
-        affordable = TRIAL * ((curve + hoped) / 2 - gains * price) <= self._purse
-        ages = np.array([self._round - self._tried.get((rows, length), -8 * PAUSE) for length in range(len(curve))])
-        ages[best] = 0
-        within = np.arange(len(curve)) <= max(2, 2 * self._seconds.longest)
-        promise = np.where(affordable & within, ages * (gains * price / hoped) ** 4, 0)
-        other = int(promise.argmax()) if known[0] else 0
-        if ages[other] < PAUSE or not affordable[other]:
-            return None
-        self._tried[rows, other] = self._round
-        return Trial(other, float(curve[other]), price)
-
-    def _settle(self, choice: Choice, drafted: int, seconds: float) -> None:
-        """Save for the next trial, or pay for a round of the present one."""
-        trial = choice.trial
-        if trial is None:
-            choice.left -= 1
-            if self._purse is not None:
-                self._purse = min(self._purse + SHARE * seconds, MOST * seconds)
-            return
-        assert self._purse is not None, "a trial was paid for"
-        gained = float(self._acceptance.gains()[min(drafted, self.maximum)])
-        self._purse -= max(0.0, min(seconds, SURPRISE * trial.expected) - gained * trial.price)
-        trial.left -= 1
-        if trial.left == 0 and seconds > SURPRISE * trial.expected and not trial.again:
-            trial.again, trial.left = True, 1
-        if trial.left == 0:
-            choice.trial, choice.left = None, 0
+    def _present(self, rows: int) -> int:
+        """Return the draft length in use for so many rows, or for the nearest number of rows."""
+        return self._choices[min(self._choices, key=lambda size: abs(np.log(size / rows)))].length
