@@ -53,12 +53,20 @@ def matrix() -> None:
 
 @plugins.command()
 @click.argument("name")
-def new(name: str) -> None:
-    """Write a package folder NAME with a working drafter, its hook, its tests."""
+@click.option(
+    "--role",
+    metavar="ROLE",
+    default="drafter",
+    show_default=True,
+    help="What it is to offer: drafter, verifier, rule, alignment, scheduler, kv or policy.",
+)
+def new(name: str, role: str) -> None:
+    """Write a package folder NAME with a working strategy of a role, its hook, its tests."""
     from specframe import scaffold
 
-    folder = scaffold.write(name)
-    steps = (f"pip install -e {folder}", f"pytest {folder}", f"specframe run --drafter {name}")
+    folder = scaffold.write(name, role)
+    option = scaffold.TEMPLATES[role].option
+    steps = (f"pip install -e {folder}", f"pytest {folder}", f"specframe run {option} {name}")
     click.echo(f"wrote {folder}; next:\n" + "".join(f"\n    {step}" for step in steps))
 
 
