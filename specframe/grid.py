@@ -83,7 +83,8 @@ def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
     from specframe import aliases, models
     from specframe.compose import compose
-    from specframe.pipeline import at_least_one, choose
+    from specframe.pairing import choose
+    from specframe.pipeline import at_least_one
     from specframe.plugins import registry
 
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
-from specframe import aliases, models
+from specframe import models
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
@@ -22,7 +20,8 @@ from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
-from specframe.plugins import parse_specification, registry
+from specframe.pairing import choose
+from specframe.plugins import registry
 from specframe.pool import Pool
 from specframe.protocols import Drafter, Observer
 from specframe.run import Run
@@ -347,33 +346,6 @@ def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> It
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(following, None)
-
-
-def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
-    """Return the target, the drafter strategy and the draft model (or None) that were meant.
-
-    Raises:
-        OptionError: no draft model is known for the target.
-    """
-    drafters = registry().names("drafter")
-    drafter = os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
-    if target is None:
-        paired = aliases.paired_target(drafter) if isinstance(drafter, str) else None
-        target = paired or "tiny"
-    if drafter is None:
-        return target, "none", None
-    if drafter == "auto":
-        drafter = aliases.paired_drafter(os.fspath(target)) if isinstance(target, str | os.PathLike) else None
-        if drafter is None:
-            raise OptionError(
-                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or 'none' for plain decoding"
-            )
-    if isinstance(drafter, str):
-        name, _ = parse_specification(drafter)
-        return (target, drafter, None) if name in drafters else (target, "model", drafter)
-    if isinstance(drafter, torch.nn.Module):
-        return target, "model", drafter
-    return target, drafter, None
 
 
 def one_of(name: str, value: Any, known: Rows[str]) -> str:

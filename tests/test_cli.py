@@ -122,20 +122,23 @@ def test_broken_commands_of_plugins(site: Path) -> None:
     assert lost.stderr.startswith(
         "Error: command 'lost' of greeter refers to 'nowhere.to_be:found', which does not import"
     )
-    assert number.stderr == "Error: command 'number' of greeter: expected a click.Command, got a int\n"
+    assert number.stderr.startswith(
+        "Error: command 'number' of greeter: register() takes a class, a function or where one is"
+    )
+    assert number.stderr.endswith(", got 4\n")
 
 
 def test_plugins_in_conflict(site: Path) -> None:
-    """Two plugins of one name leave the help usable and every other command refused, both distributions named."""
+    """Of two commands of one name neither can be used, and both distributions are named; all else can."""
     install(site, "greeter", PLUGIN)
     install(site, "other", PLUGIN.replace("greeter:", "other:"))
     shown = invoke("--help")
     assert shown.exit_code == 0
     assert "plugins" in shown.stdout
-    assert "command 'greet' is offered by both greeter and other" in shown.stderr
-    refused = invoke("plugins", "list")
+    assert invoke("plugins", "list").exit_code == 0
+    refused = invoke("greet")
     assert refused.exit_code == 2
-    assert "is offered by both greeter and other" in refused.stderr
+    assert "command 'greet' is offered by both greeter and other" in refused.stderr
 
 
 def test_faults_are_one_sentence(site: Path) -> None:

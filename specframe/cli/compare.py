@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.errors import SpecframeError
 
@@ -66,6 +67,7 @@ def compare(
 
     Exits with status 1 when a cell could not be run.
     """
+    check_names(options)
     require_matplotlib()
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand

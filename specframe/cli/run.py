@@ -10,6 +10,7 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
+from specframe.cli.names import check_names
 from specframe.cli.options import WholeNumber, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
@@ -65,6 +66,7 @@ def run(
     """
     if resume and output is None:
         raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
+    check_names(options)
     given = taken(options)
     asked = gather(prompt, prompts)
     file = None
@@ -180,7 +182,7 @@ def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Itera
 def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling]) -> str:
     """Return one line that names what was combined and says whether the output is the target's own."""
     from specframe.compose import SAMPLING_RULE, auto_length
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
     greedy = not any(how.temperature for how in samplings)
