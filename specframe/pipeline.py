@@ -17,6 +17,7 @@ from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
 from specframe.errors import OptionError, UnknownNameError
 from specframe.graphs import RECORDINGS
+from specframe.guard import guarded, installed_observers
 from specframe.intake import Intake, Prompt
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
@@ -276,8 +277,8 @@ class Pipeline:
             return
         checks = [Checks()] if self._check else []
         own = [*self._meters, self._logprobs]
-        watch = Watch([*own, *self._observers, *self._registered_observers(), *observers, *checks])
-        use = self.composition_for(all(request.plan.greedy for request in requests))
+        watch = Watch([*own, *self._observers, *installed_observers(registry()), *observers, *checks])
+        use = guarded(self.composition_for(all(request.plan.greedy for request in requests)))
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
@@ -313,10 +314,6 @@ class Pipeline:
         if greedy or not self._accept_auto:
             return self.composition
         return self.composition.ruled(registry(), SAMPLING_RULE, self._length_auto)
-
-    def _registered_observers(self) -> list[Observer]:
-        known = registry()
-        return [known.make("observer", name) for name in known.names("observer")]
 
     def _result(self, sequence: Sequence) -> Result:
         request = sequence.request

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 import specframe
-from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError
-from specframe.plugins import Entry, registry
+from specframe.cli.watchdog import watched
+from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, shown
+from specframe.plugins import registry
 
 BUILT_IN = {
     "run": "specframe.cli.run:run",
@@ -32,22 +33,23 @@ class CommandLine(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the built-in commands, then those of plugins."""
-        return [*BUILT_IN, *(name for name in offered() if name not in BUILT_IN)]
+        return [*BUILT_IN, *(name for name in registry().names("command") if name not in BUILT_IN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
         if cmd_name in BUILT_IN:
             module, _, attribute = BUILT_IN[cmd_name].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        commands = offered()
-        if cmd_name not in commands:
-            raise UnknownNameError("command", cmd_name, [*BUILT_IN, *commands])
-        return load(commands[cmd_name])
+        known = registry()
+        if cmd_name not in known.names("command") and not known.excuse(cmd_name):
+            raise UnknownNameError("command", cmd_name, [*BUILT_IN, *known.names("command")])
+        return load(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; when it is interrupted, say so and exit with status 130."""
         try:
-            return super().invoke(ctx)
+            with watched():
+                return super().invoke(ctx)
         except KeyboardInterrupt as interruption:
             click.echo(f"\ninterrupted{interruption}", err=True)
             sys.exit(130)
@@ -78,24 +80,15 @@ def sentences_for_warnings() -> Iterator[None]:
         yield
 
 
-def offered() -> dict[str, Entry]:
-    """Return the commands that plugins offer; plugins that get in each other's way are reported and offer none."""
-    try:
-        return registry().entries.get("command", {})
-    except PluginError as fault:
-        click.echo(f"specframe: {fault}", err=True)
-        return {}
-
-
-def load(entry: Entry) -> click.Command:
+def load(name: str) -> click.Command:
     """Return a plugin's command, or one that fails with the reason why that cannot be had: the others still list."""
     try:
+        entry = registry().entry("command", name)
         command = entry.factory
         if not isinstance(command, click.Command):
-            kind = type(command).__name__
-            raise PluginError(f"command {entry.name!r} of {entry.distribution}: expected a click.Command, got a {kind}")
+            raise PluginError(f"{entry}: expected a click.Command, got {shown(command)}")
     except PluginError as error:
-        return broken(entry.name, error)
+        return broken(name, error)
     return command
 
 
