@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from specframe.chat import is_chat, rendered
 from specframe.errors import ModelError, PromptError
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
@@ -15,7 +16,8 @@ from specframe.types import Request, Result, SequenceMetrics
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Prompt = str | Rows[int]
+Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
+"""A text, token ids, or the messages of a chat."""
 
 
 class Intake:
@@ -50,14 +52,14 @@ class Intake:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        if isinstance(prompt, str):
+        if not is_ids(prompt):
             if self._tokenizer is None:
                 raise ModelError(
                     "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
                 )
-            ids = self._tokenizer(prompt).input_ids if prompt.strip() else []
+            ids = tokenized(prompt, self._tokenizer)
         else:
-            ids = [int(token) for token in prompt]
+            ids = [int(token) for token in prompt]  # type: ignore[arg-type] # not of messages
         if not ids:
             raise PromptError("the prompt is empty: expected at least one token")
         if len(ids) >= self._runner.context:
@@ -103,3 +105,15 @@ class Intake:
         if sampling.criteria:
             checks.append(Criteria(sampling.criteria, device=self._runner.device))
         return tuple(checks)
+
+
+def is_ids(prompt: Prompt) -> bool:
+    """Return whether a prompt needs no tokenizer: it is neither a text nor the messages of a chat."""
+    return not isinstance(prompt, str) and not is_chat(prompt)
+
+
+def tokenized(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of a text or of messages, none of a blank text; raise :class:`PromptError` where that cannot be."""
+    if is_chat(prompt):
+        return rendered(prompt, tokenizer)
+    return tokenizer(prompt).input_ids if str(prompt).strip() else []

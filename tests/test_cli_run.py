@@ -113,7 +113,7 @@ def test_faults_of_single_prompts(pair: list[str]) -> None:
     lines = [
         '{"prompt": "ok"}',
         '{"prompt": "x"',
-        "[1]",
+        "5",
         '{"query": 1}',
         '{"turns": []}',
         '{"text": 3}',
@@ -125,8 +125,8 @@ def test_faults_of_single_prompts(pair: list[str]) -> None:
     assert result.exit_code == 1
     expected = {
         1: "p.jsonl line 2: expected a JSON object, got Expecting ',' delimiter at column 15",
-        2: "p.jsonl line 3: expected a JSON object, got [1]",
-        3: "p.jsonl line 4: expected one of prompt, text, turns, got query",
+        2: "p.jsonl line 3: expected a JSON object, got 5",
+        3: f"p.jsonl line 4: expected one of {', '.join(prompts.KEYS)}, got query",
         4: "p.jsonl line 5: turns: expected a list of texts, got []",
         5: "p.jsonl line 6: text: expected a text, got 3",
         6: "the prompt is empty: expected at least one token",

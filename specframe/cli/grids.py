@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import click
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.cli.sampling import Number
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeWarning
 from specframe.grid import split_list
+from specframe.prompts import Given, Prompt
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
@@ -86,12 +88,28 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
     return options | {"accept": [SAMPLING_RULE if rule == "auto" else rule for rule in options["accept"]]}
 
 
-def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:
-    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
+def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:
+    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that cannot be read."""
     asked = gather(arguments, path)
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
-    return [prompt.text for prompt in asked]
+    name_parameters(asked)
+    return [prompt.given for prompt in asked]
+
+
+def name_parameters(prompts: list[Prompt]) -> None:
+    """Warn of parameters of single prompts, which a grid passes over: it decodes all of them alike."""
+    if not any(prompt.parameters for prompt in prompts):
+        return
+    from specframe.sampling import Sampling
+
+    found = {key: prompt.place for prompt in reversed(prompts) for key in prompt.parameters}
+    if ignored := [name for name in Sampling.parameters() if name in found]:
+        warnings.warn(
+            f"{found[ignored[0]]}: parameters of single prompts have no effect here: {', '.join(ignored)}",
+            SpecframeWarning,
+            stacklevel=3,
+        )
 
 
 def hush() -> None:

@@ -15,7 +15,7 @@ from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
-from specframe.prompts import Prompt
+from specframe.prompts import Given, Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
@@ -104,12 +104,12 @@ class Work:
         """Return whether all continuations of a prompt are there."""
         return all((index, sample) in self.done for sample in range(self.samplings[index].samples))
 
-    def texts(self) -> list[str]:
+    def texts(self) -> list[Given]:
         """Return the prompts, empty where there is nothing to decode.
 
         Prompts keep their index, on which random choices depend; an empty one fails, and its failure is passed over.
         """
-        return ["" if self.complete(i) or prompt.fault else prompt.text for i, prompt in enumerate(self.prompts)]
+        return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
 
 
 def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], stream: bool) -> int:

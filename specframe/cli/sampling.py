@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +11,15 @@ import attrs
 import click
 
 from specframe.cli.options import whole, with_options
-from specframe.errors import OptionError, SpecframeError
+from specframe.errors import OptionError, SpecframeError, SpecframeWarning
 from specframe.prompts import Prompt
 
 if TYPE_CHECKING:
     from specframe.sampling import Sampling
+
+
+NEAR = 0.8
+"""How like a parameter's name a key has to be to be taken for a slip: of 1 for the same, 0 for no letter in common."""
 
 
 class Number(click.ParamType):
@@ -72,6 +78,8 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
     from specframe.sampling import Sampling
 
     common = Sampling().with_parameters({name: value for name, value in given.items() if value is not None})
+    prompts = list(prompts)
+    name_misspelt(prompts, Sampling.parameters())
     checked, own = [], []
     for prompt in prompts:
         known = {name: value for name, value in prompt.parameters.items() if name in Sampling.parameters()}
@@ -82,3 +90,18 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
             own.append(common)
             checked.append(attrs.evolve(prompt, fault=f"{prompt.place}: {error}"))
     return checked, own
+
+
+def name_misspelt(prompts: Iterable[Prompt], known: list[str]) -> None:
+    """Warn of each key of prompts that is no parameter, but nearly the name of one; other keys are a data set's own."""
+    places: dict[str, str] = {}
+    for prompt in prompts:
+        for key in prompt.parameters:
+            places.setdefault(key, prompt.place)
+    for key, place in places.items():
+        if key not in known and (nearest := difflib.get_close_matches(str(key), known, n=1, cutoff=NEAR)):
+            warnings.warn(
+                f"{place}: the key {key!r} is no parameter and has no effect; did you mean {nearest[0]!r}?",
+                SpecframeWarning,
+                stacklevel=2,
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from specframe.cli.grids import Remembered, grid_options, hush, readable
 from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError
+from specframe.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.frames import SchemeTrace
@@ -70,7 +72,7 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, command: str) -> None:
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path, command: str) -> None:
     """Record every combination, write the page, and say what moved."""
     from specframe.grid import varying
     from specframe.loading import LoadedModels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampl
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
+from specframe.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.grid import Cell
@@ -62,7 +63,7 @@ def verify(
 
 
 def run(
-    options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any, temperature: float
+    options: dict[str, Any], texts: Sequence[Given], new: int, cut: int | None, progress: Any, temperature: float
 ) -> Iterator[Verification]:
     """Check the grid, then yield each cell's outcome."""
     from specframe.grid import checked, expand, varying
