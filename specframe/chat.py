@@ -28,6 +28,6 @@ def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         )
     chat = [dict(one) for one in messages]
     try:
-        return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))  # type: ignore[arg-type]
+        return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
     except Exception as error:  # a template is a program of the checkpoint's and may raise anything
         raise PromptError(f"the target's chat template refuses the messages: {sentence(error)}") from error
