@@ -18,6 +18,7 @@ from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
 from specframe.errors import OptionError, UnknownNameError
+from specframe.evaluating import evaluating
 from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt
 from specframe.logprobs import Logprobs
@@ -255,7 +256,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
-        """Claim the pipeline for one run and start its figures afresh."""
+        """Claim the pipeline for one run, start its figures afresh, and evaluate its models until the run has ended."""
         if self._busy:
             raise OptionError("this pipeline is still decoding other prompts: finish those, or make another pipeline")
         self._busy = True
@@ -263,7 +264,8 @@ class Pipeline:
             self._meters = Counts(), Stopwatch(self._runner.device)
             self._logprobs = Logprobs()
             self._errors, self._kv_bytes = len(failed), 0
-            yield
+            with evaluating(self.target_model, self.draft_model):
+                yield
         finally:
             self._busy = False
 
