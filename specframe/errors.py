@@ -30,7 +30,7 @@ class UnknownNameError(SpecframeError):
         super().__init__(f"unknown {kind} {name!r}: expected one of {listing}{hint}")
 
 
-class OptionError(SpecframeError):
+class OptionError(SpecframeError, ValueError):
     """A value outside of what an option accepts."""
 
 
