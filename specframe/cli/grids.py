@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
+from specframe.cli.kinds import ListOf, Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
-from specframe.cli.sampling import Number
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.grid import split_list
 from specframe.prompts import Given, Prompt
 
 SINGLE = frozenset({"config"})
@@ -26,26 +25,6 @@ class Remembered(click.Command):
         """Keep the arguments in ``ctx.meta``, as they were typed."""
         ctx.meta["specframe.arguments"] = list(args)
         return super().parse_args(ctx, args)
-
-
-class ListOf(click.ParamType):
-    """A comma list of another type's values; a part with ``=`` is an option of the name before it."""
-
-    name = "list"
-
-    def __init__(self, of: click.ParamType) -> None:
-        self.of = of
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        """Return the list of values."""
-        if isinstance(value, list):
-            return value
-        try:
-            parts = split_list(str(value))
-        except OptionError as fault:
-            option = param.opts[-1] if param else self.name
-            raise OptionError(f"{option}: {fault}") from None
-        return [self.of.convert(part, param, ctx) for part in parts]
 
 
 def grid_options(**defaults: str) -> Callable[..., Any]:
@@ -71,7 +50,7 @@ def grid_options(**defaults: str) -> Callable[..., Any]:
 TEMPERATURE = click.option(
     "--temperature",
     metavar="X",
-    type=Number(),
+    type=Number(0),
     default=0.0,
     show_default=True,
     help="Draw tokens at this temperature, by --accept gumbel where that is auto; 0: greedy decoding.",

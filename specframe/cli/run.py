@@ -10,7 +10,8 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
-from specframe.cli.options import WholeNumber, pipeline_options
+from specframe.cli.kinds import File, WholeNumber
+from specframe.cli.options import PROMPTS_FILE, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
+@PROMPTS_FILE
 @pipeline_options
 @sampling_options
 @click.option(
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
-@click.option("--output", metavar="FILE.jsonl", help="Write each result to a file as it finishes.")
+@click.option("--output", metavar="FILE.jsonl", type=File(), help="Write each result to a file as it finishes.")
 @click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
 @click.pass_context
 def run(

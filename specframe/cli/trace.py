@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import Remembered, grid_options, hush, readable
+from specframe.cli.kinds import File
 from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError
 from specframe.prompts import Given
@@ -27,7 +28,9 @@ MOST_PROMPTS = 16
 @with_options(PROMPTS)
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
 @whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
-@click.option("--output", metavar="FILE.html", default="trace.html", show_default=True, help="The page to write.")
+@click.option(
+    "--output", metavar="FILE.html", type=File(), default="trace.html", show_default=True, help="The page to write."
+)
 @click.pass_context
 def trace(
     ctx: click.Context, prompt: tuple[str, ...], prompts: str | None, max_new_tokens: int, output: str, **options: Any

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe.cli.kinds import File
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
@@ -29,7 +30,9 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
-@click.option("--output", metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file.")
+@click.option(
+    "--output", metavar="FILE.jsonl", type=File(), help="Write each cell's outcome, with all divergences, to a file."
+)
 @click.pass_context
 def verify(
     ctx: click.Context,
