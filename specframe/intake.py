@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specframe.errors import ModelError, PromptError
+from specframe.chat import is_chat, rendered
+from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
+from specframe.prompts import text_fault
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
 from specframe.stopping import Criteria, StopCheck, StopStrings
@@ -15,7 +17,43 @@ from specframe.types import Request, Result, SequenceMetrics
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Prompt = str | Rows[int]
+Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
+"""A text, token ids, or the messages of a chat."""
+
+
+def listed(prompts: Any) -> list[Any]:
+    """Return prompts as a list; each of them is looked at later.
+
+    Raises:
+        OptionError: what is given is one prompt, or has no order.
+    """
+    expected = "expected a list of prompts, each a text, a list of token ids or a list of messages"
+    one = isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable)
+    asked = [] if one else list(prompts)
+    if one or (asked and all(map(is_token_id, asked))):
+        hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
+        raise OptionError(f"prompts: {expected}, got {shown(prompts)}{hint}")
+    return asked
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """Return a prompt's token ids as plain numbers; raise :class:`PromptError` where it is no list of whole numbers."""
+    if isinstance(prompt, bytes | Mapping | Set) or not isinstance(prompt, Iterable):
+        raise PromptError(f"expected a text, a list of token ids or a list of messages, got {shown(prompt)}")
+    ids = [plain(token) for token in plain(prompt)]
+    if wrong := [token for token in ids if not is_token_id(token)]:
+        raise PromptError(f"the prompt holds {shown(wrong[0])}: expected token ids, which are whole numbers")
+    return ids
+
+
+def plain(value: Any) -> Any:
+    """Return what an array or a tensor holds as Python's own numbers, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_token_id(value: Any) -> bool:
+    """Return whether a value, or the one that a tensor without dimensions holds, is a whole number."""
+    return isinstance(plain(value), int) and not isinstance(plain(value), bool)
 
 
 class Intake:
@@ -50,14 +88,7 @@ class Intake:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise ModelError(
-                    "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
-                )
-            ids = self._tokenizer(prompt).input_ids if prompt.strip() else []
-        else:
-            ids = [int(token) for token in prompt]
+        ids = token_ids(prompt) if is_ids(prompt) else tokenized(prompt, self._tokenizer)
         if not ids:
             raise PromptError("the prompt is empty: expected at least one token")
         if len(ids) >= self._runner.context:
@@ -103,3 +134,24 @@ class Intake:
         if sampling.criteria:
             checks.append(Criteria(sampling.criteria, device=self._runner.device))
         return tuple(checks)
+
+
+def is_ids(prompt: Prompt) -> bool:
+    """Return whether a prompt needs no tokenizer: it is neither a text nor the messages of a chat."""
+    return not isinstance(prompt, str) and not is_chat(prompt)
+
+
+def tokenized(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """Return the token ids of a text or of messages, none of a blank text; raise :class:`PromptError` where that cannot be."""
+    if tokenizer is None:
+        raise ModelError(
+            "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
+        )
+    if is_chat(prompt):
+        return rendered(prompt, tokenizer)
+    if fault := text_fault(prompt):
+        raise PromptError(fault)
+    try:
+        return list(tokenizer(prompt).input_ids) if prompt.strip() else []
+    except Exception as error:  # a tokenizer may raise anything, and the other prompts go on
+        raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error

@@ -16,9 +16,10 @@ from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
 from specframe.errors import OptionError, UnknownNameError
+from specframe.evaluating import evaluating
 from specframe.graphs import RECORDINGS
 from specframe.guard import guarded, installed_observers
-from specframe.intake import Intake, Prompt
+from specframe.intake import Intake, Prompt, listed
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
 from specframe.pairing import choose
@@ -159,7 +160,8 @@ class Pipeline:
                 greedy decoding. Each prompt has random numbers of its own, by its index.
 
         Raises:
-            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores.
+            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
+                that cannot be decoded is none: its result has ``finish_reason`` "error", and the others go on.
         """
         requests, failed = self._ask(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
@@ -230,7 +232,7 @@ class Pipeline:
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
         at_least_one("max_new_tokens", max_new_tokens)
-        prompts = list(prompts)
+        prompts = listed(prompts)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
         samplings = self._samplings(sampling, len(prompts))
         requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
@@ -255,7 +257,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
-        """Claim the pipeline for one run and start its figures afresh."""
+        """Claim the pipeline for one run, start its figures afresh, and evaluate its models until the run has ended."""
         if self._busy:
             raise OptionError("this pipeline is still decoding other prompts: finish those, or make another pipeline")
         self._busy = True
@@ -263,7 +265,8 @@ class Pipeline:
             self._meters = Counts(), Stopwatch(self._runner.device)
             self._logprobs = Logprobs()
             self._errors, self._kv_bytes = len(failed), 0
-            yield
+            with evaluating(self.target_model, self.draft_model):
+                yield
         finally:
             self._busy = False
 

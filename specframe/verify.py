@@ -23,6 +23,7 @@ from specframe import models
 from specframe.compose import strategy
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.grid import Cell, Grid
+from specframe.intake import Prompt, is_ids, tokenized
 from specframe.loading import LoadedModels
 from specframe.noise import Stream, gumbel
 from specframe.pipeline import Pipeline
@@ -148,7 +149,7 @@ class Verification:
 
 def verify(
     grid: Grid,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     max_new_tokens: int = 64,
     max_prompt_tokens: int | None = None,
     progress: Callable[[str], None] = lambda doing: None,
@@ -158,7 +159,7 @@ def verify(
 
     Args:
         grid: checked cells.
-        prompts: texts, or lists of token ids.
+        prompts: texts, lists of token ids or messages.
         max_new_tokens: tokens compared per prompt.
         max_prompt_tokens: prompts are cut to so many tokens.
         progress: told what is being decoded.
@@ -197,7 +198,7 @@ class References:
 
     def __init__(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         max_new_tokens: int,
         max_prompt_tokens: int | None,
         progress: Callable[[str], None],
@@ -313,14 +314,14 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place in range(shortest) if one[place] != other[place]), shortest)
 
 
-def encode(pipe: Pipeline, prompts: Sequence[str | Sequence[int]], cut: int | None) -> list[list[int]]:
+def encode(pipe: Pipeline, prompts: Sequence[Prompt], cut: int | None) -> list[list[int]]:
     """Return prompts as token ids, at most ``cut`` each; raise :class:`OptionError` for one that cannot be decoded."""
     encoded = []
     for index, prompt in enumerate(prompts):
-        if cut is not None and isinstance(prompt, str) and pipe.tokenizer is not None and prompt.strip():
-            prompt = pipe.tokenizer(prompt).input_ids
         try:
-            encoded.append(pipe.encode(prompt if isinstance(prompt, str) else prompt[:cut]))
+            if cut is not None and pipe.tokenizer is not None and not is_ids(prompt):
+                prompt = tokenized(prompt, pipe.tokenizer)
+            encoded.append(pipe.encode(prompt[:cut] if is_ids(prompt) else prompt))
         except PromptError as fault:
             raise OptionError(f"prompt {index}: {fault}") from fault
     return encoded

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from specframe import Pipeline
+from specframe import Pipeline, Sampling, models
+from specframe.attention.choice import ATTENTION
+from specframe.cli import BUILT_IN, cli, kinds, options
+from specframe.cli.reproduce import PARTS
+from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
+from specframe.graphs import RECORDINGS
 from specframe.plugins import ROLES, parse_specification, registry
+from specframe.report import reproduce
 from specframe.values import bound, check_annotated, number, whole
 
 INF = math.inf
@@ -159,3 +172,149 @@ def test_a_check_refuses_and_names(value: object) -> None:
         number("size", value, 1, 2)
     with pytest.raises(SpecframeError, match=r"^size: expected a whole number from 1 to 2, got "):
         whole("size", value, 1, 2)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+ASK = """
+import json, sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fails
+from click.testing import CliRunner
+from specframe.cli import cli
+for words in json.load(sys.stdin):
+    result = CliRunner().invoke(cli, words, prog_name="specframe")
+    ended = result.exception is None or isinstance(result.exception, SystemExit)
+    print(json.dumps([result.exit_code if ended else repr(result.exception), result.stdout, result.stderr]))
+"""
+
+
+def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """Yield every option with a value of a command and of those below it, with the words that lead there."""
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from walk(below, *words, name)
+    yield from ((words, one) for one in command.params if isinstance(one, click.Option) and not one.is_flag)
+
+
+def all_options() -> list[tuple[tuple[str, ...], click.Option]]:
+    """Return every option with a value of every built-in command."""
+    context = click.Context(cli)
+    return [found for name in BUILT_IN for found in walk(cli.get_command(context, name), name)]
+
+
+def wrong(kind: click.ParamType) -> list[str]:
+    """Return values outside of what a kind of option takes, as they are typed."""
+    match kind:
+        case kinds.ListOf():
+            return [*wrong(kind.of), "a,,b", ",", "x=1"]
+        case kinds.WholeNumber():
+            above = [] if math.isinf(kind.most) else [str(int(kind.most) + 1)]
+            return [
+                "",
+                "x",
+                "2.5",
+                "nan",
+                "inf",
+                "1e3",
+                "true",
+                "1_0",
+                "9" * 5000,
+                "-5",
+                str(int(kind.least) - 1),
+                *above,
+            ]
+        case kinds.Number():
+            ends = ["-1"] if kind.least == 0 else []
+            return ["", "x", "nan", "inf", "-inf", "1e999", "true", *ends, *(["0"] if kind.above else [])]
+        case kinds.DraftLength():
+            return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
+        case kinds.Strategy():
+            name = registry().names(kind.role)[0]
+            return ["", "nope", f"{name},", f"{name},x", f"{name},=1", f"{name},x=1,x=2"]
+        case kinds.OneOf():
+            return ["", "x", kind.words[0].upper()]
+        case kinds.Device():
+            return ["", "gpu", "cuda:", "cuda:x", "cuda:-1"]
+        case kinds.Arrivals():
+            return ["", "poisson:", "poisson:0", "poisson:nan", "nowhere.txt", "."]
+    return [""]
+
+
+def test_wrong_values_of_all_options() -> None:
+    """A wrong value of any option of any command is one sentence that names the option, and status 2, without torch."""
+    asked = [
+        ([*words, f"{max(option.opts, key=len)}={value}"], option)
+        for words, option in all_options()
+        for value in wrong(option.type)
+    ]
+    words = json.dumps([words for words, _ in asked])
+    done = subprocess.run([sys.executable, "-c", ASK], input=words, capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(asked) > 300, done.stderr
+    for (words, option), (status, shown, fault) in zip(asked, answers, strict=True):
+        assert (status, shown) == (2, ""), (words, fault)
+        assert fault.startswith(f"Error: {max(option.opts, key=len)}: "), (words, fault)
+        assert "expected " in fault, (words, fault)
+        assert fault.count("\n") == 1, (words, fault)
+
+
+def test_every_option_has_a_kind() -> None:
+    """An option that is added to a command is checked as it is read."""
+    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, kinds.Kind)] == []
+
+
+def test_words_are_those_that_are_known() -> None:
+    """The words that options take, written down so that torch need not be imported, are those of the modules they go to."""
+    words = {
+        one.name: one.type.words
+        for words, one in all_options()
+        if words == ("run",) and isinstance(one.type, kinds.OneOf)
+    }
+    assert set(words["attention"]) == set(ATTENTION)
+    assert set(words["graphs"]) == set(RECORDINGS)
+    assert set(words["dtype"]) == {"auto", *models.DTYPES, *models.DTYPES.values()}
+    assert PARTS == reproduce.PARTS
+
+
+def test_what_options_take_sampling_takes() -> None:
+    """The ends of the range of every sampling option are accepted by the class that it is handed to."""
+    ends: dict[str, list[Any]] = {}
+    for option in sampling_options(click.Command("sampling")).params:
+        kind = option.type
+        if isinstance(kind, kinds.Number):
+            ends[option.name] = [0.001 if kind.above else max(kind.least, -1e30), min(kind.most, 1e30)]
+        elif isinstance(kind, kinds.WholeNumber):
+            ends[option.name] = [kind.least, int(min(kind.most, 100))]
+    assert len(ends) >= 11
+    for name, values in ends.items():
+        for value in values:
+            assert getattr(Sampling().with_parameters({name: value}), name) == value
+
+
+def test_seeds_have_64_bits() -> None:
+    """The largest seed that the command line takes can be sampled with."""
+    pipe = Pipeline(target="tiny", drafter="none", seed=options.LARGEST_SEED)
+    (result,) = pipe.generate(["import os"], 3, sampling=Sampling(temperature=1.0))
+    assert len(result.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["run", "--logprobs", "2"],
+            "--logprobs: expected --output with it: log-probabilities are written to its file",
+        ),
+        (["compare", "--arrival-seed", "2"], "--arrival-seed: expected --arrivals with it: "),
+        (["reproduce", "--arrival-batch-sizes", "2"], "--arrival-batch-sizes: expected --arrivals with it: "),
+        (
+            ["reproduce", "--parts", "match,arrivals"],
+            "--parts arrivals: expected --arrivals poisson:RATE or FILE with it",
+        ),
+    ],
+)
+def test_options_without_effect(words: list[str], reason: str) -> None:
+    """An option that would have no effect is refused, and the sentence says what is missing."""
+    result = CliRunner().invoke(cli, words, prog_name="specframe")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {reason}")

@@ -104,7 +104,14 @@ def broken(name: str, fault: PluginError) -> click.Command:
     )
 
 
-@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=CommandLine,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "SPECFRAME",  # SPECFRAME_RUN_BATCH_SIZE is --batch-size of run
+    },
+)
 @click.version_option(specframe.__version__, prog_name="specframe")
 def cli() -> None:
     """Batched, lossless speculative decoding in which every part is a plugin."""

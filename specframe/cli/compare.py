@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe.cli.kinds import Arrivals, File
 from specframe.cli.names import check_names
-from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, refuse_idle, whole, with_options
 from specframe.errors import SpecframeError
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 @click.option(
     "--arrivals",
     metavar="poisson:RATE|FILE",
+    type=Arrivals(),
     help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
 )
-@whole("--arrival-seed", "Of the arrivals.", 0, least=0)
+@whole("--arrival-seed", "Of the arrivals.", 0, least=0, most=LARGEST_SEED)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     "--output",
     metavar="FOLDER",
+    type=File("the name of a folder", "dir"),
     default="comparison",
     show_default=True,
     help="Where results and report go; what it holds of this comparison already is not run again.",
@@ -68,6 +71,7 @@ def compare(
     Exits with status 1 when a cell could not be run.
     """
     check_names(options)
+    refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
     require_matplotlib()
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand

@@ -9,8 +9,9 @@ import attrs
 import click
 
 from specframe.cli.compare import require_matplotlib, telling
-from specframe.cli.grids import ListOf, Remembered, hush, readable
-from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
+from specframe.cli.grids import Remembered, hush, readable
+from specframe.cli.kinds import Arrivals, File, ListOf, OneOf, WholeNumber
+from specframe.cli.options import MODELS, PLACE, draft_length, refuse_idle, whole, with_options
 from specframe.errors import OptionError
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from specframe.report.compare import Progress
     from specframe.report.reproduce import Part, Reproduction
+
+
+PARTS = ("match", "speed", "uniform", "random", "arrivals")
+"""What a reproduction consists of."""
 
 
 def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
@@ -28,7 +33,9 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 
 
 @click.command(cls=Remembered)
-@click.option("--prompts", metavar="FILE", help="SpecBench's questions, or prompts as every command takes them.")
+@click.option(
+    "--prompts", metavar="FILE", type=File(), help="SpecBench's questions, or prompts as every command takes them."
+)
 @whole("--limit", "Only the first N prompts.")
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
@@ -42,12 +49,16 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @click.option(
     "--arrivals",
     metavar="poisson:RATE|FILE",
+    type=Arrivals(),
     help="Measure latency with prompts that arrive at random, RATE per second, or as a file of seconds says.",
 )
-@click.option("--parts", metavar="P,...", type=ListOf(click.STRING), help="Run only these parts now; the page has all.")
+@click.option(
+    "--parts", metavar="P,...", type=ListOf(OneOf(*PARTS)), help="Run only these parts now; the page has all."
+)
 @click.option(
     "--output",
     metavar="FOLDER",
+    type=File("the name of a folder", "dir"),
     default="reproduction",
     show_default=True,
     help="Where results and page go; what it holds of this reproduction already is not run again.",
@@ -64,12 +75,12 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **option
 
     Exits with status 1 when a cell could not be run.
     """
+    refuse_idle(ctx, "arrival_batch_sizes", "arrivals", "all prompts are there from the start")
+    if "arrivals" in (parts or ()) and options["arrivals"] is None:
+        raise OptionError("--parts arrivals: expected --arrivals poisson:RATE or FILE with it, when the prompts arrive")
     require_matplotlib()
     planned = planning(**options)
     names = [part.name for part in planned]
-    for name in parts or ():
-        if name not in names:
-            raise OptionError(f"--parts: expected some of {', '.join(names)}, got {name!r}")
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
     found = run(planned, output, command, parts or names)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]

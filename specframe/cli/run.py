@@ -10,13 +10,14 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
+from specframe.cli.kinds import File, WholeNumber
 from specframe.cli.names import check_names
-from specframe.cli.options import WholeNumber, pipeline_options
+from specframe.cli.options import PROMPTS_FILE, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
-from specframe.prompts import Prompt
+from specframe.prompts import Given, Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
+@PROMPTS_FILE
 @pipeline_options
 @sampling_options
 @click.option(
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 )
 @click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
-@click.option("--output", metavar="FILE.jsonl", help="Write each result to a file as it finishes.")
+@click.option("--output", metavar="FILE.jsonl", type=File(), help="Write each result to a file as it finishes.")
 @click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
 @click.pass_context
 def run(
@@ -106,12 +103,12 @@ class Work:
         """Return whether all continuations of a prompt are there."""
         return all((index, sample) in self.done for sample in range(self.samplings[index].samples))
 
-    def texts(self) -> list[str]:
+    def texts(self) -> list[Given]:
         """Return the prompts, empty where there is nothing to decode.
 
         Prompts keep their index, on which random choices depend; an empty one fails, and its failure is passed over.
         """
-        return ["" if self.complete(i) or prompt.fault else prompt.text for i, prompt in enumerate(self.prompts)]
+        return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
 
 
 def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], stream: bool) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specframe.cli.grids import Remembered, grid_options, hush, readable
+from specframe.cli.kinds import File
 from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.frames import SchemeTrace
@@ -26,7 +29,9 @@ MOST_PROMPTS = 16
 @with_options(PROMPTS)
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
 @whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
-@click.option("--output", metavar="FILE.html", default="trace.html", show_default=True, help="The page to write.")
+@click.option(
+    "--output", metavar="FILE.html", type=File(), default="trace.html", show_default=True, help="The page to write."
+)
 @click.pass_context
 def trace(
     ctx: click.Context, prompt: tuple[str, ...], prompts: str | None, max_new_tokens: int, output: str, **options: Any
@@ -75,7 +80,7 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, command: str) -> int:
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path, command: str) -> int:
     """Record every combination, write the page, say what moved, and return how many there are on the page."""
     from specframe.grid import varying
     from specframe.loading import LoadedModels
@@ -95,7 +100,7 @@ def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, comm
 
 
 def recorded(
-    cells: list[Cell], differing: list[str], texts: list[str], new: int, loaded: LoadedModels
+    cells: list[Cell], differing: list[str], texts: Sequence[Given], new: int, loaded: LoadedModels
 ) -> tuple[list[SchemeTrace], Cell]:
     """Return what could be recorded, and the first combination of it; the others are named on standard error.
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe.cli.kinds import File
 from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
+from specframe.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.grid import Cell
@@ -29,7 +31,9 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
-@click.option("--output", metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file.")
+@click.option(
+    "--output", metavar="FILE.jsonl", type=File(), help="Write each cell's outcome, with all divergences, to a file."
+)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -64,7 +68,7 @@ def verify(
 
 
 def run(
-    options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any, temperature: float
+    options: dict[str, Any], texts: Sequence[Given], new: int, cut: int | None, progress: Any, temperature: float
 ) -> Iterator[Verification]:
     """Check the grid, then yield each cell's outcome."""
     from specframe.grid import checked, expand, varying

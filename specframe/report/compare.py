@@ -37,7 +37,7 @@ WARM_UP_TOKENS = 8
 class Settings:
     """What all cells of a comparison share."""
 
-    prompts: list[str]
+    prompts: Sequence[Prompt]
     max_new_tokens: int = 64
     repeats: int = 3
     warm_up: int = 1

@@ -97,13 +97,13 @@ class Reproduction:
 
 
 def plan(
-    pair: Cell, prompts: list[str], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
+    pair: Cell, prompts: Sequence[Prompt], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
 ) -> list[Part]:
     """Return the parts of a reproduction.
 
     Args:
         pair: target, drafter, device, dtype and draft length.
-        prompts: texts.
+        prompts: texts, token ids or messages.
         sizes: the batch sizes of each part that is wanted; 1 is added to those of ``match``, as its reference, and left
             out of ``uniform`` and ``random``, where there is nothing to group.
         settings: what differs from the defaults of :class:`specframe.report.compare.Settings`, by part.
@@ -238,7 +238,7 @@ def up_to_stop(ids: list[int], stops: Collection[int]) -> list[int]:
     return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
 
 
-def spread_over(prompts: list[str], count: int | None) -> list[str]:
+def spread_over(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
     """Return ``count`` prompts, evenly spread over all of them; all where there are no more."""
     if count is None or count >= len(prompts):
         return prompts
