@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
-from specframe.errors import OptionError, UnknownNameError
+from specframe.errors import OptionError, SpecframeWarning, UnknownNameError, shown
 from specframe.evaluating import evaluating
+from specframe.generation import Settings, not_done, of_checkpoint
 from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt, listed
 from specframe.logprobs import Logprobs
@@ -91,6 +93,7 @@ class Pipeline:
         attention: str = "auto",
         graphs: str = "auto",
         layers: str = "eager",
+        generation_config: str | None = "auto",
     ) -> None:
         self.batch_size = at_least_one("batch_size", batch_size)
         self.seed = seed
@@ -98,6 +101,7 @@ class Pipeline:
         self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
+        self._configured = one_of("generation_config", generation_config or "none", ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
         target, drafting, draft_name = choose(target, drafter)
@@ -157,7 +161,7 @@ class Pipeline:
             arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
             sort: take up the shortest prompts first, among those that arrive together.
             sampling: how tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None:
-                greedy decoding. Each prompt has random numbers of its own, by its index.
+                what the generation config says. Each prompt has random numbers of its own, by its index.
 
         Raises:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
@@ -234,26 +238,50 @@ class Pipeline:
         at_least_one("max_new_tokens", max_new_tokens)
         prompts = listed(prompts)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
-        samplings = self._samplings(sampling, len(prompts))
-        requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
+        if ignored := not_done(self._generation_config):
+            warnings.warn(
+                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=3
+            )
+        settings = self.settings(sampling, len(prompts), max_new_tokens)
+        requests, failed = self._intake.take(prompts, max_new_tokens, moments, settings)
         if sort:
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
 
-    def _samplings(self, given: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
-        """Return the sampling parameters of each prompt."""
-        samplings = [given or Sampling()] * count if given is None or isinstance(given, Sampling) else list(given)
-        if len(samplings) != count:
-            raise OptionError(
-                f"sampling: expected one for all or one for each of {count} prompts, got {len(samplings)}"
-            )
-        warmest = max((one.temperature for one in samplings), default=0.0)
-        if warmest and not (self._accept_auto or self.composition.rule.sharpen):
-            raise OptionError(
-                f"temperature {warmest:g} has no effect on an acceptance rule that always takes the most likely "
-                "token: choose a rule that samples, such as gumbel, block or rejection"
-            )
-        return samplings
+    def settings(
+        self, sampling: Sampling | Iterable[Sampling] | None, count: int, max_new_tokens: int
+    ) -> list[Settings | OptionError]:
+        """Return how each of ``count`` prompts is decoded: as its sampling parameters say, and else as the generation config does.
+
+        Where some cannot be decoded as asked, their error takes the place; where none can, it is raised.
+        """
+        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
+        samplings = one_each(sampling, count)
+        made = {id(one): self._checked(Settings(one, checkpoint), max_new_tokens) for one in samplings}
+        if made and (faults := [one for one in made.values() if isinstance(one, OptionError)]) == list(made.values()):
+            raise faults[0]
+        return [made[id(one)] for one in samplings]
+
+    @property
+    def _generation_config(self) -> Any:
+        """The generation config that holds where nothing else is said; None: there is none."""
+        return getattr(self.target_model, "generation_config", None) if self._configured else None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
+        return self._accept_auto or self.composition.rule.sharpen
+
+    def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
+        try:
+            if settings.temperature and not self._draws:
+                raise OptionError(
+                    f"temperature {settings.temperature:g} has no effect on an acceptance rule that always takes the most "
+                    "likely token: choose a rule that samples, such as gumbel, block or rejection"
+                )
+            return settings.check(max_new_tokens, self._runner.vocabulary)
+        except OptionError as fault:
+            return fault
 
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
@@ -350,6 +378,19 @@ def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> It
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(following, None)
+
+
+def one_each(given: Any, count: int) -> list[Sampling]:
+    """Return the sampling parameters of each of ``count`` prompts."""
+    if given is None or isinstance(given, Sampling):
+        return [given or Sampling()] * count
+    samplings = list(given) if isinstance(given, Iterable) else []
+    if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
+        samplings = []
+    if isinstance(given, Mapping | str) or len(samplings) != count:
+        got = len(samplings) if samplings else shown(given)
+        raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
+    return samplings
 
 
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
