@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from specframe import aliases, models
+from specframe import aliases, arguments, models
+from specframe.arguments import flag, one_of, seconds
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
-from specframe.errors import OptionError, SpecframeWarning, UnknownNameError, shown
+from specframe.errors import OptionError, SpecframeWarning, shown
 from specframe.evaluating import evaluating
 from specframe.generation import Settings, not_done, of_checkpoint
 from specframe.graphs import RECORDINGS
@@ -34,6 +35,7 @@ from specframe.sampling import Sampling
 from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
+from specframe.values import whole
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
@@ -95,16 +97,18 @@ class Pipeline:
         layers: str = "eager",
         generation_config: str | None = "auto",
     ) -> None:
-        self.batch_size = at_least_one("batch_size", batch_size)
-        self.seed = seed
-        self._observers, self._check = list(observers), check
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.seed = whole("seed", seed, 0, arguments.LARGEST_SEED)
+        self._observers, self._check = arguments.observers(observers), flag("check", check)
+        arguments.tokenizer(tokenizer)
         self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
-        self._configured = one_of("generation_config", generation_config or "none", ("auto", "none")) == "auto"
+        config = "none" if generation_config is None else generation_config
+        self._configured = one_of("generation_config", config, ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
-        target, drafting, draft_name = choose(target, drafter)
+        target, drafting, draft_name = choose(arguments.target(target), drafter)
         self.composition = compose(
             registry(),
             drafter=drafting,
@@ -118,7 +122,7 @@ class Pipeline:
         on = models.pick_device(device)
         precision = models.pick_dtype(dtype, on)
         self.target_model: PreTrainedModel = models.load_model(target, "target", on, precision)
-        self.tokenizer = tokenizer or models.load_tokenizer(target)
+        self.tokenizer = models.load_tokenizer(target) if tokenizer is None else tokenizer
         self.draft_model: PreTrainedModel | None = None
         self._draft_tokenizer: PreTrainedTokenizerBase | None = None
         if draft_name is not None:
@@ -235,16 +239,16 @@ class Pipeline:
         sampling: Sampling | Iterable[Sampling] | None,
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
-        at_least_one("max_new_tokens", max_new_tokens)
+        whole("max_new_tokens", max_new_tokens, 1)
         prompts = listed(prompts)
-        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
+        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
         if ignored := not_done(self._generation_config):
             warnings.warn(
                 f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=3
             )
         settings = self.settings(sampling, len(prompts), max_new_tokens)
         requests, failed = self._intake.take(prompts, max_new_tokens, moments, settings)
-        if sort:
+        if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
 
@@ -418,17 +422,3 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     if isinstance(drafter, torch.nn.Module):
         return target, "model", drafter
     return target, drafter, None
-
-
-def one_of(name: str, value: Any, known: Rows[str]) -> str:
-    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
-    if value not in known:
-        raise UnknownNameError(f"value of {name}", str(value), known)
-    return str(value)
-
-
-def at_least_one(name: str, value: Any) -> int:
-    """Return ``value`` when it is a whole number of at least 1; raise :class:`OptionError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return value
