@@ -9,6 +9,7 @@ import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
 from specframe.plugins import Entry, Registry, parse_specification
+from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.protocols import (
@@ -69,7 +70,8 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
     from specframe.contract import fault, require_members  # they know protocols, and so torch
 
     if not isinstance(given, str):
-        require_members(kind, given)
+        number = "a whole number of at least 1, " if kind == "draft-length policy" else ""
+        require_members(kind, given, OPTIONS[kind], f"{number}a name or ")
         return given
     made = registry.make(kind, given)
     if why := fault(kind, made):
@@ -97,16 +99,16 @@ def compose(
     """
     alignment: Alignment = strategy(registry, "alignment", align)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept)
-    backend: KVBackend = strategy(registry, "KV backend", kv or asked_for(registry, "KV backend", alignment.kv, align))
-    require_fit(registry, _name(align), alignment.requires, _name(kv or alignment.kv), backend.provides)
+    kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
+    schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
+    backend: KVBackend = strategy(registry, "KV backend", kv)
+    require_fit(registry, _name(align), alignment.requires, _name(kv), backend.provides)
     return Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", verify),
         rule=rule,
         alignment=alignment,
-        scheduler=strategy(
-            registry, "scheduler", schedule or asked_for(registry, "scheduler", alignment.scheduler, align)
-        ),
+        scheduler=strategy(registry, "scheduler", schedule),
         policy=draft_length_policy(registry, auto_length(rule, drafter) if draft_length == "auto" else draft_length),
         kv=backend,
     )
@@ -145,13 +147,11 @@ def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
 
 def is_number(given: Any) -> bool:
     """Return whether a draft length is a number, as such or as text."""
-    return isinstance(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit())
+    return of_type(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit())
 
 
 def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
     """Return the policy for a number of draft tokens, a policy's name or an object."""
-    if isinstance(given, bool) or given is None:
-        raise OptionError(f"draft_length: expected a number of at least 1 or a policy's name, got {given!r}")
     if is_number(given):
         if int(given) < 1:
             raise OptionError(
