@@ -288,7 +288,8 @@ class GuardedBackend(Guard):
         """Return the backend's store after looking for its members."""
         store: Any = self._call("open", shapes, rows, capacity, device)
         members = ("arrange", "expect", "nbytes", "shift", "update")
-        if not isinstance(store, Cache) or not all(hasattr(store, name) for name in members):
+        fits = isinstance(store, Cache) and all(hasattr(store, name) for name in members)
+        if not fits:
             self._refuse("open", f"a transformers.Cache with {', '.join(members)}", got(store))
         STORES[store] = self
         self._look_once(store)

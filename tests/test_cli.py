@@ -197,6 +197,30 @@ def test_models_add_and_show(folder: Path) -> None:
     assert (shown["architecture"], shown["vocabulary"], shown["layers"]) == ("Qwen3ForCausalLM", "97", "2")
 
 
+def test_models_remove(folder: Path) -> None:
+    """A name of one's own is taken back; one that a plugin offers, and one that nobody does, are refused."""
+    invoke("models", "add", "mine", str(folder))
+    removed = invoke("models", "remove", "mine")
+    assert (removed.exit_code, removed.stdout) == (0, f"mine no longer stands for {folder}\n")
+    assert "mine" not in invoke("models", "list").stdout
+    for name, said in (
+        ("mine", "unknown alias of your own 'mine'"),
+        ("tiny", "alias 'tiny' is offered by specframe-tiny"),
+    ):
+        refused = invoke("models", "remove", name)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"Error: {said}")
+
+
+@pytest.mark.parametrize("group", ["plugins", "models"])
+def test_a_group_alone_lists(group: str, folder: Path) -> None:
+    """Without a subcommand the list is shown, as with it."""
+    alone = invoke(group)
+    assert alone.exit_code == 0
+    assert alone.stdout == invoke(group, "list").stdout
+    assert "specframe-tiny" in alone.stdout or "specframe-std" in alone.stdout
+
+
 def test_models_show_of_what_is_not_there(folder: Path) -> None:
     """A model that is not on disk is shown without its shape, with what drafts for it; an unknown name is refused."""
     shown = invoke("models", "show", "vicuna-7b").stdout

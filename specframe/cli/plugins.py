@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from specframe.cli.kinds import OneOf
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.facts import REQUIRED, Facts
 from specframe.plugins import Entry, registry
+from specframe.templates import TEMPLATES
 
 
 @click.group(invoke_without_command=True)
@@ -60,6 +62,7 @@ def matrix() -> None:
 @click.option(
     "--role",
     metavar="ROLE",
+    type=OneOf(*TEMPLATES),
     default="drafter",
     show_default=True,
     help="What it is to offer: drafter, verifier, rule, alignment, scheduler, kv or policy.",
@@ -69,7 +72,7 @@ def new(name: str, role: str) -> None:
     from specframe import scaffold
 
     folder = scaffold.write(name, role)
-    option = scaffold.TEMPLATES[role].option
+    option = TEMPLATES[role].option
     steps = (f"pip install -e {folder}", f"pytest {folder}", f"specframe run {option} {name}")
     click.echo(f"wrote {folder}; next:\n" + "".join(f"\n    {step}" for step in steps))
 
