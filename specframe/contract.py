@@ -38,13 +38,18 @@ def members(kind: str) -> Mapping[str, str]:
     return {name: found[name] for name in sorted(found) if not name.startswith("_")}
 
 
-def fault(kind: str, given: Any) -> str | None:
+def fault(kind: str, given: Any, also: str = "") -> str | None:
     """Return why ``given`` is no strategy of a kind, as part of a sentence; None where it is one.
 
     The object is looked at, not used: a method may still take other arguments than the protocol's.
+
+    Args:
+        kind: a role of :data:`specframe.plugins.ROLES`, or "observer".
+        given: the object.
+        also: what else could be given, as "a name or ".
     """
     asked = members(kind)
-    expected = f"expected an object with {', '.join(asked)}"
+    expected = f"expected {also}an object with {', '.join(asked)}"
     if isinstance(given, type):
         return f"{expected}, got the class {given.__name__} and not an object of it"
     lacking = [name for name in asked if not hasattr(given, name)]
@@ -63,13 +68,14 @@ def _is(annotation: str, value: Any) -> bool:
     return callable(value) if annotation == METHOD else isinstance(value, TYPES[annotation])
 
 
-def require_members(kind: str, given: Any, called: str | None = None) -> None:
+def require_members(kind: str, given: Any, called: str | None = None, also: str = "") -> None:
     """Raise :class:`OptionError` unless an object has the members that a kind's protocol asks for, of their types.
 
     Args:
         kind: a role of :data:`specframe.plugins.ROLES`, or "observer".
         given: the object.
         called: what the message calls it; None: its kind.
+        also: what else could be given, as "a name or ".
     """
-    if why := fault(kind, given):
+    if why := fault(kind, given, also):
         raise OptionError(f"{called or kind}: {why}")

@@ -53,7 +53,9 @@ def assisted(
     @functools.cache
     def pipeline(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> Pipeline:
         on, precision = str(device), str(dtype)
-        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision)
+        return Pipeline(
+            model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision, generation_config=None
+        )
 
     def generate(
         model: PreTrainedModel,

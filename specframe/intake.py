@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from specframe.chat import is_chat, rendered
 from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
+from specframe.generation import Settings
 from specframe.prompts import text_fault
 from specframe.runner import ModelRunner
-from specframe.sampling import Sampling
 from specframe.stopping import Criteria, StopCheck, StopStrings
 from specframe.types import Request, Result, SequenceMetrics
 
@@ -69,21 +69,33 @@ class Intake:
         self, runner: ModelRunner, tokenizer: PreTrainedTokenizerBase | None, stop_token_ids: frozenset[int]
     ) -> None:
         self._runner, self._tokenizer, self._stop_token_ids = runner, tokenizer, stop_token_ids
-        self._stop_strings: dict[tuple[tuple[str, ...], int], StopStrings] = {}
 
     def take(
-        self, prompts: Iterable[Prompt], max_new_tokens: int, arrivals: Iterable[float], samplings: Iterable[Sampling]
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        arrivals: Iterable[float],
+        settings: Iterable[Settings | OptionError],
     ) -> tuple[list[Request], list[Result]]:
-        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
+        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            max_new_tokens: tokens generated per prompt, where its settings do not say.
+            arrivals: seconds after the start of the run at which each may first be seen.
+            settings: how each is decoded, or why it cannot be.
+        """
         requests: list[Request] = []
         failed: list[Result] = []
-        for index, (prompt, arrival, how) in enumerate(zip(prompts, arrivals, samplings, strict=True)):
+        for index, (prompt, arrival, how) in enumerate(zip(prompts, arrivals, settings, strict=True)):
             try:
-                ids = self.encode(prompt)
-            except PromptError as error:
+                if isinstance(how, OptionError):
+                    raise how
+                asked = self._samples(index, self.encode(prompt), max_new_tokens, arrival, how)
+            except (PromptError, OptionError) as error:
                 failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
             else:
-                requests += self._samples(index, ids, how.max_new_tokens or max_new_tokens, arrival, how)
+                requests += asked
         return requests, failed
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -102,9 +114,10 @@ class Intake:
             )
         return ids
 
-    def _samples(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> list[Request]:
+    def _samples(self, index: int, ids: list[int], new: int, arrival: float, settings: Settings) -> list[Request]:
         """Return the requests for all samples of one prompt."""
-        stops = self._stop_token_ids
+        stops, sampling = self._stop_token_ids, settings.sampling
+        new = sampling.max_new_tokens or new
         limit = min(len(ids) + new, self._runner.context)
         return [
             Request(
@@ -112,27 +125,27 @@ class Intake:
                 ids,
                 new,
                 stops,
-                plan=sampling.plan(len(ids), limit, sorted(stops), self._runner.device),
+                plan=settings.plan(len(ids), limit, sorted(stops), self._runner.device),
                 stream=index + (sample << 32),
                 arrival=arrival,
-                stop_checks=self._stop_checks(sampling),
-                max_time=sampling.max_time,
+                stop_checks=self._stop_checks(settings),
+                max_time=settings["max_time"],
                 sample=sample,
                 logprobs=sampling.logprobs,
             )
             for sample in range(sampling.samples)
         ]
 
-    def _stop_checks(self, sampling: Sampling) -> tuple[StopCheck, ...]:
+    def _stop_checks(self, settings: Settings) -> tuple[StopCheck, ...]:
         checks: list[StopCheck] = []
-        if sampling.stop:
+        if strings := settings["stop_strings"]:
             if self._tokenizer is None:
                 raise ModelError(
                     "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
                 )
-            checks.append(StopStrings(self._tokenizer, sampling.stop, sampling.min_new_tokens))
-        if sampling.criteria:
-            checks.append(Criteria(sampling.criteria, device=self._runner.device))
+            checks.append(StopStrings(self._tokenizer, strings, settings["min_new_tokens"] or 0))
+        if settings.sampling.criteria:
+            checks.append(Criteria(settings.sampling.criteria, device=self._runner.device))
         return tuple(checks)
 
 

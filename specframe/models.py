@@ -100,7 +100,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     """
     owners = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer)
     found = (getattr(owner, "eos_token_id", None) for owner in owners)
-    ids = next((ids for ids in found if ids is not None), [])
+    ids: Any = next((ids for ids in found if ids is not None), [])
     return frozenset(int(token_id) for token_id in (ids if isinstance(ids, list | tuple) else [ids]))
 
 

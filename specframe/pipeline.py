@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from specframe import aliases, models
+from specframe import aliases, arguments, models
+from specframe.arguments import flag, one_of, seconds
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
-from specframe.errors import OptionError, UnknownNameError
+from specframe.errors import OptionError, SpecframeWarning, shown
 from specframe.evaluating import evaluating
+from specframe.generation import Settings, not_done, of_checkpoint
 from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt, listed
 from specframe.logprobs import Logprobs
@@ -32,6 +35,7 @@ from specframe.sampling import Sampling
 from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
+from specframe.values import whole
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
@@ -91,16 +95,20 @@ class Pipeline:
         attention: str = "auto",
         graphs: str = "auto",
         layers: str = "eager",
+        generation_config: str | None = "auto",
     ) -> None:
-        self.batch_size = at_least_one("batch_size", batch_size)
-        self.seed = seed
-        self._observers, self._check = list(observers), check
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.seed = whole("seed", seed, 0, arguments.LARGEST_SEED)
+        self._observers, self._check = arguments.observers(observers), flag("check", check)
+        arguments.tokenizer(tokenizer)
         self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
+        config = "none" if generation_config is None else generation_config
+        self._configured = one_of("generation_config", config, ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
-        target, drafting, draft_name = choose(target, drafter)
+        target, drafting, draft_name = choose(arguments.target(target), drafter)
         self.composition = compose(
             registry(),
             drafter=drafting,
@@ -114,7 +122,7 @@ class Pipeline:
         on = models.pick_device(device)
         precision = models.pick_dtype(dtype, on)
         self.target_model: PreTrainedModel = models.load_model(target, "target", on, precision)
-        self.tokenizer = tokenizer or models.load_tokenizer(target)
+        self.tokenizer = models.load_tokenizer(target) if tokenizer is None else tokenizer
         self.draft_model: PreTrainedModel | None = None
         self._draft_tokenizer: PreTrainedTokenizerBase | None = None
         if draft_name is not None:
@@ -157,7 +165,7 @@ class Pipeline:
             arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
             sort: take up the shortest prompts first, among those that arrive together.
             sampling: how tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None:
-                greedy decoding. Each prompt has random numbers of its own, by its index.
+                what the generation config says. Each prompt has random numbers of its own, by its index.
 
         Raises:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
@@ -231,29 +239,53 @@ class Pipeline:
         sampling: Sampling | Iterable[Sampling] | None,
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
-        at_least_one("max_new_tokens", max_new_tokens)
+        whole("max_new_tokens", max_new_tokens, 1)
         prompts = listed(prompts)
-        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
-        samplings = self._samplings(sampling, len(prompts))
-        requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
-        if sort:
+        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
+        if ignored := not_done(self._generation_config):
+            warnings.warn(
+                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=3
+            )
+        settings = self.settings(sampling, len(prompts), max_new_tokens)
+        requests, failed = self._intake.take(prompts, max_new_tokens, moments, settings)
+        if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
 
-    def _samplings(self, given: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
-        """Return the sampling parameters of each prompt."""
-        samplings = [given or Sampling()] * count if given is None or isinstance(given, Sampling) else list(given)
-        if len(samplings) != count:
-            raise OptionError(
-                f"sampling: expected one for all or one for each of {count} prompts, got {len(samplings)}"
-            )
-        warmest = max((one.temperature for one in samplings), default=0.0)
-        if warmest and not (self._accept_auto or self.composition.rule.sharpen):
-            raise OptionError(
-                f"temperature {warmest:g} has no effect on an acceptance rule that always takes the most likely "
-                "token: choose a rule that samples, such as gumbel, block or rejection"
-            )
-        return samplings
+    def settings(
+        self, sampling: Sampling | Iterable[Sampling] | None, count: int, max_new_tokens: int
+    ) -> list[Settings | OptionError]:
+        """Return how each of ``count`` prompts is decoded: as its sampling parameters say, and else as the generation config does.
+
+        Where some cannot be decoded as asked, their error takes the place; where none can, it is raised.
+        """
+        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
+        samplings = one_each(sampling, count)
+        made = {id(one): self._checked(Settings(one, checkpoint), max_new_tokens) for one in samplings}
+        if made and (faults := [one for one in made.values() if isinstance(one, OptionError)]) == list(made.values()):
+            raise faults[0]
+        return [made[id(one)] for one in samplings]
+
+    @property
+    def _generation_config(self) -> Any:
+        """The generation config that holds where nothing else is said; None: there is none."""
+        return getattr(self.target_model, "generation_config", None) if self._configured else None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
+        return self._accept_auto or self.composition.rule.sharpen
+
+    def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
+        try:
+            if settings.temperature and not self._draws:
+                raise OptionError(
+                    f"temperature {settings.temperature:g} has no effect on an acceptance rule that always takes the most "
+                    "likely token: choose a rule that samples, such as gumbel, block or rejection"
+                )
+            return settings.check(max_new_tokens, self._runner.vocabulary)
+        except OptionError as fault:
+            return fault
 
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
@@ -352,6 +384,19 @@ def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> It
             wanted = next(following, None)
 
 
+def one_each(given: Any, count: int) -> list[Sampling]:
+    """Return the sampling parameters of each of ``count`` prompts."""
+    if given is None or isinstance(given, Sampling):
+        return [given or Sampling()] * count
+    samplings = list(given) if isinstance(given, Iterable) else []
+    if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
+        samplings = []
+    if isinstance(given, Mapping | str) or len(samplings) != count:
+        got = len(samplings) if samplings else shown(given)
+        raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
+    return samplings
+
+
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """Return the target, the drafter strategy and the draft model (or None) that were meant.
 
@@ -377,17 +422,3 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     if isinstance(drafter, torch.nn.Module):
         return target, "model", drafter
     return target, drafter, None
-
-
-def one_of(name: str, value: Any, known: Rows[str]) -> str:
-    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
-    if value not in known:
-        raise UnknownNameError(f"value of {name}", str(value), known)
-    return str(value)
-
-
-def at_least_one(name: str, value: Any) -> int:
-    """Return ``value`` when it is a whole number of at least 1; raise :class:`OptionError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return value
