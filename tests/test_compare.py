@@ -214,6 +214,69 @@ def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, s
     assert {line["scheme"] for line in lines()} == {"plain", "exspec"}
 
 
+LAB = {
+    "compare": [],
+    "verify": [],
+    "trace": ["--output", "out.html"],
+    "reproduce": ["--output", "out", "--max-prompt-tokens", "999"],
+}
+
+
+@pytest.mark.parametrize("name", LAB)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (" ", "prompt 1: the prompt is empty: expected at least one token"),
+        ("a" * 200, "prompt 1: the prompt has 200 tokens: expected fewer than the target's context of 160"),
+        ("\udcff", "expected text, got half of a surrogate pair or a byte that is not UTF-8"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded_are_refused(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str, bad: str, message: str
+):
+    """By every command that compares, in one sentence, before anything is decoded; no result and no page is left behind."""
+    for decoder in ("specframe.pipeline.Pipeline.generate", "specframe.verify.reference_decode"):
+        monkeypatch.setattr(decoder, lambda *_, **__: pytest.fail("something was decoded"))
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["ab", bad]))
+    named = [text for option, value in pair.items() for text in (f"--{option}", value)]
+    result = run(name, *named, "--prompts", "prompts.jsonl", *LAB[name])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert message in result.stderr
+    assert not [path for path in Path().rglob("*") if path.is_file() and path.name != "prompts.jsonl"]
+
+
+def test_a_prompt_that_fails_all_the_same_fails_its_cell(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """It stands on standard error and in the table, nothing is called equal, and the command exits with status 1."""
+    monkeypatch.setattr(comparing, "check_prompts", lambda *_: None)
+    result = run(*command(pair, "a" * 200, "--repeats", "1"))
+    assert result.exit_code == 1
+    assert "prompt 0: the prompt has 200 tokens" in result.stderr
+    assert "Nothing could be measured." in result.stdout
+    assert not {line["token_ids"] for line in lines() if "token_ids" in line}
+
+
+def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
+    """Such cells are named once, whatever their number, and only plain sampling and the rules that draw are run."""
+    asked = ["--temperature", "0.8", "--repeats", "1", "--batch-size", "1,2", "--align", "ragged"]
+    result = run(*command(pair, *asked, "--accept", "greedy,gumbel"))
+    assert result.exit_code == 0
+    refused = [text for text in result.stderr.splitlines() if text.startswith("left out: ")]
+    assert refused == [
+        "left out: accept greedy, 2 combinations: acceptance rule 'greedy' always takes the most likely token, so that "
+        "temperature 0.8 has no effect: choose a rule that samples, such as gumbel, block or rejection"
+    ]
+    assert {line["cell"]["accept"] for line in lines()} == {"gumbel"}
+
+
+def test_a_rule_that_cannot_sample_alone_is_refused(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """With no cell left, nothing is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--temperature", "0.8", "--accept", "greedy"))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "acceptance rule 'greedy' always takes the most likely token" in result.stderr
+    assert not Path("out").exists()
+
+
 # ---- cut short, and continued ----------------------------------------------------------------------------------------
 
 

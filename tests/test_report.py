@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import html.parser
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from specframe.report import plots
 from specframe.report.canvas import looks
 from specframe.report.compare import Settings, compare
 from specframe.report.images import png, svg
-from specframe.report.page import write_report
+from specframe.report.page import html, write_report
 from specframe.report.results import RESULTS, Comparison
 from specframe.report.schemes import Case
 from specframe.report.summary import COLUMNS, findings, summary
@@ -184,8 +184,27 @@ def test_headline_where_nothing_is_faster():
 def test_a_failed_cell_is_shown_without_figures():
     found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
     rows = summary(found, tables(found))
-    assert rows[1] == ("ragged", "1", *["-"] * (len(COLUMNS) - 2))
-    assert "ragged, batch size 1 could not be run: no room." in findings(found, tables(found))
+    assert rows[1] == ("ragged", "1", "failed", *["-"] * (len(COLUMNS) - 3))
+    assert findings(found, tables(found))[1:3] == [
+        "1 of 2 combinations could not be run.",
+        "ragged, batch size 1 could not be run: no room.",
+    ]
+    page = html(found, tables(found), {})
+    assert '<td><span class="differs">failed</span></td>' in page
+    assert "could not be run: no room." in page
+
+
+def test_prompts_that_failed_are_not_equal():
+    """A run in which a prompt has no continuation counts for nothing, though plain decoding failed on it as well."""
+    failed = line(100, token_ids=[[], [4, 5]])
+    failed["figures"] = {**failed["figures"], "errors": 1}
+    found = made({("plain", 1): [failed], ("ragged", 1): [failed]})
+    assert f.equality(found) == []
+    first, count, *others = findings(found, tables(found))
+    assert first == "Nothing could be measured."
+    assert count == "2 of 2 combinations could not be run."
+    assert "ragged, batch size 1 could not be run: 1 prompt could not be decoded." in others
+    assert {row[2] for row in summary(found, tables(found))} == {"failed"}
 
 
 def test_every_scheme_looks_different():
@@ -295,7 +314,7 @@ def test_csv_of_latencies_and_equality_holds_what_the_results_hold(folder: Path)
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-class Page(html.parser.HTMLParser):
+class Page(HTMLParser):
     """What a page refers to, and the ids it gives."""
 
     def __init__(self, text: str) -> None:

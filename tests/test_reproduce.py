@@ -14,7 +14,7 @@ from specframe import models
 from specframe.cli import cli
 from specframe.loading import LoadedModels
 from specframe.report import published, reproduction
-from specframe.report.reproduce import Shaped, spread_over, up_to_stop
+from specframe.report.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
 from specframe.report.results import RESULTS
 from specframe.testing import zoo
 
@@ -134,6 +134,8 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
         (("--drafter", "nobody"), "unknown model 'nobody'"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
+        (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),
     ],
 )
 def test_bad_values_are_refused(
@@ -146,6 +148,15 @@ def test_bad_values_are_refused(
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
+    """Assisted generation by transformers takes a draft model; a drafter that has none is measured without that row."""
+    given = {"target": pair[1], "draft_length": "5", "device": "cpu", "dtype": "float32"}
+    for drafter, expected in ((pair[3], True), ("prompt-lookup", False)):
+        found = cases("match", given | {"drafter": drafter}, [1])
+        assert any(case.scheme == ASSISTED for case in found) == expected
+        assert {"plain", "ragged", "eqspec"} < {case.scheme for case in found}
 
 
 def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

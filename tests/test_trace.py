@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specframe.cli import cli
 from specframe.compose import fitting_backends, strategy
-from specframe.errors import PromptError
+from specframe.errors import OptionError
 from specframe.frames import ACCEPTED, CUT, EMPTY, INPUT, KEPT, PADDING, REJECTED, STALE, Frame, Lane, SchemeTrace
 from specframe.plugins import registry
 from specframe.report.trace_captions import Captions, bytes_text, listed
@@ -183,7 +183,7 @@ def test_rollback_and_padding_change_the_verdict() -> None:
 
 def test_prompt_that_cannot_be_decoded() -> None:
     """An empty prompt is refused by name."""
-    with pytest.raises(PromptError, match="prompt 1: the prompt is empty"):
+    with pytest.raises(OptionError, match="prompt 1: the prompt is empty"):
         traced("ragged", [[1], []])
 
 

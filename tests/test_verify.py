@@ -282,7 +282,7 @@ def test_the_command_exits_with_0_when_all_is_sound(saved: list[str]) -> None:
     """Sound cells exit with 0; those that do not fit together are named and left out; checks may run as well."""
     result = invoke(*saved, "hello", "a", "--align", "ragged,eqspec", "--kv", "dynamic", "--check", "--limit", "1")
     assert result.exit_code == 0, result.output
-    assert "left out: align=ragged: " in result.stderr
+    assert "left out: align ragged: " in result.stderr
     assert "1 of 1 combinations" in result.stdout
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.errors import SpecframeError
 
@@ -69,14 +70,15 @@ def compare(
     require_matplotlib()
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand
-    from specframe.report.compare import Settings
+    from specframe.report.compare import Settings, able_to_sample
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    grid = checked(expand(sampled(options, temperature)))
+    grid = able_to_sample(checked(expand(sampled(options, temperature))), temperature)
     settings = Settings(
         texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
     )
+    tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
     comparison = run_grid(grid, settings, output, command)
     show(comparison, output)
@@ -93,12 +95,10 @@ def require_matplotlib() -> None:
 
 
 def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
-    """Run what is missing of a comparison, and say which cells do not fit together."""
+    """Run what is missing of a comparison."""
     from specframe.report.compare import compare as run
 
     hush()
-    for cell, why in grid.refused:
-        click.echo(f"left out: {', '.join(f'{k} {v}' for k, v in cell.items() if v is not None)}: {why}", err=True)
     with telling() as progress:
         return run(grid, settings, output, command, progress)
 

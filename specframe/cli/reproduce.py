@@ -68,6 +68,8 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **option
     planned = planning(**options)
     names = [part.name for part in planned]
     for name in parts or ():
+        if name == "arrivals" and name not in names:
+            raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
         if name not in names:
             raise OptionError(f"--parts: expected some of {', '.join(names)}, got {name!r}")
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
@@ -96,8 +98,13 @@ def planning(
     """Return the parts that the options describe, after checking what they name."""
     from specframe.arrivals import arrival_times
     from specframe.grid import checked
+    from specframe.pipeline import choose
     from specframe.report.reproduce import bare, plan, spread_over
 
+    if choose(pair["target"], pair["drafter"])[1] == "none":
+        raise OptionError(
+            "--drafter: expected one that drafts, got 'none': plain decoding is in every part already, as the baseline"
+        )
     texts = readable((), prompts)[:limit]
     some = spread_over(texts, sample)
     cut: dict[str, Any] = {"max_prompt_tokens": max_prompt_tokens}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import Remembered, grid_options, hush, readable
+from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError
 
@@ -51,12 +52,11 @@ def trace(
 
 def traced_cells(options: dict[str, Any]) -> list[Cell]:
     """Return the combinations to trace; those whose strategies do not fit each other are named and left out."""
-    from specframe.grid import checked, expand, varying
+    from specframe.grid import checked, expand
     from specframe.pipeline import choose
 
     grid = checked(expand(options))
-    for cell, why in grid.refused:
-        click.echo(f"left out: {scheme_name(cell, varying([*grid.cells, cell]))}: {why}", err=True)
+    tell_left_out(grid)
     targets = {str(choose(cell["target"], cell["drafter"])[0]) for cell in grid.cells}
     if len(targets) > 1:
         raise OptionError(f"--target: expected one target for all schemes, got {', '.join(sorted(targets))}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
@@ -65,14 +66,12 @@ def run(
     options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any, temperature: float
 ) -> Iterator[Verification]:
     """Check the grid, then yield each cell's outcome."""
-    from specframe.grid import checked, expand, varying
+    from specframe.grid import checked, expand
     from specframe.verify import verify as verifications
 
     hush()
-    cells = expand(options)
-    grid = checked(cells)
-    for cell, why in grid.refused:
-        click.echo(f"left out: {named(cell, varying(cells))}: {why}", err=True)
+    grid = checked(expand(options))
+    tell_left_out(grid)
     yield from verifications(grid, texts, new, cut, progress, temperature)
 
 

@@ -16,7 +16,7 @@ from specframe.report.images import adapting, png, standing_alone, svg
 from specframe.report.plots import draw
 from specframe.report.results import Comparison
 from specframe.report.schemes import is_plain
-from specframe.report.summary import COLUMNS, amount, findings, summary
+from specframe.report.summary import COLUMNS, FAILED, amount, findings, summary
 
 PAGE, FIGURES = "report.html", "figures"
 
@@ -75,7 +75,7 @@ def summary_table(comparison: Comparison, tables: dict[str, Table]) -> str:
         kinds = ["plain"] if is_plain(cells[0]) else []
         kinds += ["first"] if cells[1] != previous and previous is not None else []
         previous = cells[1]
-        marked = [escape(cell) for cell in cells]
+        marked = [f'<span class="differs">{FAILED}</span>' if cell == FAILED else escape(cell) for cell in cells]
         if (cells[0], int(cells[1])) in differing:
             place = COLUMNS.index("equal")
             marked[place] = f'<span class="differs">{marked[place]}</span>'

@@ -23,17 +23,22 @@ COLUMNS = (
     "KV MB",
 )
 """The columns of the summary; all but the first hold numbers."""
+FAILED = "failed"
+"""What stands in place of the figures of a case that could not be run."""
 
 
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
-    """Return one row of texts per timed case, by batch size; of a case that failed, only its name."""
+    """Return one row of texts per timed case, by batch size; of a case that failed, its name and that it failed."""
     found = {name: {row[:2]: row[2:] for row in table.rows} for name, table in tables.items() if name != "break_even"}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for size in comparison.batch_sizes:
         for case in comparison.timed:
             if case.batch_size == size:
-                key = case.scheme, size
-                rows.append((case.scheme, str(size), *cells({name: rows.get(key) for name, rows in found.items()})))
+                named = case.scheme, str(size)
+                if comparison.fault(case):
+                    rows.append((*named, FAILED, *["-"] * (len(COLUMNS) - 3)))
+                else:
+                    rows.append((*named, *cells({name: of.get((case.scheme, size)) for name, of in found.items()})))
     return rows
 
 
@@ -79,13 +84,20 @@ def amount(value: float) -> str:
 def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
     """Return what a reader should know first, a sentence each; the first is the headline."""
     return [
-        headline(tables),
+        headline(tables) if tables["throughput"].rows else "Nothing could be measured.",
+        *failures(comparison),
         *most(tables["throughput"]),
         *even(tables["break_even"]),
         *unequal(tables["equality"]),
         *tails(tables["latency"]),
-        *(f"{case} could not be run: {fault}." for case in comparison.cases if (fault := comparison.fault(case))),
     ]
+
+
+def failures(comparison: Comparison) -> list[str]:
+    """Return how many combinations could not be run, and why each."""
+    faults = {str(case): fault for case in comparison.cases if (fault := comparison.fault(case))}
+    count = [f"{len(faults)} of {len(comparison.cases)} combinations could not be run."] if faults else []
+    return count + [f"{case} could not be run: {fault.rstrip('.')}." for case, fault in faults.items()]
 
 
 def headline(tables: dict[str, Table]) -> str:
