@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where results and report go; what it holds of this comparison already is not run again.",
 )
+@click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -57,6 +58,7 @@ def compare(
     arrivals: str | None,
     arrival_seed: int,
     sort: bool,
+    pdf: bool,
     **options: Any,
 ) -> None:
     """Compare schemes: every combination of the values given, and plain decoding at each batch size.
@@ -81,7 +83,7 @@ def compare(
     tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
     comparison = run_grid(grid, settings, output, command)
-    show(comparison, output)
+    show(comparison, output, pdf)
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
 
@@ -146,7 +148,7 @@ def telling() -> Iterator[Progress]:
             raise KeyboardInterrupt(f" after run {done}: the same command goes on from there") from None
 
 
-def show(comparison: Comparison, output: str) -> None:
+def show(comparison: Comparison, output: str, pdf: bool) -> None:
     """Write the report and print its summary."""
     from specframe.cli.tables import show_table
     from specframe.report.page import write_report
@@ -160,3 +162,7 @@ def show(comparison: Comparison, output: str) -> None:
     for sentence in findings(comparison, figures):
         click.echo(sentence)
     click.echo(f"\n{page}")
+    if pdf:
+        from specframe.report.pdf import write_pdf
+
+        click.echo(write_pdf(comparison, figures, output))

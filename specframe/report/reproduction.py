@@ -249,7 +249,7 @@ def by_size(comparison: Comparison, schemes: Collection[str], text: Callable[[Ru
 # ---- grouping, throughput, latency -----------------------------------------------------------------------------------
 
 GROUPINGS = tuple(f"{kind}, {of}" for kind in published.GROUPING for of in ("published", "bounded", "unbounded"))
-LATENCY_COLUMNS = ("scheme", "batch", "P50 s", "P90 s", "P99 s", "longest wait, rounds", "bound")
+LATENCY_COLUMNS = ("scheme", "batch", "P50 s", "P90 s", "P99 s", "sequences", "longest wait, rounds", "bound")
 
 
 def grouping_rates(found: Reproduction) -> list[tuple[Any, ...]]:
@@ -305,7 +305,7 @@ def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
 def waits(found: Reproduction) -> Rows:
     """Return percentiles of latency, the longest wait and what bounds it."""
     rows = []
-    for scheme, size, *percentiles, wait in latencies(found):
+    for scheme, size, *percentiles, wait, count in latencies(found):
         bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else NONE
-        rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(wait), str(bound)))
+        rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(count), str(wait), str(bound)))
     return rows
