@@ -115,13 +115,7 @@ def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, comm
 def show(schemes: list[SchemeTrace]) -> None:
     """Print one line per scheme."""
     from specframe.cli.tables import show_table
-    from specframe.report.trace_captions import bytes_text
+    from specframe.report.trace_page import totals
 
-    rows = []
-    for scheme in schemes:
-        moved = sum(frame.shifted + frame.carried for frame in scheme.frames)
-        passes = sum(frame.phase != "settle" for frame in scheme.frames)
-        equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
-        own = f"{equal} of {len(scheme.outputs)}" if scheme.reference else "-"
-        rows.append((scheme.name, str(passes), str(moved), bytes_text(moved * scheme.slot_bytes), own))
+    rows = [totals(scheme) for scheme in schemes]
     show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)
