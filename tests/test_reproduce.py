@@ -102,6 +102,38 @@ def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
     assert [row for row in page.splitlines() if row.startswith("| exspec | 2 |") and row.endswith(bound)]
 
 
+def test_the_page_as_html(whole: Path) -> None:
+    """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
+    markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    html = (whole / reproduction.HTML).read_text(encoding="utf-8")
+    assert html.count("<table>") == markdown.count("| --- |\n") > 5
+    assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
+    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 5
+    assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
+    assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
+    assert html.count("<th>") == 0
+    for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
+        assert (
+            cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
+        )
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path: Path) -> None:
+    """The built-in starts of code are measured then, which stands on standard error and in both pages; else it does not."""
+    given = pair[pair.index("--device") :]
+    command = [*pair[:4], *given, *SIZES, *TOKENS, "--parts", "match", "--limit", "1", "--match-batch-sizes", "1"]
+    result = run(*command, "--output", str(tmp_path / "own"))
+    assert result.exit_code == 0, result.stderr
+    assert "no --prompts: 8 built-in starts of Python code are measured" in result.stderr
+    for name in (reproduction.PAGE, reproduction.HTML):
+        assert "built-in starts of Python code: no prompts were given" in (tmp_path / "own" / name).read_text("utf-8")
+    other = run(*command, *pair[4:6], "--output", str(tmp_path / "given"))
+    assert "no --prompts" not in other.stderr
+    assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
+
+
 def test_shares_are_those_of_decoding(whole: Path) -> None:
     """Verify, draft and overhead add up, prompt reading left out; no sequence waits for longer than the bound."""
     for line in lines(whole):

@@ -12,12 +12,19 @@ from specframe.cli.compare import require_matplotlib, telling
 from specframe.cli.grids import ListOf, Remembered, hush, readable
 from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
 from specframe.errors import OptionError
+from specframe.prompts import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specframe.report.compare import Progress
     from specframe.report.reproduce import Part, Reproduction
+
+
+NO_PROMPTS = (
+    f"no --prompts: {len(BUILT_IN)} built-in starts of Python code are measured, the published figures are of SpecBench's "
+    "480 questions"
+)
 
 
 def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
@@ -58,9 +65,11 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **option
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
     Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), and
-    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.md (the
-    tables, beside what is published) and figures as SVG. What was interrupted goes on when the same command is
-    given again.
+    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.html and
+    reproduction.md (the tables, beside what is published; the first is one page that needs no network) and figures as
+    SVG and PNG. What was interrupted goes on when the same command is given again.
+
+    Without --prompts the built-in starts of Python code are measured; the published figures are of SpecBench's questions.
 
     Exits with status 1 when a cell could not be run.
     """
@@ -72,6 +81,8 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **option
             raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
         if name not in names:
             raise OptionError(f"--parts: expected some of {', '.join(names)}, got {name!r}")
+    if options["prompts"] is None:
+        click.echo(NO_PROMPTS, err=True)
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
     found = run(planned, output, command, parts or names)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]

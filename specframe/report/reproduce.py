@@ -22,6 +22,7 @@ from specframe.grid import Cell
 from specframe.intake import Prompt
 from specframe.loading import LoadedModels
 from specframe.pipeline import Pipeline, choose
+from specframe.prompts import BUILT_IN
 from specframe.report import compare as comparing
 from specframe.report.compare import Progress, Settings, Step
 from specframe.report.results import Comparison, Folder, Line
@@ -94,6 +95,8 @@ class Reproduction:
 
     about: dict[str, Any]
     parts: dict[str, Comparison]
+    built_in: bool = False
+    """Whether all prompts are specframe's own starts of code, in place of those published."""
 
 
 def plan(
@@ -153,7 +156,8 @@ def reproduce(
     for part in parts:
         if part.name in only:
             run_part(part, kept, loaded, progress)
-    return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts})
+    built_in = all(set(part.settings.prompts) <= set(BUILT_IN) for part in parts)
+    return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts}, built_in)
 
 
 def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
