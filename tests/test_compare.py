@@ -10,17 +10,20 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
 from specframe import loading, models
 from specframe.cli import cli
+from specframe.cli.dry_run import duration
 from specframe.errors import OptionError
 from specframe.grid import checked, expand
 from specframe.report import compare as comparing
 from specframe.report import page
 from specframe.report.compare import Settings, compare, steps
 from specframe.report.figures import equality
+from specframe.report.forecast import Forecast, forecast
 from specframe.report.results import ABOUT, RESULTS
 from specframe.report.schemes import cases
 from specframe.testing import zoo
@@ -275,6 +278,63 @@ def test_a_rule_that_cannot_sample_alone_is_refused(pair: dict[str, str], monkey
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "acceptance rule 'greedy' always takes the most likely token" in result.stderr
     assert not Path("out").exists()
+
+
+# ---- foreseen --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """Every cell with its runs, what is left out and why, and the tokens; no model is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
+    assert result.exit_code == 0, result.stderr
+    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run on KV backend 'dynamic'" in result.stderr
+    rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
+    cells = [[part.strip() for part in row if part.strip()] for row in rows]
+    assert cells[1:] == [
+        ["plain", "1", "1", "0"],
+        ["plain", "2", "2", "0"],
+        ["ragged · slab", "2", "2", "0"],
+        ["exspec · slab", "2", "2", "0"],
+        ["exspec · dynamic", "2", "2", "0"],
+    ]
+    assert f"9 of 9 runs to make: at most {9 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert "no estimate of the time: out holds no run of these yet" in result.stdout
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
+    """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
+    cells = checked(expand({**pair, "align": "ragged,exspec", "batch_size": [2], "draft_length": "5"}))
+    with pytest.raises(KeyboardInterrupt):
+        compare(cells, Settings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
+    planned = cases(cells.cells)
+    asked = comparing.about(cells, planned, Settings(PROMPTS, 6, repeats=2), "")
+    found = forecast(list(steps(planned, 2)), "out", asked)
+    took = {(line["scheme"], line["cell"]["batch_size"]): line["figures"]["seconds"] for line in lines()}
+    assert [(step.case.scheme, step.repeat) for step in found.missing] == [("ragged", 1), ("plain", 1)]
+    assert found.seconds == pytest.approx(took["ragged", 2] + took["plain", 2])
+    kept = {path: path.read_bytes() for path in Path("out").iterdir()}
+    assert (
+        show(found)
+        == f"about {found.seconds:,.1f} s of decoding, by the 5 runs in out; loading models and warming up come on top"
+    )
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == kept
+    fewer = attrs.evolve(found, lines={key: line for key, line in found.lines.items() if "exspec" in line["scheme"]})
+    known = [line["figures"]["seconds"] for line in fewer.lines.values()]
+    assert fewer.seconds == pytest.approx(5 * sum(known) / len(known))
+    assert show(attrs.evolve(found, steps=[])) == "out holds all of them: only the report would be written again"
+    other = comparing.about(cells, planned, Settings(PROMPTS, 7, repeats=2), "")
+    assert show(forecast([], "out", other)).startswith(
+        "out would be refused: it holds another comparison, made with max new"
+    )
+    Path("out", ABOUT).write_text("[]")
+    assert show(forecast([], "out", asked)) == "out would be refused: it holds something else"
+
+
+def show(found: Forecast) -> str:
+    """Return how long a forecast says that it takes."""
+    return duration(found, "out")
 
 
 # ---- cut short, and continued ----------------------------------------------------------------------------------------

@@ -214,6 +214,17 @@ def test_published_figures_agree_with_each_other() -> None:
         assert all(0 <= exact <= partial <= 100 for exact, partial in figures)
 
 
+def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names every cell of the parts that would be run, loads no model and writes nothing."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    command = [*pair, *SIZES, *TOKENS, "--parts", "uniform", "--output", str(tmp_path / "out"), "--dry-run"]
+    result = run(*command)
+    assert result.exit_code == 0, result.stderr
+    assert re.findall(r"(uniform, \w+) +2 +1 +0", result.stdout) == ["uniform, bounded", "uniform, unbounded"]
+    assert f"2 of 2 runs to make: at most {2 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
 def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
     """Grouping is measured on the same prompts, cut to the median length, or at random to between 1 token and that."""
     pipe = LoadedModels().pipeline({"target": pair[1], "drafter": pair[3]})

@@ -17,6 +17,7 @@ from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.grid import checked, expand
 from specframe.loading import LoadedModels
+from specframe.pipeline import Pipeline
 from specframe.reference import reference_decode
 from specframe.sampling import Sampling
 from specframe.testing import fakes, harness, zoo
@@ -299,6 +300,25 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
         result = invoke(*saved, "hello", *wrong)
         assert result.exit_code == 2
         assert message in result.stderr
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path, temperature: float) -> None:
+    """As many decodings as it says are made when it is run: by the references, plainly, and by every combination."""
+    asked = ["--align", "ragged,eqspec", "--batch-size", "1,2", "--temperature", str(temperature), "ab", "c"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specframe.models.load_model", lambda *_: pytest.fail("a model was loaded"))
+        result = invoke(*saved, *asked, "--dry-run", "--output", str(tmp_path / "out.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert not list(tmp_path.iterdir())
+    made = []
+    with pytest.MonkeyPatch.context() as patched:
+        generate, decode = Pipeline.generate, reference_decode
+        patched.setattr(Pipeline, "generate", lambda *given, **more: made.append(2) or generate(*given, **more))
+        patched.setattr("specframe.verify.reference_decode", lambda *given: made.append(1) or decode(*given))
+        assert invoke(*saved, *asked).exit_code == 0
+    assert f"4 combinations to verify: 2 prompts decoded {sum(made) // 2} times" in result.stdout
+    assert f"at most {sum(made) * 10} new tokens" in result.stdout
 
 
 def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:

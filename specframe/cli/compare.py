@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where results and report go; what it holds of this comparison already is not run again.",
 )
+@DRY_RUN
 @click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")
 @click.pass_context
 def compare(
@@ -59,6 +61,7 @@ def compare(
     arrival_seed: int,
     sort: bool,
     pdf: bool,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Compare schemes: every combination of the values given, and plain decoding at each batch size.
@@ -82,10 +85,24 @@ def compare(
     )
     tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(grid, settings, output)
+        return
     comparison = run_grid(grid, settings, output, command)
     show(comparison, output, pdf)
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
+
+
+def foresee(grid: Grid, settings: Settings, output: str) -> None:
+    """Show what would be run."""
+    from specframe.report.compare import about, steps
+    from specframe.report.forecast import forecast
+    from specframe.report.schemes import cases
+
+    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    found = forecast(list(steps(planned, settings.repeats)), output, about(grid, planned, settings, ""))
+    show_forecast(found, lambda case: settings, output)
 
 
 def require_matplotlib() -> None:

@@ -9,6 +9,7 @@ import attrs
 import click
 
 from specframe.cli.compare import require_matplotlib, telling
+from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import ListOf, Remembered, hush, readable
 from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
 from specframe.errors import OptionError
@@ -59,8 +60,9 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
     show_default=True,
     help="Where results and page go; what it holds of this reproduction already is not run again.",
 )
+@DRY_RUN
 @click.pass_context
-def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **options: Any) -> None:
+def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run: bool, **options: Any) -> None:
     """Reproduce the tables of the paper on batched speculative decoding with any pair.
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
@@ -84,12 +86,26 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **option
     if options["prompts"] is None:
         click.echo(NO_PROMPTS, err=True)
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(planned, output, parts or names)
+        return
     found = run(planned, output, command, parts or names)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
     if faults:
         ctx.exit(1)
+
+
+def foresee(planned: list[Part], output: str, only: list[str]) -> None:
+    """Show what would be run."""
+    from specframe.report.compare import steps
+    from specframe.report.forecast import forecast
+    from specframe.report.reproduce import about
+
+    wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
+    settings = {part.name: part.settings for part in planned}
+    show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
 
 
 def planning(
