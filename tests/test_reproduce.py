@@ -111,7 +111,8 @@ def test_the_page_as_html(whole: Path) -> None:
     assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 5
     assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
     assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
-    assert html.count("<th>") == 0
+    assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
+    assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
     for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
         assert (
             cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
@@ -192,7 +193,7 @@ def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
 
 
 def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reason stands on standard error, the page has the other cells, and the command exits with status 1."""
+    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
 
     def failing(*_: object) -> None:
         raise MemoryError("no room")
@@ -203,6 +204,9 @@ def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch
     assert result.exit_code == 1
     assert "assisted, batch size 1: MemoryError: no room" in result.stderr
     assert "| ragged | 1 |" in (tmp_path / "out" / reproduction.PAGE).read_text(encoding="utf-8")
+    for name, start in ((reproduction.PAGE, "- "), (reproduction.HTML, "<li>")):
+        page = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
 
 
 def test_published_figures_agree_with_each_other() -> None:

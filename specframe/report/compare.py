@@ -147,9 +147,9 @@ def able_to_sample(grid: Grid, temperature: float) -> Grid:
     return able
 
 
-def check_prompts(planned: Iterable[Case], shared: Iterable[Settings], loaded: LoadedModels) -> None:
+def check_prompts(planned: Sequence[Case], shared: Iterable[Settings], loaded: LoadedModels) -> None:
     """Raise :class:`OptionError` for a prompt that one of the targets cannot decode."""
-    for case in {case.cell["target"]: case for case in planned}.values():
+    for case in {case.cell["target"]: case for case in reversed(planned)}.values():  # the first of each: plain decoding
         pipe = loaded.pipeline(case.cell)
         for settings in shared:
             encode(pipe, settings.prompts, settings.max_prompt_tokens)

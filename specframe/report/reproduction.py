@@ -84,8 +84,24 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
     for name in figures:
         parts[name] += f"\n\n![{name}]({name}.svg)"
     template = string.Template((files("specframe.report") / PAGE).read_text(encoding="utf-8"))
-    facts = {"command": found.about["command"], "arriving": arriving(found), "size": anatomy_size(found)}
+    facts = {
+        "failed": failed(found),
+        "command": found.about["command"],
+        "arriving": arriving(found),
+        "size": anatomy_size(found),
+    }
     return template.substitute(parts, **facts, pairs=", ".join(published.PAIRS), patience=PATIENCE)
+
+
+def failed(found: Reproduction) -> str:
+    """Return a list of the cells that could not be run, and why; "" where there are none."""
+    faults = [
+        f"- {name}, {case}: {fault}"
+        for name, part in found.parts.items()
+        for case in part.cases
+        if (fault := part.fault(case))
+    ]
+    return "\n".join(["\n\nThese could not be run and are missing below:\n", *faults]) if faults else ""
 
 
 def table(columns: Sequence[str], rows: Rows) -> str:

@@ -38,6 +38,6 @@ def boxed(before: str, table: str) -> str:
     """Return a table in a box that scrolls by itself, named by the heading before it; the first cell of a row names it."""
     name = re.sub(r"<.*?>", "", before[: before.index("</h2>")])
     table = re.sub(r"<tr>\s*<td[^>]*>(.*?)</td>", r'<tr><th scope="row">\1</th>', table)
-    table = re.sub(r"<th(?! scope)[^>]*>", '<th scope="col">', table)
+    table = re.sub(r"<th(?=[ >])(?! scope)[^>]*>", '<th scope="col">', table)
     box = f'<div class="scroll" role="region" tabindex="0" aria-label="{name}, table">'
     return f"{before}{box}<table>{table}</table></div>"
