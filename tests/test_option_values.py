@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specframe import Pipeline, Sampling, hookimpl, models
+from specframe import Pipeline, Sampling, arguments, hookimpl, models
 from specframe.attention.choice import ATTENTION
 from specframe.cli import BUILT_IN, cli, kinds, options
 from specframe.cli.reproduce import PARTS
@@ -310,7 +310,8 @@ def test_what_options_take_sampling_takes() -> None:
 
 
 def test_seeds_have_64_bits() -> None:
-    """The largest seed that the command line takes can be sampled with."""
+    """The largest seed that the command line takes is that of a pipeline, and can be sampled with."""
+    assert options.LARGEST_SEED == arguments.LARGEST_SEED
     pipe = Pipeline(target="tiny", drafter="none", seed=options.LARGEST_SEED)
     (result,) = pipe.generate(["import os"], 3, sampling=Sampling(temperature=1.0))
     assert len(result.token_ids) == 3
@@ -327,7 +328,7 @@ def test_seeds_have_64_bits() -> None:
         (["reproduce", "--arrival-batch-sizes", "2"], "--arrival-batch-sizes: expected --arrivals with it: "),
         (
             ["reproduce", "--parts", "match,arrivals"],
-            "--parts arrivals: expected --arrivals poisson:RATE or FILE with it",
+            "--parts: arrivals needs --arrivals, as in --arrivals poisson:3",
         ),
     ],
 )
