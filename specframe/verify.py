@@ -28,6 +28,7 @@ from specframe.grid import Cell, Grid
 from specframe.intake import Prompt, is_ids, tokenized
 from specframe.loading import LoadedModels
 from specframe.noise import Stream, gumbel
+from specframe.pairing import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.reference import reference_decode
@@ -195,6 +196,28 @@ def check_comparable(cells: Sequence[Cell]) -> None:
             )
 
 
+def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
+    """Return how often all prompts are decoded to verify some cells.
+
+    That is once for each cell, once for each plain decoding that a cell is held against, and once for each target (and, drawing
+    tokens, each seed) by the reference, where sampling at batch 1 under ``ragged`` is not one of those already.
+    """
+    rule = {"accept": SAMPLING_RULE} if temperature else {}
+    plain = {plain_key(cell | PLAIN | rule) for cell in cells}
+    if temperature:
+        return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | AT_ONE) for cell in cells})
+    places = {
+        repr([choose(cell.get("target"), cell.get("drafter", "auto"))[0], cell.get("device"), cell.get("dtype")])
+        for cell in cells
+    }
+    return len(cells) + len(plain) + len(places)
+
+
+def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """Return what tells one plain decoding from another."""
+    return tuple(sorted((option, repr(value)) for option, value in cell.items()))
+
+
 class References:
     """The references of all targets, each decoded once."""
 
@@ -235,6 +258,8 @@ class References:
 
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """What makes a cell plain decoding."""
+AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
+"""Where plain sampling is the reference."""
 SAMPLING_RULE = "gumbel"
 """The rule of plain sampling: that whose output does not depend on a draft."""
 
@@ -272,14 +297,14 @@ class Reference:
     def plain(self, cell: Cell) -> list[list[int]]:
         """Return plain decoding at a cell's batch, alignment, scheduler and KV backend."""
         cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": SAMPLING_RULE})
-        key = tuple(sorted((option, repr(value)) for option, value in cell.items()))
+        key = plain_key(cell)
         if key not in self._plain:
             self._plain[key] = self.decode(self._loaded.pipeline(cell))
         return self._plain[key]
 
     def sampled(self, cell: Cell) -> list[list[int]]:
         """Return plain sampling at batch 1."""
-        return self.plain(cell | {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1})
+        return self.plain(cell | AT_ONE)
 
     def decode(self, pipe: Pipeline) -> list[list[int]]:
         """Return a pipeline's continuations of all prompts."""

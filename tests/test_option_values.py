@@ -14,14 +14,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specframe import Pipeline, Sampling, models
+from specframe import Pipeline, Sampling, arguments, hookimpl, models
 from specframe.attention.choice import ATTENTION
 from specframe.cli import BUILT_IN, cli, kinds, options
 from specframe.cli.reproduce import PARTS
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.graphs import RECORDINGS
-from specframe.plugins import ROLES, parse_specification, registry
+from specframe.plugins import ROLES, Registry, offer, parse_specification, registry
 from specframe.report import reproduce
 from specframe.values import bound, check_annotated, number, whole
 
@@ -133,6 +133,14 @@ class Stranger:
         self.given = span, share, mode, thing
 
 
+class Plugin:
+    """Offers that strategy."""
+
+    @hookimpl
+    def specframe_register_drafters(self, register: Any) -> None:
+        register("stranger", Stranger)
+
+
 def test_annotations_are_checked_for_whoever_checks_nothing() -> None:
     """A value of another type than the annotation's is refused; what is annotated otherwise is passed on."""
     check_annotated(Stranger, {"span": 3, "share": 1, "mode": "b", "thing": 2.5})
@@ -147,6 +155,16 @@ def test_annotations_are_checked_for_whoever_checks_nothing() -> None:
         with pytest.raises(OptionError) as caught:
             check_annotated(Stranger, given)
         assert str(caught.value) == expected
+
+
+def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
+    """A plugin that checks nothing gives the same sentence as one of specframe's own."""
+    known = Registry()
+    offer(known, Plugin(), "stranger-1.0")
+    assert known.make("drafter", "stranger,span=3").given[0] == 3
+    with pytest.raises(OptionError) as caught:
+        known.make("drafter", "stranger,span=2.5")
+    assert str(caught.value) == "drafter 'stranger': span: expected a whole number, got 2.5"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +310,8 @@ def test_what_options_take_sampling_takes() -> None:
 
 
 def test_seeds_have_64_bits() -> None:
-    """The largest seed that the command line takes can be sampled with."""
+    """The largest seed that the command line takes is that of a pipeline, and can be sampled with."""
+    assert options.LARGEST_SEED == arguments.LARGEST_SEED
     pipe = Pipeline(target="tiny", drafter="none", seed=options.LARGEST_SEED)
     (result,) = pipe.generate(["import os"], 3, sampling=Sampling(temperature=1.0))
     assert len(result.token_ids) == 3
@@ -309,7 +328,7 @@ def test_seeds_have_64_bits() -> None:
         (["reproduce", "--arrival-batch-sizes", "2"], "--arrival-batch-sizes: expected --arrivals with it: "),
         (
             ["reproduce", "--parts", "match,arrivals"],
-            "--parts arrivals: expected --arrivals poisson:RATE or FILE with it",
+            "--parts: arrivals needs --arrivals, as in --arrivals poisson:3",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import codecs
 import importlib.util
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -105,6 +106,8 @@ def test_code_that_looks_like_json_stays_text(text: str) -> None:
         ("p.txt", '{\n "name": "x"\n}', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
         ("p.txt", '[\n {"q": 1},\n {"q": 2}\n]', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
         ("p.csv", "question,answer\na,b\n", "has the columns question, answer: expected one of prompt, text, "),
+        ("p.csv", "prompt,id\n", "holds no prompts: expected at least one row below the names"),
+        ("p.csv", "prompt,id,id\na,1,2\n", "has two columns 'id': expected a name for each"),
         ("p.txt", "ab".encode("utf-16-le"), "is not text: expected UTF-8, got a NUL character at place 1"),
         (
             "p.jsonl",
@@ -126,6 +129,44 @@ def test_a_name_that_cannot_be() -> None:
     """A name with a NUL character is a sentence as well."""
     with pytest.raises(OptionError, match="cannot be read"):
         from_file("a\0b")
+
+
+def damaged(text: str, random: Random) -> bytes:
+    """Return a text with a few characters cut out, put in or changed, perhaps cut short, in one of some encodings."""
+    for _ in range(random.randint(1, 4)):
+        start = random.randrange(len(text) + 1)
+        put = "".join(random.choices('[]{}",:\\ \t\r\n0-.eNabz\0é\u2028', k=random.randint(0, 2)))
+        text = text[:start] + put + text[start + random.randint(0, 3) :]
+    if random.random() < 0.2:
+        text = text[: random.randrange(len(text) + 1)]
+    return text.encode(random.choices(["utf-8", "utf-16", "utf-16-le"], [20, 1, 1])[0])
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.txt", "p.csv", "p.tsv", "p.ids"])
+def test_damaged_files(name: str) -> None:
+    """Whatever is in a file, it gives prompts that have a fault or a form that a pipeline takes, or one sentence."""
+    random = Random(name)
+    entries = [entry for entry, _ in ENTRIES]
+    table = 'id,prompt,turns\n1,a,\n2,,"[""b""]"\n'
+    whole = {
+        "p.json": json.dumps(entries),
+        "p.csv": table,
+        "p.tsv": table.replace(",", "\t"),
+        "p.ids": "1 2 3\n[4, 5]\n",
+    }
+    lines = "\n".join(json.dumps(entry) for entry in entries)
+    for _ in range(150):
+        content = damaged(whole.get(name, lines), random)
+        fault, found = "", []
+        try:
+            found = written(content, name)
+        except OptionError as error:
+            fault = str(error)
+        assert bool(found) != bool(fault), content
+        assert fault == "" or fault.startswith(f"--prompts: {name}")
+        assert "\n" not in fault
+        assert all(prompt.fault or isinstance(prompt.given, str | list) for prompt in found), content
+        assert all(prompt.fault is None or prompt.fault.startswith(f"{name} ") for prompt in found), content
 
 
 FAULTS: list[tuple[Any, str]] = [

@@ -68,10 +68,12 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
 
 
 def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:
-    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that cannot be read."""
+    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be read."""
     asked = gather(arguments, path)
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
+    if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:
+        raise OptionError(f"prompt {empty}: the prompt is empty: expected at least one token")
     name_parameters(asked)
     return [prompt.given for prompt in asked]
 

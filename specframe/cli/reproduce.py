@@ -9,10 +9,12 @@ import attrs
 import click
 
 from specframe.cli.compare import require_matplotlib, telling
+from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import Remembered, hush, readable
 from specframe.cli.kinds import Arrivals, File, ListOf, OneOf, WholeNumber
 from specframe.cli.options import MODELS, PLACE, draft_length, refuse_idle, whole, with_options
 from specframe.errors import OptionError
+from specframe.prompts import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 PARTS = ("match", "speed", "uniform", "random", "arrivals")
 """What a reproduction consists of."""
+NO_PROMPTS = (
+    f"no --prompts: {len(BUILT_IN)} built-in starts of Python code are measured, the published figures are of SpecBench's "
+    "480 questions"
+)
 
 
 def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
@@ -63,31 +69,50 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
     show_default=True,
     help="Where results and page go; what it holds of this reproduction already is not run again.",
 )
+@DRY_RUN
 @click.pass_context
-def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **options: Any) -> None:
+def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run: bool, **options: Any) -> None:
     """Reproduce the tables of the paper on batched speculative decoding with any pair.
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
     Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), and
-    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.md (the
-    tables, beside what is published) and figures as SVG. What was interrupted goes on when the same command is
-    given again.
+    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.html and
+    reproduction.md (the tables, beside what is published; the first is one page that needs no network) and figures as
+    SVG and PNG. What was interrupted goes on when the same command is given again.
+
+    Without --prompts the built-in starts of Python code are measured; the published figures are of SpecBench's questions.
 
     Exits with status 1 when a cell could not be run.
     """
     refuse_idle(ctx, "arrival_batch_sizes", "arrivals", "all prompts are there from the start")
     if "arrivals" in (parts or ()) and options["arrivals"] is None:
-        raise OptionError("--parts arrivals: expected --arrivals poisson:RATE or FILE with it, when the prompts arrive")
+        raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
     require_matplotlib()
     planned = planning(**options)
     names = [part.name for part in planned]
+    if options["prompts"] is None:
+        click.echo(NO_PROMPTS, err=True)
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(planned, output, parts or names)
+        return
     found = run(planned, output, command, parts or names)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
     if faults:
         ctx.exit(1)
+
+
+def foresee(planned: list[Part], output: str, only: list[str]) -> None:
+    """Show what would be run."""
+    from specframe.report.compare import steps
+    from specframe.report.forecast import forecast
+    from specframe.report.reproduce import about
+
+    wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
+    settings = {part.name: part.settings for part in planned}
+    show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
 
 
 def planning(
@@ -107,8 +132,13 @@ def planning(
     """Return the parts that the options describe, after checking what they name."""
     from specframe.arrivals import arrival_times
     from specframe.grid import checked
+    from specframe.pairing import choose
     from specframe.report.reproduce import bare, plan, spread_over
 
+    if choose(pair["target"], pair["drafter"])[1] == "none":
+        raise OptionError(
+            "--drafter: expected one that drafts, got 'none': plain decoding is in every part already, as the baseline"
+        )
     texts = readable((), prompts)[:limit]
     some = spread_over(texts, sample)
     cut: dict[str, Any] = {"max_prompt_tokens": max_prompt_tokens}

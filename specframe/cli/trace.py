@@ -11,6 +11,7 @@ import click
 
 from specframe.cli.grids import Remembered, grid_options, hush, readable
 from specframe.cli.kinds import File
+from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS, whole, with_options
 from specframe.errors import OptionError, PromptError, SpecframeError
@@ -61,12 +62,11 @@ def trace(
 
 def traced_cells(options: dict[str, Any]) -> list[Cell]:
     """Return the combinations to trace; those whose strategies do not fit each other are named and left out."""
-    from specframe.grid import checked, expand, varying
+    from specframe.grid import checked, expand
     from specframe.pairing import choose
 
     grid = checked(expand(options))
-    for cell, why in grid.refused:
-        click.echo(f"left out: {scheme_name(cell, varying([*grid.cells, cell]))}: {why}", err=True)
+    tell_left_out(grid)
     targets = {str(choose(cell["target"], cell["drafter"])[0]) for cell in grid.cells}
     if len(targets) > 1:
         raise OptionError(f"--target: expected one target for all schemes, got {', '.join(sorted(targets))}")
@@ -147,13 +147,7 @@ def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, comm
 def show(schemes: list[SchemeTrace]) -> None:
     """Print one line per scheme."""
     from specframe.cli.tables import show_table
-    from specframe.report.trace_captions import bytes_text
+    from specframe.report.trace_page import totals
 
-    rows = []
-    for scheme in schemes:
-        moved = sum(frame.shifted + frame.carried for frame in scheme.frames)
-        passes = sum(frame.phase != "settle" for frame in scheme.frames)
-        equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
-        own = f"{equal} of {len(scheme.outputs)}" if scheme.reference else "-"
-        rows.append((scheme.name, str(passes), str(moved), bytes_text(moved * scheme.slot_bytes), own))
+    rows = [totals(scheme) for scheme in schemes]
     show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -169,22 +168,25 @@ def from_json(line: str, place: str) -> Prompt:
 def from_ids(line: str, place: str) -> Prompt:
     """Return the prompt of one line of token ids, with blanks or commas between them."""
     parts = re.split(r"[\s,]+", line.strip().strip("[]").strip())
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
         return Prompt(line, f"{place}: expected token ids with blanks between them, got {line.strip()[:40]!r}", place)
-    return attrs.evolve(
-        from_entry([int(part) for part in parts], place), text=json.dumps([int(part) for part in parts])
-    )
+    return from_entry([int(part) for part in parts], place)
 
 
 def from_csv(text: str, name: str) -> list[Prompt]:
     """Return the prompts of a table with a line of names, one of which is a key that holds prompts."""
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
     csv.field_size_limit(2**31 - 1)  # of its own accord it takes no cell of more than 128 KiB
-    tables.require_key(name, rows.fieldnames or ())
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
     try:
-        return [from_cells(row, f"{name} row {number}") for number, row in enumerate(rows, start=1)]
+        columns, rows = list(reader.fieldnames or ()), list(reader)
     except csv.Error as error:
-        raise OptionError(f"--prompts: {name} is not CSV: line {rows.line_num}: {error}") from error
+        raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
+    tables.require_key(name, columns)
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
+    if not rows:
+        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
+    return [from_cells(row, f"{name} row {number}") for number, row in enumerate(rows, start=1)]
 
 
 def from_cells(row: dict[str, str], place: str) -> Prompt:
