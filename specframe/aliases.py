@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from specframe.errors import ModelError, PluginError, UnknownNameError, sentence
 from specframe.ondisk import CONFIG, holds, state
-from specframe.plugins import ModelAlias, registry, the_one
+from specframe.plugins import ModelAlias, is_plugin_folder, registry, the_one
 
 HOME_VARIABLE = "SPECFRAME_HOME"
 """Environment variable: the folder of the user's ``models.toml``; ``~/.config/specframe`` when it is not set."""
@@ -38,7 +38,10 @@ def resolve(name: str) -> str:
         PluginError: several plugins offer it, or it is that of a plugin that cannot be used.
     """
     if "/" in name:
-        return os.path.expanduser(name)
+        location = os.path.expanduser(name)
+        if is_plugin_folder(Path(location)) and not holds(Path(location), CONFIG):
+            raise PluginError(registry().excuse(location))
+        return location
     yours, offered = user_aliases(), registry().models
     if name in yours:
         return yours[name]

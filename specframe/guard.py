@@ -143,6 +143,12 @@ class GuardedDrafter(Guard):
     """A drafter, guarded."""
 
     kind = "drafter"
+    _waits = False
+
+    def start(self, run: Run) -> None:
+        """Let the drafter prepare for a run. A run with checks may wait for the device, to look at ids there too."""
+        self._waits = hasattr(run, "checks")
+        super().start(run)
 
     def propose(self, batch: Batch, draft_length: int) -> Draft:
         """Return the drafter's draft after checking it."""
@@ -156,7 +162,7 @@ class GuardedDrafter(Guard):
         self._tensor("propose", "tokens_BK", tokens_BK, words, right, batch.tokens_BS)
         if draft.logits_BKV is not None:
             self._floats("propose", "logits_BKV", draft.logits_BKV, tuple(tokens_BK.shape), "(B, K, V)")
-        if tokens_BK.numel() and tokens_BK.device.type == "cpu":
+        if tokens_BK.numel() and (self._waits or tokens_BK.device.type == "cpu"):
             least, most = map(int, tokens_BK.aminmax())
             if least < 0 or most >= self._vocabulary:
                 asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BK"
@@ -168,6 +174,7 @@ class GuardedVerifier(Guard):
     """A verifier, guarded."""
 
     kind = "verifier"
+    _first = True
 
     def start(self, run: Run) -> None:
         """Let the verifier prepare for a run."""
@@ -457,13 +464,20 @@ def module_of(entry: Entry) -> str:
     return str(getattr(entry.reference, "__module__", ""))
 
 
+IDS_ON_CUDA = (
+    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
+)
+"""What is added to the device's own words."""
+
+
 def told(error: BaseException, strategy: Any) -> str:
     """Return an error in words, with the innermost place in the strategy's package that it passed through."""
     package, at = package_of(type(unwrapped(strategy)).__module__), ""
     for step in steps(error):
         if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
             at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
-    return f"{type(error).__name__}: {sentence(error)}{at}"
+    hint = IDS_ON_CUDA if "device-side assert" in str(error) else ""
+    return f"{type(error).__name__}: {sentence(error)}{at}{hint}"
 
 
 def steps(error: BaseException) -> Iterator[TracebackType]:

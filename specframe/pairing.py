@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from specframe import aliases
-from specframe.errors import ModelError, OptionError, shown
+from specframe.errors import ModelError, OptionError, UnknownNameError, shown
 from specframe.plugins import parse_specification, registry
 
 
@@ -21,7 +21,8 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
 
     Raises:
         OptionError: the target is none of these, or no draft model is known for it.
-        UnknownNameError, ModelError: the target is not there, where a draft model had to be found for it.
+        UnknownNameError, PluginError: the drafter is the name of nothing, or of a plugin that cannot be used.
+        ModelError: the target is not there, where a draft model had to be found for it.
     """
     target, drafter = as_text(target), as_text(drafter)
     if target is None:
@@ -40,8 +41,13 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
             )
     if isinstance(drafter, str):
         name, _ = parse_specification(drafter)
-        if name in registry().names("drafter"):
+        drafters = registry().names("drafter")
+        if name in drafters:
             return target, drafter, None
+        try:
+            aliases.resolve(drafter)
+        except UnknownNameError as fault:
+            raise UnknownNameError("drafter or model", drafter, [*drafters, *fault.known]) from None
         return target, "model", drafter
     return (target, "model", drafter) if is_module(drafter) else (target, drafter, None)
 

@@ -159,7 +159,7 @@ class Registry:
         """Return why a plugin of a name offers nothing, where there is one: it failed to load, or is not installed."""
         for distribution, fault in self.failures.items():
             if normal(name) == normal(distribution) or f"plugin {name!r} (" in fault:
-                return f"{name!r} is of no use: {distribution} was skipped: {fault}"
+                return f"{name!r} cannot be used: {distribution} was skipped: {fault}"
         if is_plugin_folder(Path(name)):
             return f"{name!r} is the folder of a plugin that is not installed: pip install -e {name}"
         return None

@@ -108,7 +108,7 @@ def test_plugin_example_registers(workshop: Path) -> None:
     for module in project["entry-points"]["specframe"].values():
         plugins.offer(registry, importlib.import_module(module), project["name"])
     assert registry.make("drafter", "repeat,span=2").span == 2
-    with pytest.raises(plugins.OptionError, match="span must be at least 1"):
+    with pytest.raises(plugins.OptionError, match="span: expected a whole number of at least 1"):
         registry.make("drafter", "repeat,span=0")
 
 

@@ -35,6 +35,7 @@ WRONG = [
     ["verify", "--accept", "nope"],
     ["trace", "--draft-length", "nope"],
     ["trace", "--verify", "nope"],
+    ["reproduce", "--drafter", "nope"],
 ]
 """Commands with a name that nothing provides, or with strategies that do not fit each other."""
 

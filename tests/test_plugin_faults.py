@@ -661,6 +661,16 @@ def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
         harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty"), harness.requests([[5, 6]], 9))
 
 
+def test_a_device_that_gave_up_is_explained() -> None:
+    """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
+    drafter = fakes.always_right([[1]])
+    drafter.propose = raises(RuntimeError("CUDA error: device-side assert triggered"))  # type: ignore[method-assign]
+    with pytest.raises(
+        ContractError, match=r"device-side assert triggered, at .* \(on CUDA a token id beyond the vocabulary"
+    ):
+        harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
+
+
 def test_sentences_and_interruptions_pass() -> None:
     """An error that is a sentence already, and an interruption, are seen as they are."""
     for error in (PluginError("a sentence"), KeyboardInterrupt()):

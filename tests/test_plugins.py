@@ -14,6 +14,7 @@ from specframe import aliases, hookspecs, scaffold
 from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, UnknownNameError
 from specframe.hookspecs import hookimpl
+from specframe.pairing import choose
 from specframe.plugins import (
     LIMIT_VARIABLE,
     OTHERS,
@@ -159,7 +160,7 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
     monkeypatch.chdir(tmp_path)
     scaffold.write("yours")
     said = {
-        "broken": "Error: 'broken' is of no use: broken was skipped: plugin 'broken' (broken_module): ModuleNotFoundError: ",
+        "broken": "Error: 'broken' cannot be used: broken was skipped: plugin 'broken' (broken_module): ModuleNotFoundError: ",
         "yours": "Error: 'yours' is the folder of a plugin that is not installed: pip install -e yours\n",
     }
     done = CliRunner().invoke(cli, ["run", option, name], prog_name="specframe")
@@ -167,6 +168,21 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
     assert said[name] in done.stderr
     with pytest.raises(PluginError, match=re.escape(said[name].removeprefix("Error: ").strip())):
         aliases.resolve(name) if kind == "drafter" else registry().make(kind, name)
+
+
+def test_a_folder_by_its_path_is_told_as_well(tmp_path):
+    """The path of a plugin's folder, in place of a model's, is answered as its name is."""
+    folder = scaffold.write("yours", parent=tmp_path)
+    with pytest.raises(PluginError, match=r"is the folder of a plugin that is not installed: pip install -e /.*yours$"):
+        aliases.resolve(str(folder))
+
+
+def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
+    """What is neither a drafter nor a model is told so, with the nearest of both."""
+    with pytest.raises(
+        UnknownNameError, match=r"^unknown drafter or model 'prompt-lokup': .*tiny.*did you mean 'prompt-lookup'\?$"
+    ):
+        choose(None, "prompt-lokup")
 
 
 def test_a_saved_model_beside_a_project_is_a_model(tmp_path, monkeypatch):

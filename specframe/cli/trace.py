@@ -14,7 +14,7 @@ from specframe.cli.kinds import File
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS, whole, with_options
-from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.prompts import Given
 
 if TYPE_CHECKING:
@@ -102,24 +102,23 @@ def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path
 def recorded(
     cells: list[Cell], differing: list[str], texts: Sequence[Given], new: int, loaded: LoadedModels
 ) -> tuple[list[SchemeTrace], Cell]:
-    """Return what could be recorded, and the first combination of it; the others are named on standard error.
+    """Return what could be recorded, and the first combination of it; those at fault are named on standard error.
 
     Raises:
-        SpecframeError: nothing could be recorded, or a prompt cannot be decoded by any.
+        SpecframeError: nothing could be recorded, or what no combination can do, as decoding a prompt that is too long.
     """
     from specframe.trace import record
 
     def make(observers: Any, **cell: Any) -> Any:
         return loaded.pipeline(cell, observers)
 
-    schemes, faults = {}, []
+    schemes: dict[int, SchemeTrace] = {}
+    faults: list[SpecframeError] = []
     for place, cell in enumerate(cells):
         name = scheme_name(cell, differing)
         try:
             schemes[place] = record(texts, new, make=make, name=name, **cell)
-        except PromptError:
-            raise
-        except SpecframeError as fault:
+        except (PluginError, InvariantError) as fault:
             faults.append(fault)
             click.echo(f"left out: {name}: {fault}", err=True)
     if not schemes:
