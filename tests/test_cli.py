@@ -41,6 +41,10 @@ def greet(times):
         raise OptionError("times: expected a number that brings no bad luck, got 13")
     if times == 0:
         raise KeyboardInterrupt
+    if times == -1:
+        {}["times"]
+    if times == -2:
+        raise click.UsageError("times: expected a number of at least 0")
     click.echo("hello " * times)
 
 @hookimpl
@@ -139,6 +143,16 @@ def test_plugins_in_conflict(site: Path) -> None:
     refused = invoke("greet")
     assert refused.exit_code == 2
     assert "command 'greet' is offered by both greeter and other" in refused.stderr
+
+
+def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
+    """What a plugin's command raises is one sentence with its distribution and the place; click's own errors stay click's."""
+    install(site, "greeter", PLUGIN)
+    raised, refused = invoke("greet", "--times", "-1"), invoke("greet", "--times", "-2")
+    assert (raised.exit_code, refused.exit_code) == (2, 2)
+    assert raised.stderr.startswith("Error: command 'greet' of greeter raised KeyError: 'times', at ")
+    assert re.search(r"greeter\.py:\d+\n$", raised.stderr)
+    assert refused.stderr.endswith("Error: times: expected a number of at least 0\n")
 
 
 def test_faults_are_one_sentence(site: Path) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -717,6 +719,31 @@ def test_writing_is_seen_in_inference_mode_too() -> None:
 
     with torch.inference_mode(), pytest.raises(ContractError, match=r"Writer: propose\(\) must not write to the batch"):
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
+
+
+def test_no_number_is_read_from_a_device() -> None:
+    """On a device other than the CPU a guard looks at types and shapes alone: tensors without numbers pass through all checks."""
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    host = np.array([3, 4])
+    sequences: Any = [None, None]
+    batch = Batch(sequences, tensor(2, 8), tensor(2), host, host, tensor(2), prefill=False)
+    draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
+    logits_BTV, verdict = tensor(2, 4, 61, dtype=torch.float32), Verdict(tensor(2), tensor(2, 4))
+    returns = types.SimpleNamespace(
+        propose=lambda *_: draft,
+        score=lambda *_: logits_BTV,
+        judge=lambda *_: verdict,
+        choose=lambda *_: tensor(2),
+        commit=lambda *_: Verdict(tensor(2), tensor(2, 4)),
+    )
+    assert guard.guard("drafter", returns).propose(batch, 3) is draft
+    assert guard.guard("verifier", returns).score(batch, draft) is logits_BTV
+    assert guard.guard("acceptance rule", returns).judge(batch, draft, logits_BTV) is verdict
+    assert guard.guard("acceptance rule", returns).choose(batch, 0, logits_BTV[:, 0]).shape == (2,)
+    assert guard.guard("alignment", returns).commit(batch, draft, verdict).tokens_BT.shape == (2, 4)
 
 
 def test_a_guard_is_put_around_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import click
 
 import specframe
 from specframe.cli.watchdog import watched
-from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, shown
+from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, sentence, shown
 from specframe.plugins import registry
 
 BUILT_IN = {
@@ -26,6 +27,10 @@ BUILT_IN = {
     "models": "specframe.cli.models:models",
 }
 """Commands of specframe's own: where each is."""
+
+
+PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
+"""What a command may raise: click and :meth:`CommandLine.main` know what to do with it."""
 
 
 class CommandLine(click.Group):
@@ -53,6 +58,12 @@ class CommandLine(click.Group):
         except KeyboardInterrupt as interruption:
             click.echo(f"\ninterrupted{interruption}", err=True)
             sys.exit(130)
+        except PASSING:
+            raise
+        except Exception as error:
+            if ctx.invoked_subcommand in (None, *BUILT_IN):
+                raise
+            raise PluginError(told(str(ctx.invoked_subcommand), error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
@@ -90,6 +101,13 @@ def load(name: str) -> click.Command:
     except PluginError as error:
         return broken(name, error)
     return command
+
+
+def told(name: str, error: Exception) -> str:
+    """Return what a plugin's command raised, with its distribution and the place."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
+    return f"{registry().entry('command', name)} raised {what}"
 
 
 def broken(name: str, fault: PluginError) -> click.Command:
