@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+UNDECIDED = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
+"""Why a sequence ends after whose last token none can be chosen."""
+
+
 class Pipeline:
     """Batched speculative decoding with one strategy per role.
 
@@ -357,6 +361,8 @@ class Pipeline:
     def _result(self, sequence: Sequence) -> Result:
         request = sequence.request
         assert sequence.finish_reason is not None
+        error = UNDECIDED if sequence.finish_reason == "error" else None
+        self._errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(
             request.index,
@@ -364,6 +370,7 @@ class Pipeline:
             sequence.token_ids,
             sequence.finish_reason,
             sequence.metrics,
+            error,
             prompt_tokens=len(request.prompt_ids),
             latency=self._meters[1].now - request.arrival,
             sample=request.sample,
