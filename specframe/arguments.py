@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specframe.contract import require_members
-from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.errors import ModelError, OptionError, UnknownNameError, shown
 from specframe.values import number, of_type
 
 LARGEST_SEED = 2**64 - 1
@@ -66,3 +66,28 @@ def target(given: Any) -> Any:
         expected = "expected an alias, a directory, a hub id or a loaded transformers model"
         raise OptionError(f"target: {expected}, got {shown(given)}")
     return given
+
+
+def unwrapped(given: Any, role: str) -> Any:
+    """Return the transformers model inside what torch.compile or PEFT put around one; anything else as it is.
+
+    Adapters in a model's layers, such as LoRA's, go on working there.
+
+    Raises:
+        ModelError: what PEFT added is not in the model's layers but before its tokens.
+    """
+    if not isinstance(given, torch.nn.Module):
+        return given
+    wrapper: Any = given
+    if isinstance(inner := getattr(wrapper, "_orig_mod", None), torch.nn.Module):
+        return unwrapped(inner, role)
+    if not (hasattr(wrapper, "peft_config") and hasattr(wrapper, "get_base_model")):
+        return given
+    added = wrapper.active_peft_config
+    if added.is_prompt_learning:
+        kind = getattr(added.peft_type, "value", added.peft_type)
+        raise ModelError(
+            f"the {role} is a {type(wrapper).__name__} of type {kind}, with learned keys or embeddings before its tokens: expected "
+            "adapters in its layers, as LoRA has"
+        )
+    return unwrapped(wrapper.get_base_model(), role)

@@ -235,7 +235,8 @@ class Settings:
         begin = prompt_length + (prompt_length == 1 and self["forced_bos_token_id"] is not None)
         at = Place(prompt_length, limit, list(stop_token_ids), str(device), begin)
         made = [self._made(name, at) for name in MAKERS if self._wanted(name, at)]
-        return Plan.split([*self.sampling.processors, *made], self.greedy)
+        plan = Plan.split([*self.sampling.processors, *made], self.greedy)
+        return attrs.evolve(plan, own=bool(self.sampling.processors))
 
     def _wanted(self, name: str, at: Place) -> bool:
         if name in FOR_STOPS or (name == "forced_eos_token_id" and self[name] is True):

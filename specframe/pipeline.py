@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+UNDECIDED = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
+"""Why a sequence ends after whose last token none can be chosen."""
+
+
 class Pipeline:
     """Batched speculative decoding with one strategy per role.
 
@@ -57,7 +61,8 @@ class Pipeline:
         batch_size: rows decoded together.
         draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the policy
             ``goodput``, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same tokens again.
-        device, dtype: where and in what precision models are loaded; a loaded model stays as it is.
+        device, dtype: where and in what precision models are loaded; a loaded model stays as it is. Of a PEFT model with
+            adapters in its layers, or one that torch.compile returned, the transformers model inside is used.
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.protocols.Observer`.
@@ -104,11 +109,13 @@ class Pipeline:
         self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
-        config = "none" if generation_config is None else generation_config
-        self._configured = one_of("generation_config", config, ("auto", "none")) == "auto"
+        settings = "none" if generation_config is None else generation_config
+        self._configured = one_of("generation_config", settings, ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
-        target, drafting, draft_name = choose(arguments.target(target), drafter)
+        target, drafting, draft_name = choose(
+            arguments.target(arguments.unwrapped(target, "target")), arguments.unwrapped(drafter, "draft")
+        )
         self.composition = compose(
             registry(),
             drafter=drafting,
@@ -125,12 +132,17 @@ class Pipeline:
         self.tokenizer = models.load_tokenizer(target) if tokenizer is None else tokenizer
         self.draft_model: PreTrainedModel | None = None
         self._draft_tokenizer: PreTrainedTokenizerBase | None = None
+        self._draft_context: int | None = None
+        """Of a draft model that drafts token for token, where it has one."""
         if draft_name is not None:
             self.draft_model = models.load_model(draft_name, "draft", on, precision)
             self._draft_tokenizer = models.load_tokenizer(draft_name)
             fitting = fitting_drafter(self.target_model, self.draft_model, self.tokenizer, self._draft_tokenizer)
             if fitting != drafting:
                 self.composition = attrs.evolve(self.composition, drafter=registry().make("drafter", fitting))
+            else:
+                config = self.draft_model.config.get_text_config()
+                self._draft_context = getattr(config, "max_position_embeddings", None)
         self._runner = ModelRunner(self.target_model, "target")
         if (longest := self.composition.policy.maximum) >= self._runner.context:
             raise OptionError(
@@ -317,6 +329,7 @@ class Pipeline:
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
+        self._warn_of_short_draft(longest)
         capacity = longest + use.policy.maximum + 1
         pool = Pool(requests, 0, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
         start = checks[0].run if self._check else Run
@@ -344,6 +357,16 @@ class Pipeline:
                 self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
             yield report
 
+    def _warn_of_short_draft(self, longest: int) -> None:
+        """Say that a draft model drafts badly beyond its context, where sequences of ``longest`` tokens come there."""
+        if self._draft_context is not None and longest > self._draft_context:
+            warnings.warn(
+                f"the draft model's context of {self._draft_context} tokens is shorter than sequences of up to {longest}: beyond "
+                "it little of what is drafted stands; the tokens are the target's all the same",
+                SpecframeWarning,
+                stacklevel=2,
+            )
+
     def composition_for(self, greedy: bool) -> Composition:
         """Return the strategies of a run that decodes greedily, or of one that samples."""
         if greedy or not self._accept_auto:
@@ -353,6 +376,8 @@ class Pipeline:
     def _result(self, sequence: Sequence) -> Result:
         request = sequence.request
         assert sequence.finish_reason is not None
+        error = UNDECIDED if sequence.finish_reason == "error" else None
+        self._errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(
             request.index,
@@ -360,6 +385,7 @@ class Pipeline:
             sequence.token_ids,
             sequence.finish_reason,
             sequence.metrics,
+            error,
             prompt_tokens=len(request.prompt_ids),
             latency=self._meters[1].now - request.arrival,
             sample=request.sample,

@@ -204,6 +204,18 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     return torch.where(greedy_B11, peaks, scores_BTV)
 
 
+def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
+    """Return where a user's own processors leave no token to choose, (B, T): a score is nan, or none is above minus infinity.
+
+    None where no row has processors of its own. Nothing leaves the device.
+    """
+    own = [sequence.request.plan.own for sequence in batch.sequences]
+    if not any(own):
+        return None
+    best_BT = scores_BTV.amax(-1)
+    return torch.tensor(own, device=best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
+
+
 def _shape_by_prefix(plan: Plan, tokens_L: torch.Tensor, drafted_K: torch.Tensor, logits_TV: torch.Tensor) -> None:
     """Apply one row's prefixed processors in place, position by position."""
     prefix = torch.cat([tokens_L.new_tensor(plan.lead), tokens_L, drafted_K])

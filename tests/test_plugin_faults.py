@@ -194,9 +194,6 @@ FAULTS = {
         lambda logits, *_: logits[:, -1],
         MUST + r"logits of shape \(B, K \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
     ),
-    "verifier returns NaN": Fault(
-        "verifier", "score", lambda logits, *_: logits * torch.nan, MUST + r"logits that are numbers, got NaN"
-    ),
     "verifier raises": Fault(
         "verifier", "score", raises(RuntimeError("no score")), RAISED + r"RuntimeError: no score, at "
     ),
@@ -430,6 +427,20 @@ def test_a_suite_that_calls_the_strategy_names_the_fault(case: str, known: Regis
         AssertionError, match=rf"^{re.escape(fault.role)} 'faulty' of faulty-dist: {fault.member}\(\) must"
     ):
         getattr(Tests(), test)(**arguments)
+
+
+def test_a_suite_finds_scores_that_are_no_numbers(known: Registry) -> None:
+    """A verifier's suite looks at the scores themselves, which a run leaves on the device."""
+    fault = Fault("verifier", "score", lambda logits, *_: logits * torch.nan, "")
+    add_entry(known, "faulty-dist", "verifier", "faulty", faulty(fault))
+
+    class Tests(conformance.VerifierSuite):
+        def make(self) -> Any:
+            return "faulty"
+
+    said = r"^verifier 'faulty' of faulty-dist: score\(\) must return logits that are numbers, got NaN"
+    with pytest.raises(AssertionError, match=said):
+        Tests().test_scores_are_the_targets()
 
 
 COMMAND = {
