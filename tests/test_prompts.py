@@ -303,6 +303,7 @@ def test_data_sets(sets: Path) -> None:
         ("hf:two:dev", "hf:two:dev has the splits train, test: expected one of them, got 'dev'"),
         ("hf:saved::answer", "has the columns prompt, question, top_k: expected one of them, got answer"),
         ("questions.parquet", "has the columns question: expected one of prompt, text, "),
+        ("hf:saved:dev", "hf:saved:dev has the splits train: expected one of them, got 'dev'"),
         ("hf:", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:'"),
         ("hf:a:b:c:d", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:a:b:c:d'"),
         ("broken.parquet", "broken.parquet cannot be read: "),

@@ -85,7 +85,8 @@ def load(shown: str, name: str, split: str | None) -> Any:
     datasets.disable_progress_bars()
     path = Path(name)
     if saved(name):
-        return datasets.load_from_disk(name)
+        found = datasets.load_from_disk(name)
+        return found if isinstance(found, dict) else {str(found.split or "train"): found}
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
