@@ -303,17 +303,25 @@ def test_data_sets(sets: Path) -> None:
         ("hf:two:dev", "hf:two:dev has the splits train, test: expected one of them, got 'dev'"),
         ("hf:saved::answer", "has the columns prompt, question, top_k: expected one of them, got answer"),
         ("questions.parquet", "has the columns question: expected one of prompt, text, "),
+        ("hf:saved:dev", "hf:saved:dev has the splits train: expected one of them, got 'dev'"),
         ("hf:", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:'"),
         ("hf:a:b:c:d", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:a:b:c:d'"),
         ("broken.parquet", "broken.parquet cannot be read: "),
         ("nowhere.parquet", "nowhere.parquet cannot be read: No such file or directory"),
-        ("empty", "empty cannot be read: "),
+        (
+            "empty",
+            "empty is a folder: expected a file, a data set that save_to_disk wrote, or hf:empty for a folder of files",
+        ),
+        ("hf:empty", "hf:empty cannot be read: "),
+        ("hf:broken", "hf:broken cannot be read: "),
     ],
 )
 def test_refused_data_sets(sets: Path, path: str, reason: str) -> None:
     """What cannot be read, and a choice that is not there, is one sentence."""
     Path("broken.parquet").write_text("PAR1")
     Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/train.parquet").write_text("PAR1")
     with pytest.raises(OptionError) as caught:
         from_file(path)
     assert reason in str(caught.value)

@@ -19,7 +19,8 @@ from specframe.report.results import RESULTS
 from specframe.testing import zoo
 
 PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
-SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2", "--arrival-batch-sizes", "2"]
+SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2"]
+ARRIVING = ["--arrivals", "poisson:50", "--arrival-batch-sizes", "2"]
 TOKENS = ["--match-tokens", "8", "--max-new-tokens", "6", "--max-prompt-tokens", "12", "--repeats", "1"]
 LOSSLESS = {"plain", "assisted", "ragged", "eqspec", "exspec", "rollback"}
 
@@ -51,7 +52,7 @@ def lines(folder: Path) -> list[dict]:
 def whole(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished reproduction with arrivals, run part by part."""
     folder = tmp_path_factory.mktemp("whole") / "out"
-    command = [*pair, *SIZES, *TOKENS, "--arrivals", "poisson:50", "--output", str(folder)]
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(folder)]
     first = run(*command, "--parts", "match")
     assert first.exit_code == 0, first.stderr
     assert {line["cell"]["part"] for line in lines(folder)} == {"match"}
@@ -152,7 +153,7 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     before = (whole / RESULTS).read_bytes()
-    command = [*pair, *SIZES, *TOKENS, "--arrivals", "poisson:50", "--output", str(whole)]
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(whole)]
     assert run(*command).exit_code == 0
     assert (whole / RESULTS).read_bytes() == before
     other = run(*command, "--match-tokens", "9")
@@ -163,7 +164,10 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("--parts", "match,latency"), "--parts: expected some of match, speed, uniform, random, got 'latency'"),
+        (
+            ("--parts", "match,latency"),
+            "--parts: expected one of match, speed, uniform, random, arrivals, got 'latency'",
+        ),
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
         (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),

@@ -498,7 +498,7 @@ def test_command_without_prompts(pair: list[str], tmp_path: Path) -> None:
             "--output: no/trace.html cannot be written: expected a file in a folder that exists",
         ),
         (["--align", "eqspek"], "unknown alignment 'eqspek'"),
-        (["--draft-length", "0"], "draft length: expected at least 1, got 0"),
+        (["--draft-length", "0"], "--draft-length: expected a whole number of at least 1"),
         (["a"] * 17, "prompts: expected at most 16, for a page that can be looked at, got 17"),
         ([""], "prompt 0: the prompt is empty: expected at least one token"),
     ],

@@ -294,8 +294,8 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
     assert "2 of 2 combinations" in result.stdout
     for wrong, message in (
         (["--temperature", "1", "--accept", "block"], "acceptance rule 'block' cannot be verified with a temperature"),
-        (["--temperature", "-1"], "temperature: expected a number of at least 0, got -1"),
-        (["--temperature", "warm"], "--temperature: expected a number, got 'warm'"),
+        (["--temperature", "-1"], "temperature: expected a number of at least 0, got '-1'"),
+        (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
     ):
         result = invoke(*saved, "hello", *wrong)
         assert result.exit_code == 2

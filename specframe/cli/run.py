@@ -10,7 +10,7 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
-from specframe.cli.kinds import File, WholeNumber
+from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS_FILE, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--generation-config",
     metavar="C",
+    type=OneOf("auto", "none"),
     default="auto",
     show_default=True,
     help="auto: what the target's generation config asks for holds where no option says otherwise; none: it does not.",

@@ -24,6 +24,11 @@ def from_path(path: str) -> list[Prompt]:
     """Return the prompts of a Parquet file, or of the folder of a data set; the hub is not asked for it."""
     if not Path(path).exists():
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
+    if Path(path).is_dir() and not saved(path):
+        raise OptionError(
+            f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
+            "folder of files"
+        )
     return prompts(path, path, None, None)
 
 
@@ -46,7 +51,7 @@ def prompts(shown: str, name: str, split: str | None, column: str | None) -> lis
     except OptionError:
         raise
     except Exception as error:  # what the library raises on a file depends on the file
-        raise OptionError(f"--prompts: {shown} cannot be read: {sentence(error)}") from error
+        raise OptionError(f"--prompts: {shown} cannot be read: {sentence(error.__cause__ or error)}") from error
     if not rows:
         raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
     if column is None:
@@ -64,6 +69,11 @@ def chosen(row: dict[str, Any], column: str) -> dict[str, Any]:
     return {"prompt": row[column], **{key: row[key] for key in row if key not in KEYS}}
 
 
+def saved(path: str) -> bool:
+    """Return whether ``save_to_disk`` wrote a folder."""
+    return any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
 def load(shown: str, name: str, split: str | None) -> Any:
     """Return the rows of a file, a folder that ``save_to_disk`` wrote, or whatever ``load_dataset`` finds under the name."""
     if importlib.util.find_spec("datasets") is None:
@@ -74,8 +84,9 @@ def load(shown: str, name: str, split: str | None) -> Any:
 
     datasets.disable_progress_bars()
     path = Path(name)
-    if any((path / kept).is_file() for kept in ("state.json", "dataset_dict.json")):
-        return datasets.load_from_disk(name)
+    if saved(name):
+        found = datasets.load_from_disk(name)
+        return found if isinstance(found, dict) else {str(found.split or "train"): found}
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
