@@ -33,6 +33,50 @@ REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
 LABEL = re.compile(r"^(Called|Argument|Must|Must not): ", flags=re.MULTILINE)
 
+OPTIONS = """
+## Where options come from
+
+The command line goes before the environment, the environment before the file of `--config`, and that before the default. A
+value that cannot be is one sentence that names where it stood, and exit status 2.
+
+**Environment.** The variable of an option is `SPECFRAME_`, the command and the option in capitals, with `_` for `-`:
+`SPECFRAME_RUN_BATCH_SIZE=4` is `--batch-size 4` of `run`, `SPECFRAME_RUN_CHECK=true` is `--check`. Lists are comma lists, as on
+the command line. `--stop` has no variable. Two variables are no options: `SPECFRAME_PLUGINS` narrows [which plugins are
+loaded](plugins.md), and `SPECFRAME_HOME` is the folder of your own names for models, `~/.config/specframe` when it is not set.
+
+**A file.** `--config FILE.toml` takes options from a file. What stands at its top is for every command that reads the file, and
+has to be an option of each; what stands in a section is for the command of its name, and wins. Where an option of a grid takes
+several values, a list and a comma list mean the same:
+
+```toml
+batch-size = 4
+seed = 7
+
+[run]
+stop = ["\\n\\n", "def "]
+
+[compare]
+align = ["ragged", "eqspec", "masking,positions=content"]
+batch-size = [1, 4, 8]
+```
+
+**A list** on the command line is split at commas, and a part with `=` is an option of the name before it:
+`ragged,masking,positions=content` is `ragged` and `masking,positions=content`.
+"""
+
+COMPLETION = """
+## Completion
+
+The shell completes commands, options and values: strategies, drafters and names of models, those of plugins too, the last name
+of a comma list, words such as those of `--dtype`, and files. For bash, in `~/.bashrc`; for zsh, in `~/.zshrc`; for fish:
+
+```text
+eval "$(_SPECFRAME_COMPLETE=bash_source specframe)"
+eval "$(_SPECFRAME_COMPLETE=zsh_source specframe)"
+_SPECFRAME_COMPLETE=fish_source specframe > ~/.config/fish/completions/specframe.fish
+```
+"""
+
 
 def hooks() -> str:
     """Return hooks.md: every hook's docstring, and the protocol of what is registered through it."""
@@ -74,11 +118,11 @@ def bulleted(text: str) -> str:
 
 def commands() -> str:
     """Return cli.md: the help of every command, as a terminal shows it."""
-    parts = ["# The command line", "What `--help` says of each command."]
+    parts = ["# The command line", OPTIONS, COMPLETION, "## Commands", "What `--help` says of each of them."]
     group = click.Context(cli, info_name="specframe", terminal_width=WIDTH, max_content_width=WIDTH)
     built_in = {name: command for name in BUILT_IN if (command := cli.get_command(group, name))}
     for context in walk(group, built_in):
-        parts += [f"## {context.command_path}", f"```text\n{context.get_help()}\n```"]
+        parts += [f"### {context.command_path}", f"```text\n{context.get_help()}\n```"]
     return page("the commands in specframe/cli", parts)
 
 

@@ -50,6 +50,15 @@ def arrival_times(given: str, count: int, seed: int = 0) -> list[float]:
     return checked_arrivals(from_file(given), count, given)
 
 
+def check(given: str) -> None:
+    """Raise :class:`OptionError` unless ``given`` is a rate above 0, or a file of numbers, however many."""
+    kind, colon, rate = given.partition(":")
+    if kind == "poisson" and colon:
+        positive(rate)
+    else:
+        checked_arrivals(found := from_file(given), len(found), given)
+
+
 def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
     """Return ``count`` moments of a Poisson process: the times between them are exponential with mean 1 / ``rate``."""
     return np.random.default_rng(seed).exponential(1 / rate, count).cumsum().tolist()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from transformers import generation as hf
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specframe.errors import OptionError
+from specframe.evaluating import evaluating
 from specframe.observers import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plan import Plan
@@ -53,7 +53,9 @@ def assisted(
     @functools.cache
     def pipeline(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> Pipeline:
         on, precision = str(device), str(dtype)
-        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision)
+        return Pipeline(
+            model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision, generation_config=None
+        )
 
     def generate(
         model: PreTrainedModel,
@@ -78,18 +80,6 @@ def assisted(
         return output(input_ids, results, generation_config, kept)
 
     return generate
-
-
-@contextlib.contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Put a model in evaluation mode inside the block, and each of its modules back in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def refuse_unsupported(

@@ -15,7 +15,6 @@ import numpy as np
 
 from specframe.cached import CachedModel
 from specframe.compose import strategy
-from specframe.errors import PromptError
 from specframe.frames import (
     ACCEPTED,
     CUT,
@@ -36,8 +35,9 @@ from specframe.plugins import registry
 from specframe.protocols import Alignment
 from specframe.reference import reference_decode
 from specframe.run import Run
-from specframe.slots import NOTHING, NotedAlignment, NotedLayout, SlotBook
+from specframe.slots import NOTHING, NotedAlignment, SlotBook
 from specframe.types import Batch, Placement, Request, Result, RoundReport, Verdict
+from specframe.verify import encode
 
 
 @attrs.frozen(eq=False)
@@ -75,7 +75,7 @@ class Trace(Watcher):
         """Take the books of the caches that the run has opened."""
         self.caches = run.caches
         layouts = [cached.layout for cached in run.caches if cached is not run.target]
-        books = [layout.book for layout in layouts if isinstance(layout, NotedLayout)]
+        books = [layout.book for layout in layouts if hasattr(layout, "book")]
         self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
 
     def fed(self, book: SlotBook, batch: Batch, width: int, offset: int, placement: Placement) -> None:
@@ -224,17 +224,14 @@ def record(
         options: those of :class:`specframe.Pipeline`.
 
     Raises:
-        PromptError: a prompt that cannot be decoded.
+        OptionError: a prompt that cannot be decoded; nothing has been decoded then.
     """
     given = options.pop("align", "ragged")
     alignment = strategy(registry(), "alignment", given)
     trace = Trace()
     observers = [*options.pop("observers", ()), trace]
     pipe = make(**options, align=trace.around(alignment), observers=observers)
-    results = list(pipe.generate(prompts, max_new_tokens))
-    for result in results:
-        if result.error is not None:
-            raise PromptError(f"prompt {result.index}: {result.error}")
+    results = list(pipe.generate(encode(pipe, list(prompts), None), max_new_tokens))
     return summed(trace, pipe, alignment, results, name or str(given))
 
 

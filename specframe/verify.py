@@ -7,6 +7,8 @@ stop; a length that differs is a divergence.
 
 With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
 draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
+
+The target's generation config is left aside on both sides: penalties and other processors change what both choose from.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from specframe import models
 from specframe.compose import strategy
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.grid import Cell, Grid
+from specframe.intake import Prompt, is_ids, tokenized
 from specframe.loading import LoadedModels
 from specframe.noise import Stream, gumbel
+from specframe.pairing import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.reference import reference_decode
@@ -148,7 +152,7 @@ class Verification:
 
 def verify(
     grid: Grid,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     max_new_tokens: int = 64,
     max_prompt_tokens: int | None = None,
     progress: Callable[[str], None] = lambda doing: None,
@@ -158,7 +162,7 @@ def verify(
 
     Args:
         grid: checked cells.
-        prompts: texts, or lists of token ids.
+        prompts: texts, lists of token ids or messages.
         max_new_tokens: tokens compared per prompt.
         max_prompt_tokens: prompts are cut to so many tokens.
         progress: told what is being decoded.
@@ -192,12 +196,34 @@ def check_comparable(cells: Sequence[Cell]) -> None:
             )
 
 
+def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
+    """Return how often all prompts are decoded to verify some cells.
+
+    That is once for each cell, once for each plain decoding that a cell is held against, and once for each target (and, drawing
+    tokens, each seed) by the reference, where sampling at batch 1 under ``ragged`` is not one of those already.
+    """
+    rule = {"accept": SAMPLING_RULE} if temperature else {}
+    plain = {plain_key(cell | PLAIN | rule) for cell in cells}
+    if temperature:
+        return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | AT_ONE) for cell in cells})
+    places = {
+        repr([choose(cell.get("target"), cell.get("drafter", "auto"))[0], cell.get("device"), cell.get("dtype")])
+        for cell in cells
+    }
+    return len(cells) + len(plain) + len(places)
+
+
+def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """Return what tells one plain decoding from another."""
+    return tuple(sorted((option, repr(value)) for option, value in cell.items()))
+
+
 class References:
     """The references of all targets, each decoded once."""
 
     def __init__(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         max_new_tokens: int,
         max_prompt_tokens: int | None,
         progress: Callable[[str], None],
@@ -232,6 +258,8 @@ class References:
 
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """What makes a cell plain decoding."""
+AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
+"""Where plain sampling is the reference."""
 SAMPLING_RULE = "gumbel"
 """The rule of plain sampling: that whose output does not depend on a draft."""
 
@@ -269,14 +297,14 @@ class Reference:
     def plain(self, cell: Cell) -> list[list[int]]:
         """Return plain decoding at a cell's batch, alignment, scheduler and KV backend."""
         cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": SAMPLING_RULE})
-        key = tuple(sorted((option, repr(value)) for option, value in cell.items()))
+        key = plain_key(cell)
         if key not in self._plain:
             self._plain[key] = self.decode(self._loaded.pipeline(cell))
         return self._plain[key]
 
     def sampled(self, cell: Cell) -> list[list[int]]:
         """Return plain sampling at batch 1."""
-        return self.plain(cell | {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1})
+        return self.plain(cell | AT_ONE)
 
     def decode(self, pipe: Pipeline) -> list[list[int]]:
         """Return a pipeline's continuations of all prompts."""
@@ -304,7 +332,7 @@ class Reference:
             return logits_V
         at = torch.tensor(position, device=logits_V.device)
         noise_V = gumbel(self._seed, torch.tensor(index, device=at.device), at, Stream.TARGET, len(logits_V))
-        return logits_V + self._sampling.temperature * noise_V
+        return logits_V + (self._sampling.temperature or 0) * noise_V
 
 
 def common_start(one: Sequence[int], other: Sequence[int]) -> int:
@@ -313,14 +341,14 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place in range(shortest) if one[place] != other[place]), shortest)
 
 
-def encode(pipe: Pipeline, prompts: Sequence[str | Sequence[int]], cut: int | None) -> list[list[int]]:
+def encode(pipe: Pipeline, prompts: Sequence[Prompt], cut: int | None) -> list[list[int]]:
     """Return prompts as token ids, at most ``cut`` each; raise :class:`OptionError` for one that cannot be decoded."""
     encoded = []
     for index, prompt in enumerate(prompts):
-        if cut is not None and isinstance(prompt, str) and pipe.tokenizer is not None and prompt.strip():
-            prompt = pipe.tokenizer(prompt).input_ids
         try:
-            encoded.append(pipe.encode(prompt if isinstance(prompt, str) else prompt[:cut]))
+            if cut is not None and pipe.tokenizer is not None and not is_ids(prompt):
+                prompt = tokenized(prompt, pipe.tokenizer)
+            encoded.append(pipe.encode(prompt[:cut] if is_ids(prompt) else prompt))
         except PromptError as fault:
             raise OptionError(f"prompt {index}: {fault}") from fault
     return encoded

@@ -122,10 +122,11 @@ def test_a_file_of_options() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--top-p", "1.5"], "top_p: expected a number above 0 and at most 1"),
-        (["--temperature", "warm"], "--temperature: expected a number, got 'warm'"),
+        (["--top-p", "1.5"], "--top-p: expected a number above 0 and at most 1"),
+        (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
         (["--temperature", "1", "--accept", "greedy"], "choose a rule that samples"),
-        (["--stop", ""], "stop: expected a text or several, none of them empty"),
+        (["--stop", ""], "--stop: expected a text that is not empty, got ''"),
+        (["--logprobs", "2"], "--logprobs: expected --output with it"),
         (["--samples", "0"], "--samples: expected a whole number of at least 1, got '0'"),
     ],
 )

@@ -10,17 +10,20 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner, Result
 
 from specframe import loading, models
 from specframe.cli import cli
+from specframe.cli.dry_run import duration
 from specframe.errors import OptionError
 from specframe.grid import checked, expand
 from specframe.report import compare as comparing
 from specframe.report import page
 from specframe.report.compare import Settings, compare, steps
 from specframe.report.figures import equality
+from specframe.report.forecast import Forecast, forecast
 from specframe.report.results import ABOUT, RESULTS
 from specframe.report.schemes import cases
 from specframe.testing import zoo
@@ -174,13 +177,13 @@ def test_cells_take_turns_there_and_back(pair: dict[str, str]):
     ("wrong", "message"),
     [
         (("--align", "ragged,sideways"), "unknown alignment 'sideways'"),
-        (("--schedule", "same-length,window=0"), "window must be at least 1"),
+        (("--schedule", "same-length,window=0"), "window: expected a whole number of at least 1, got 0"),
         (("--kv", "slab,paper"), "unknown KV backend 'paper'"),
         (("--batch-size", "1,0"), "--batch-size: expected a whole number of at least 1, got '0'"),
         (("--batch-size", "1,,2"), "expected a value between two commas"),
-        (("--draft-length", "3,0"), "draft length: expected at least 1, got 0"),
-        (("--dtype", "float32,float31"), "dtype 'float31'"),
-        (("--drafter", "nobody"), "unknown model 'nobody'"),
+        (("--draft-length", "3,0"), "--draft-length: expected a whole number of at least 1"),
+        (("--dtype", "float32,float31"), "--dtype: expected one of auto, float32, bfloat16"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--repeats", "0"), "--repeats: expected a whole number of at least 1, got '0'"),
         (("--arrivals", "poisson:0"), "arrivals: expected a rate above 0"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
@@ -212,6 +215,126 @@ def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, s
     assert "cannot run on KV backend 'dynamic'" in result.stderr
     assert "cannot run on KV backend" in json.loads(Path("out", ABOUT).read_text(encoding="utf-8"))["refused"][0]["why"]
     assert {line["scheme"] for line in lines()} == {"plain", "exspec"}
+
+
+LAB = {
+    "compare": [],
+    "verify": [],
+    "trace": ["--output", "out.html"],
+    "reproduce": ["--output", "out", "--max-prompt-tokens", "999"],
+}
+
+
+@pytest.mark.parametrize("name", LAB)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (" ", "prompt 1: the prompt is empty: expected at least one token"),
+        ("a" * 200, "prompt 1: the prompt has 200 tokens: expected fewer than the target's context of 160"),
+        ("\udcff", "expected text, got half of a surrogate pair or a byte that is not UTF-8"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded_are_refused(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str, bad: str, message: str
+):
+    """By every command that compares, in one sentence, before anything is decoded; no result and no page is left behind."""
+    for decoder in ("specframe.pipeline.Pipeline.generate", "specframe.verify.reference_decode"):
+        monkeypatch.setattr(decoder, lambda *_, **__: pytest.fail("something was decoded"))
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["ab", bad]))
+    named = [text for option, value in pair.items() for text in (f"--{option}", value)]
+    result = run(name, *named, "--prompts", "prompts.jsonl", *LAB[name])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert message in result.stderr
+    assert not [path for path in Path().rglob("*") if path.is_file() and path.name != "prompts.jsonl"]
+
+
+def test_a_prompt_that_fails_all_the_same_fails_its_cell(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """It stands on standard error and in the table, nothing is called equal, and the command exits with status 1."""
+    monkeypatch.setattr(comparing, "check_prompts", lambda *_: None)
+    result = run(*command(pair, "a" * 200, "--repeats", "1"))
+    assert result.exit_code == 1
+    assert "prompt 0: the prompt has 200 tokens" in result.stderr
+    assert "Nothing could be measured." in result.stdout
+    assert not {line["token_ids"] for line in lines() if "token_ids" in line}
+
+
+def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
+    """Such cells are named once, whatever their number, and only plain sampling and the rules that draw are run."""
+    asked = ["--temperature", "0.8", "--repeats", "1", "--batch-size", "1,2", "--align", "ragged"]
+    result = run(*command(pair, *asked, "--accept", "greedy,gumbel"))
+    assert result.exit_code == 0
+    refused = [text for text in result.stderr.splitlines() if text.startswith("left out: ")]
+    assert refused == [
+        "left out: accept greedy, 2 combinations: acceptance rule 'greedy' always takes the most likely token, so that "
+        "temperature 0.8 has no effect: choose a rule that samples, such as gumbel, block or rejection"
+    ]
+    assert {line["cell"]["accept"] for line in lines()} == {"gumbel"}
+
+
+def test_a_rule_that_cannot_sample_alone_is_refused(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """With no cell left, nothing is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--temperature", "0.8", "--accept", "greedy"))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "acceptance rule 'greedy' always takes the most likely token" in result.stderr
+    assert not Path("out").exists()
+
+
+# ---- foreseen --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """Every cell with its runs, what is left out and why, and the tokens; no model is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
+    assert result.exit_code == 0, result.stderr
+    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run on KV backend 'dynamic'" in result.stderr
+    rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
+    cells = [[part.strip() for part in row if part.strip()] for row in rows]
+    assert cells[1:] == [
+        ["plain", "1", "1", "0"],
+        ["plain", "2", "2", "0"],
+        ["ragged · slab", "2", "2", "0"],
+        ["exspec · slab", "2", "2", "0"],
+        ["exspec · dynamic", "2", "2", "0"],
+    ]
+    assert f"9 of 9 runs to make: at most {9 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert "no estimate of the time: out holds no run of these yet" in result.stdout
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
+    """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
+    cells = checked(expand({**pair, "align": "ragged,exspec", "batch_size": [2], "draft_length": "5"}))
+    with pytest.raises(KeyboardInterrupt):
+        compare(cells, Settings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
+    planned = cases(cells.cells)
+    asked = comparing.about(cells, planned, Settings(PROMPTS, 6, repeats=2), "")
+    found = forecast(list(steps(planned, 2)), "out", asked)
+    took = {(line["scheme"], line["cell"]["batch_size"]): line["figures"]["seconds"] for line in lines()}
+    assert [(step.case.scheme, step.repeat) for step in found.missing] == [("ragged", 1), ("plain", 1)]
+    assert found.seconds == pytest.approx(took["ragged", 2] + took["plain", 2])
+    kept = {path: path.read_bytes() for path in Path("out").iterdir()}
+    assert (
+        show(found)
+        == f"about {found.seconds:,.1f} s of decoding, by the 5 runs in out; loading models and warming up come on top"
+    )
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == kept
+    fewer = attrs.evolve(found, lines={key: line for key, line in found.lines.items() if "exspec" in line["scheme"]})
+    known = [line["figures"]["seconds"] for line in fewer.lines.values()]
+    assert fewer.seconds == pytest.approx(5 * sum(known) / len(known))
+    assert show(attrs.evolve(found, steps=[])) == "out holds all of them: only the report would be written again"
+    other = comparing.about(cells, planned, Settings(PROMPTS, 7, repeats=2), "")
+    assert show(forecast([], "out", other)).startswith(
+        "out would be refused: it holds another comparison, made with max new"
+    )
+    Path("out", ABOUT).write_text("[]")
+    assert show(forecast([], "out", asked)) == "out would be refused: it holds something else"
+
+
+def show(found: Forecast) -> str:
+    """Return how long a forecast says that it takes."""
+    return duration(found, "out")
 
 
 # ---- cut short, and continued ----------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import html.parser
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import torch
 from specframe.grid import checked, expand
 from specframe.pipeline import Pipeline
 from specframe.report import figures as f
-from specframe.report import plots
+from specframe.report import pdf, plots
 from specframe.report.canvas import looks
 from specframe.report.compare import Settings, compare
 from specframe.report.images import png, svg
-from specframe.report.page import write_report
+from specframe.report.page import html, write_report
 from specframe.report.results import RESULTS, Comparison
 from specframe.report.schemes import Case
 from specframe.report.summary import COLUMNS, findings, summary
@@ -97,7 +97,41 @@ def test_percentiles_are_numpys_and_leave_out_what_failed():
 
 def test_latency_is_the_median_over_repeats():
     found = made({("ragged", 2): [line(1, latencies=[n, n], longest_wait=n) for n in (1.0, 5.0, 2.0)]})
-    assert f.latency(found) == [("ragged", 2, 2.0, 2.0, 2.0, 5.0)]
+    assert f.latency(found) == [("ragged", 2, 2.0, 2.0, 2.0, 5.0, 2)]
+
+
+def test_p99_is_told_of_a_hundred_sequences_only():
+    """Of fewer the table has none and the findings tell medians; how many sequences there are is said in either case."""
+    for count, first, cell in ((99, "Median", "-"), (100, "P99", "1")):
+        lines = {name: [line(1, latencies=[1.0] * count)] for name in (("plain", 2), ("ragged", 2))}
+        found = made(lines)
+        (told,) = [text for text in findings(found, tables(found)) if " latency of " in text]
+        assert told.startswith(f"{first} latency of {count} sequences at batch size 2: 1 s with ")
+        assert ("P99 is told from 100 sequences on" in told) == (count < 100)
+        assert {row[COLUMNS.index("P99 s")] for row in summary(found, tables(found))} == {cell}
+
+
+def test_captions_say_what_is_drawn():
+    """Every figure over repeats says what its points and lines are and of how many runs, latencies of how many sequences."""
+    for repeats, words in ((1, "A point or a bar is one run."), (3, "the median of 3 runs, the line through it goes")):
+        found = made({cell: [line(1)] * repeats for cell in (("plain", 1), ("ragged", 1), ("plain", 2), ("ragged", 2))})
+        shown = tables(found)
+        for name in ("speed_up", "throughput", "realign_share", "acceptance_length", "peak_kv_bytes"):
+            assert words in shown[name].drawn
+        assert shown["latency"].drawn == "Percentiles of 4 sequences in each run."
+        page = html(found, shown, {"throughput": "<svg ></svg>"})
+        assert page.count(words) == 2  # below the title, and for who does not see the picture
+
+
+def test_axes_are_named():
+    """An axis that doubles from tick to tick says so, and a ratio says to what."""
+    sizes = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    drawn = plots.draw(tables(made({cell: [line(1)] for cell in sizes})), ["plain", "ragged"])
+    for name, figure in drawn.items():
+        axes = figure.axes[-1]
+        assert (axes.get_xscale() == "log") == ("logarithmic" in axes.get_xlabel()), name
+    assert drawn["speed_up"].axes[0].get_ylabel() == "times plain decoding"
+    assert [one.get_ylabel() for one in drawn["latency"].axes] == ["P50 (s), n = 4", "P99 (s), n = 4"]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +218,27 @@ def test_headline_where_nothing_is_faster():
 def test_a_failed_cell_is_shown_without_figures():
     found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
     rows = summary(found, tables(found))
-    assert rows[1] == ("ragged", "1", *["-"] * (len(COLUMNS) - 2))
-    assert "ragged, batch size 1 could not be run: no room." in findings(found, tables(found))
+    assert rows[1] == ("ragged", "1", "failed", *["-"] * (len(COLUMNS) - 3))
+    assert findings(found, tables(found))[1:3] == [
+        "1 of 2 combinations could not be run.",
+        "ragged, batch size 1 could not be run: no room.",
+    ]
+    page = html(found, tables(found), {})
+    assert '<td><span class="differs">failed</span></td>' in page
+    assert "could not be run: no room." in page
+
+
+def test_prompts_that_failed_are_not_equal():
+    """A run in which a prompt has no continuation counts for nothing, though plain decoding failed on it as well."""
+    failed = line(100, token_ids=[[], [4, 5]])
+    failed["figures"] = {**failed["figures"], "errors": 1}
+    found = made({("plain", 1): [failed], ("ragged", 1): [failed]})
+    assert f.equality(found) == []
+    first, count, *others = findings(found, tables(found))
+    assert first == "Nothing could be measured."
+    assert count == "2 of 2 combinations could not be run."
+    assert "ragged, batch size 1 could not be run: 1 prompt could not be decoded." in others
+    assert {row[2] for row in summary(found, tables(found))} == {"failed"}
 
 
 def test_every_scheme_looks_different():
@@ -295,7 +348,7 @@ def test_csv_of_latencies_and_equality_holds_what_the_results_hold(folder: Path)
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-class Page(html.parser.HTMLParser):
+class Page(HTMLParser):
     """What a page refers to, and the ids it gives."""
 
     def __init__(self, text: str) -> None:
@@ -326,6 +379,35 @@ def test_page_needs_nothing_but_itself(folder: Path):
     assert {reference[1:] for reference in page.references if reference.startswith("#")} <= set(page.ids)
     assert max(page.ids.values()) == 1
     assert page.tags["svg"] == len(plots.PAINTERS)
+
+
+def test_page_can_be_printed(folder: Path):
+    """On paper nothing scrolls, figures are not broken, and what only a screen needs is left out."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    rules = text[text.index("@media print") : text.index("</style>")]
+    for rule in (
+        ".scroll { overflow: visible;",
+        "figure, tr, pre { break-inside: avoid; }",
+        ".hint, details { display: none; }",
+    ):
+        assert rule in rules
+
+
+def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
+    """Every finding, every cell and every number is in it as text, a failure too, beside a page for each figure."""
+    cells = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    found = made({**{cell: [line(100)] for cell in cells}, ("exspec", 2): [{"error": "no room"}]})
+    pages = list(pdf.drawn(found, tables(found)))
+    said = "\n".join(text.get_text() for page in pages for text in page.texts)
+    for sentence in findings(found, tables(found))[1:]:
+        assert sentence in said
+    assert "command: specframe compare" in said
+    assert re.search(r"exspec +2 +failed", said)
+    titles = [page._suptitle.get_text().partition("\n")[0] for page in pages if page._suptitle]
+    assert titles == [tables(found)[name].title for name in plots.draw(tables(found), found.schemes)]
+    path = pdf.write_pdf(found, tables(found), tmp_path)
+    assert path.read_bytes().startswith(b"%PDF")
+    assert path.read_bytes().count(b"/Type /Page ") == len(pages)
 
 
 def test_page_says_how_it_was_measured(folder: Path):
@@ -377,7 +459,7 @@ FLAGS = (
 )
 FRAMES = """<!DOCTYPE html><link rel="icon" href="data:,">
 <iframe src="{page}" style="border:0;width:360px;height:800px"></iframe>
-<iframe src="{page}" style="border:0;width:1200px;height:800px"></iframe>
+<iframe src="{page}" style="border:0;width:1280px;height:800px"></iframe>
 <pre id="seen"></pre>
 <script>
 onload = () => {{
@@ -390,7 +472,9 @@ onload = () => {{
     const boxes = [...inside.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
     return {{width: frame.contentWindow.innerWidth, page: root.scrollWidth,
       out: out.map((one) => one.outerHTML.slice(0, 80)),
-      smallest: Math.min(...sizes.map((one) => Math.min(one.width, one.height))), scrolling: boxes.length}};
+      smallest: Math.min(...sizes.map((one) => Math.min(one.width, one.height))), scrolling: boxes.length,
+      summary: boxes.includes(inside.querySelector(".scroll")),
+      hint: inside.defaultView.getComputedStyle(inside.querySelector(".hint")).display}};
   }};
   document.getElementById("seen").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(look));
 }};
@@ -406,6 +490,8 @@ def test_page_in_a_browser(folder: Path, tmp_path: Path):
     assert [text for text in seen.stderr.splitlines() if "CONSOLE" in text] == []
     narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', seen.stdout)[1])
     assert (narrow["width"], narrow["page"], narrow["out"]) == (360, 360, [])
-    assert (wide["width"], wide["page"], wide["out"]) == (1200, 1200, [])
+    assert (wide["width"], wide["page"], wide["out"]) == (1280, 1280, [])
+    assert (narrow["summary"], narrow["hint"]) == (True, "block")  # it scrolls, and says so
+    assert (wide["summary"], wide["hint"]) == (False, "none")
     assert narrow["scrolling"] > 0
     assert min(narrow["smallest"], wide["smallest"]) > 100

@@ -14,12 +14,13 @@ from specframe import models
 from specframe.cli import cli
 from specframe.loading import LoadedModels
 from specframe.report import published, reproduction
-from specframe.report.reproduce import Shaped, spread_over, up_to_stop
+from specframe.report.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
 from specframe.report.results import RESULTS
 from specframe.testing import zoo
 
 PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
-SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2", "--arrival-batch-sizes", "2"]
+SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2"]
+ARRIVING = ["--arrivals", "poisson:50", "--arrival-batch-sizes", "2"]
 TOKENS = ["--match-tokens", "8", "--max-new-tokens", "6", "--max-prompt-tokens", "12", "--repeats", "1"]
 LOSSLESS = {"plain", "assisted", "ragged", "eqspec", "exspec", "rollback"}
 
@@ -51,7 +52,7 @@ def lines(folder: Path) -> list[dict]:
 def whole(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished reproduction with arrivals, run part by part."""
     folder = tmp_path_factory.mktemp("whole") / "out"
-    command = [*pair, *SIZES, *TOKENS, "--arrivals", "poisson:50", "--output", str(folder)]
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(folder)]
     first = run(*command, "--parts", "match")
     assert first.exit_code == 0, first.stderr
     assert {line["cell"]["part"] for line in lines(folder)} == {"match"}
@@ -102,6 +103,39 @@ def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
     assert [row for row in page.splitlines() if row.startswith("| exspec | 2 |") and row.endswith(bound)]
 
 
+def test_the_page_as_html(whole: Path) -> None:
+    """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
+    markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    html = (whole / reproduction.HTML).read_text(encoding="utf-8")
+    assert html.count("<table>") == markdown.count("| --- |\n") > 5
+    assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
+    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 5
+    assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
+    assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
+    assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
+    assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
+    for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
+        assert (
+            cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
+        )
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path: Path) -> None:
+    """The built-in starts of code are measured then, which stands on standard error and in both pages; else it does not."""
+    given = pair[pair.index("--device") :]
+    command = [*pair[:4], *given, *SIZES, *TOKENS, "--parts", "match", "--limit", "1", "--match-batch-sizes", "1"]
+    result = run(*command, "--output", str(tmp_path / "own"))
+    assert result.exit_code == 0, result.stderr
+    assert "no --prompts: 8 built-in starts of Python code are measured" in result.stderr
+    for name in (reproduction.PAGE, reproduction.HTML):
+        assert "built-in starts of Python code: no prompts were given" in (tmp_path / "own" / name).read_text("utf-8")
+    other = run(*command, *pair[4:6], "--output", str(tmp_path / "given"))
+    assert "no --prompts" not in other.stderr
+    assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
+
+
 def test_shares_are_those_of_decoding(whole: Path) -> None:
     """Verify, draft and overhead add up, prompt reading left out; no sequence waits for longer than the bound."""
     for line in lines(whole):
@@ -119,7 +153,7 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
     before = (whole / RESULTS).read_bytes()
-    command = [*pair, *SIZES, *TOKENS, "--arrivals", "poisson:50", "--output", str(whole)]
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(whole)]
     assert run(*command).exit_code == 0
     assert (whole / RESULTS).read_bytes() == before
     other = run(*command, "--match-tokens", "9")
@@ -130,10 +164,15 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("--parts", "match,latency"), "--parts: expected some of match, speed, uniform, random, got 'latency'"),
+        (
+            ("--parts", "match,latency"),
+            "--parts: expected one of match, speed, uniform, random, arrivals, got 'latency'",
+        ),
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
-        (("--drafter", "nobody"), "unknown model 'nobody'"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
+        (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),
     ],
 )
 def test_bad_values_are_refused(
@@ -148,8 +187,17 @@ def test_bad_values_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
+    """Assisted generation by transformers takes a draft model; a drafter that has none is measured without that row."""
+    given = {"target": pair[1], "draft_length": "5", "device": "cpu", "dtype": "float32"}
+    for drafter, expected in ((pair[3], True), ("prompt-lookup", False)):
+        found = cases("match", given | {"drafter": drafter}, [1])
+        assert any(case.scheme == ASSISTED for case in found) == expected
+        assert {"plain", "ragged", "eqspec"} < {case.scheme for case in found}
+
+
 def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reason stands on standard error, the page has the other cells, and the command exits with status 1."""
+    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
 
     def failing(*_: object) -> None:
         raise MemoryError("no room")
@@ -160,6 +208,9 @@ def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch
     assert result.exit_code == 1
     assert "assisted, batch size 1: MemoryError: no room" in result.stderr
     assert "| ragged | 1 |" in (tmp_path / "out" / reproduction.PAGE).read_text(encoding="utf-8")
+    for name, start in ((reproduction.PAGE, "- "), (reproduction.HTML, "<li>")):
+        page = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
 
 
 def test_published_figures_agree_with_each_other() -> None:
@@ -169,6 +220,17 @@ def test_published_figures_agree_with_each_other() -> None:
     for figures in published.MATCH.values():
         assert len(figures) == len(published.PAIRS)
         assert all(0 <= exact <= partial <= 100 for exact, partial in figures)
+
+
+def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names every cell of the parts that would be run, loads no model and writes nothing."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    command = [*pair, *SIZES, *TOKENS, "--parts", "uniform", "--output", str(tmp_path / "out"), "--dry-run"]
+    result = run(*command)
+    assert result.exit_code == 0, result.stderr
+    assert re.findall(r"(uniform, \w+) +2 +1 +0", result.stdout) == ["uniform, bounded", "uniform, unbounded"]
+    assert f"2 of 2 runs to make: at most {2 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert not (tmp_path / "out").exists()
 
 
 def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from specframe.cli import cli
 from specframe.compose import fitting_backends, strategy
-from specframe.errors import PromptError
+from specframe.errors import OptionError
 from specframe.frames import ACCEPTED, CUT, EMPTY, INPUT, KEPT, PADDING, REJECTED, STALE, Frame, Lane, SchemeTrace
 from specframe.plugins import registry
 from specframe.report.trace_captions import Captions, bytes_text, listed
-from specframe.report.trace_page import page_data, render, token_text
+from specframe.report.trace_page import page_data, render, token_text, totals
 from specframe.slots import NOTHING
 from specframe.testing import fakes, harness, zoo
 from specframe.trace import Trace, record, summed
@@ -183,7 +183,7 @@ def test_rollback_and_padding_change_the_verdict() -> None:
 
 def test_prompt_that_cannot_be_decoded() -> None:
     """An empty prompt is refused by name."""
-    with pytest.raises(PromptError, match="prompt 1: the prompt is empty"):
+    with pytest.raises(OptionError, match="prompt 1: the prompt is empty"):
         traced("ragged", [[1], []])
 
 
@@ -277,6 +277,33 @@ def test_page_is_self_contained(page: Path) -> None:
     assert [scheme["name"] for scheme in data["schemes"]] == ["ragged", "eqspec", "exspec", "padding"]
 
 
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb, as WCAG 2.2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_on_colours_can_be_read(page: Path) -> None:
+    """White text on the colours of slots has the contrast that WCAG asks of small text, 4.5 to 1, in light and in dark."""
+    html = page.read_text(encoding="utf-8")
+    for name in ("input", "accepted", "rejected"):
+        colours = re.findall(rf"--{name}: (#[0-9a-f]{{6}});", html)
+        assert len(colours) == 2
+        for colour in colours:
+            assert 1.05 / (luminance(colour) + 0.05) >= 4.5, (name, colour)
+
+
+def test_page_without_javascript(page: Path) -> None:
+    """What cannot be used is hidden then, and a table tells what every scheme did in all."""
+    html = page.read_text(encoding="utf-8")
+    assert "<noscript><style>.controls, main, section { display: none; }</style></noscript>" in html
+    table = re.search(r"<noscript>\s*<p>.*?</p>\s*(<table>.*?</table>)", html, re.DOTALL)[1]
+    rows = re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', table)
+    assert [name for name, _ in rows] == ["ragged", "eqspec", "exspec", "padding"]
+    assert re.findall("<td>(.*?)</td>", rows[0][1]) == list(totals(traced("ragged"))[1:])
+
+
 def test_page_data_counts() -> None:
     """The counters are sums over the frames."""
     trace = traced("eqspec")
@@ -347,6 +374,29 @@ onload = () => {{
     seen.unnamed = all("button, input, [role=img], [role=region]").filter((one) =>
       !(one.hidden || one.textContent.trim() || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).length;
     seen.cells = all(".cell").length;
+    const slots = () => all(".strip:not([hidden]) .cell"), focused = () => inside.activeElement;
+    const walk = (key) => focused().dispatchEvent(new KeyboardEvent("keydown", {{ key, bubbles: true, cancelable: true }}));
+    const place = () => `${{all(".strip").indexOf(focused().parentElement)}} ${{focused().dataset.slot}}`;
+    const note = () => focused().closest(".scheme").querySelector(".inspect").textContent === focused().title;
+    seen.reached = slots().filter((one) => one.tabIndex === 0).length;
+    const before = inside.getElementById("where").textContent;
+    slots()[0].focus();
+    seen.walk = [[place(), note()]];
+    for (const key of ["ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "ArrowUp"]) {{
+      walk(key);
+      seen.walk.push([place(), note()]);
+    }}
+    seen.stayed = inside.getElementById("where").textContent === before;
+    walk("Escape");
+    seen.escaped = focused().className;
+    seen.dl = all("dl").flatMap((one) => [...one.children]).filter((one) =>
+      one.tagName !== "DIV" || [...one.children].map((part) => part.tagName).join() !== "DT,DD").length;
+    seen.heads = all("th").filter((one) => !one.textContent.trim() || !one.scope).length;
+    const labels = all("section, nav, [role=region]").map((one) => one.getAttribute("aria-label")
+      ?? inside.getElementById(one.getAttribute("aria-labelledby")).textContent);
+    seen.landmarks = [labels.length - new Set(labels).size, all("body > *").filter((one) =>
+      !["HEADER", "NAV", "MAIN", "SECTION", "SCRIPT"].includes(one.tagName)).length];
+    seen.faint = all(".cell .pos").filter((one) => frame.contentWindow.getComputedStyle(one).opacity < 1).length;
     seen.bold = all("#outputs b, .cell b").filter((one) => one.textContent === "").length;
     return seen;
   }};
@@ -357,7 +407,9 @@ onload = () => {{
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
 def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
-    """It renders without a word on the console, steps by button, key and slider, and fits a screen of 360 px."""
+    """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are
+    reached with the keyboard; lists, tables and landmarks have names and the structure that readers of a screen rely on.
+    """
     (tmp_path / "frames.html").write_text(FRAMES.format(page=page.as_uri()), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -380,6 +432,11 @@ def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
         assert seen["overview"] == "true"
         assert (seen["unnamed"], seen["bold"]) == (0, 0)
         assert seen["cells"] > 20
+        assert seen["reached"] == 4  # one slot of each panel
+        assert [where for where, _ in seen["walk"]] == ["0 0", "0 1", "0 2", "1 2", "1 1", "0 1", "0 1"]
+        assert all(told for _, told in seen["walk"])
+        assert (seen["stayed"], seen["escaped"]) == (True, "box")
+        assert (seen["dl"], seen["heads"], seen["landmarks"], seen["faint"]) == (0, 0, [0, 0], 0)
     assert (narrow["masks"] > 0, wide["masks"]) == (True, 0)  # the wide page began with masks, so that m hid them
 
 
@@ -441,7 +498,7 @@ def test_command_without_prompts(pair: list[str], tmp_path: Path) -> None:
             "--output: no/trace.html cannot be written: expected a file in a folder that exists",
         ),
         (["--align", "eqspek"], "unknown alignment 'eqspek'"),
-        (["--draft-length", "0"], "draft length: expected at least 1, got 0"),
+        (["--draft-length", "0"], "--draft-length: expected a whole number of at least 1"),
         (["a"] * 17, "prompts: expected at most 16, for a page that can be looked at, got 17"),
         ([""], "prompt 0: the prompt is empty: expected at least one token"),
     ],

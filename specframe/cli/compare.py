@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
-from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.cli.kinds import Arrivals, File
+from specframe.cli.leaving_out import tell_left_out
+from specframe.cli.names import check_names
+from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, refuse_idle, whole, with_options
 from specframe.errors import SpecframeError
 
 if TYPE_CHECKING:
@@ -30,17 +34,21 @@ if TYPE_CHECKING:
 @click.option(
     "--arrivals",
     metavar="poisson:RATE|FILE",
+    type=Arrivals(),
     help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
 )
-@whole("--arrival-seed", "Of the arrivals.", 0, least=0)
+@whole("--arrival-seed", "Of the arrivals.", 0, least=0, most=LARGEST_SEED)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     "--output",
     metavar="FOLDER",
+    type=File("the name of a folder", "dir"),
     default="comparison",
     show_default=True,
     help="Where results and report go; what it holds of this comparison already is not run again.",
 )
+@DRY_RUN
+@click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")
 @click.pass_context
 def compare(
     ctx: click.Context,
@@ -56,6 +64,8 @@ def compare(
     arrivals: str | None,
     arrival_seed: int,
     sort: bool,
+    pdf: bool,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Compare schemes: every combination of the values given, and plain decoding at each batch size.
@@ -66,22 +76,39 @@ def compare(
 
     Exits with status 1 when a cell could not be run.
     """
+    check_names(options)
+    refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
     require_matplotlib()
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand
-    from specframe.report.compare import Settings
+    from specframe.report.compare import Settings, able_to_sample
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
-    grid = checked(expand(sampled(options, temperature)))
+    grid = able_to_sample(checked(expand(sampled(options, temperature))), temperature)
     settings = Settings(
         texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
     )
+    tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(grid, settings, output)
+        return
     comparison = run_grid(grid, settings, output, command)
-    show(comparison, output)
+    show(comparison, output, pdf)
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
+
+
+def foresee(grid: Grid, settings: Settings, output: str) -> None:
+    """Show what would be run."""
+    from specframe.report.compare import about, steps
+    from specframe.report.forecast import forecast
+    from specframe.report.schemes import cases
+
+    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    found = forecast(list(steps(planned, settings.repeats)), output, about(grid, planned, settings, ""))
+    show_forecast(found, lambda case: settings, output)
 
 
 def require_matplotlib() -> None:
@@ -93,12 +120,10 @@ def require_matplotlib() -> None:
 
 
 def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
-    """Run what is missing of a comparison, and say which cells do not fit together."""
+    """Run what is missing of a comparison."""
     from specframe.report.compare import compare as run
 
     hush()
-    for cell, why in grid.refused:
-        click.echo(f"left out: {', '.join(f'{k} {v}' for k, v in cell.items() if v is not None)}: {why}", err=True)
     with telling() as progress:
         return run(grid, settings, output, command, progress)
 
@@ -146,7 +171,7 @@ def telling() -> Iterator[Progress]:
             raise KeyboardInterrupt(f" after run {done}: the same command goes on from there") from None
 
 
-def show(comparison: Comparison, output: str) -> None:
+def show(comparison: Comparison, output: str, pdf: bool) -> None:
     """Write the report and print its summary."""
     from specframe.cli.tables import show_table
     from specframe.report.page import write_report
@@ -160,3 +185,7 @@ def show(comparison: Comparison, output: str) -> None:
     for sentence in findings(comparison, figures):
         click.echo(sentence)
     click.echo(f"\n{page}")
+    if pdf:
+        from specframe.report.pdf import write_pdf
+
+        click.echo(write_pdf(comparison, figures, output))

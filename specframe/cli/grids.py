@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from specframe.cli.kinds import ListOf, Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
-from specframe.cli.sampling import Number
-from specframe.errors import OptionError
-from specframe.grid import split_list
+from specframe.errors import OptionError, SpecframeWarning
+from specframe.prompts import Given, Prompt
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
@@ -24,26 +25,6 @@ class Remembered(click.Command):
         """Keep the arguments in ``ctx.meta``, as they were typed."""
         ctx.meta["specframe.arguments"] = list(args)
         return super().parse_args(ctx, args)
-
-
-class ListOf(click.ParamType):
-    """A comma list of another type's values; a part with ``=`` is an option of the name before it."""
-
-    name = "list"
-
-    def __init__(self, of: click.ParamType) -> None:
-        self.of = of
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        """Return the list of values."""
-        if isinstance(value, list):
-            return value
-        try:
-            parts = split_list(str(value))
-        except OptionError as fault:
-            option = param.opts[-1] if param else self.name
-            raise OptionError(f"{option}: {fault}") from None
-        return [self.of.convert(part, param, ctx) for part in parts]
 
 
 def grid_options(**defaults: str) -> Callable[..., Any]:
@@ -69,7 +50,7 @@ def grid_options(**defaults: str) -> Callable[..., Any]:
 TEMPERATURE = click.option(
     "--temperature",
     metavar="X",
-    type=Number(),
+    type=Number(0),
     default=0.0,
     show_default=True,
     help="Draw tokens at this temperature, by --accept gumbel where that is auto; 0: greedy decoding.",
@@ -86,12 +67,30 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
     return options | {"accept": [SAMPLING_RULE if rule == "auto" else rule for rule in options["accept"]]}
 
 
-def readable(arguments: tuple[str, ...], path: str | None) -> list[str]:
-    """Return the prompts' texts; raise :class:`OptionError` for one that cannot be read."""
+def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:
+    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be read."""
     asked = gather(arguments, path)
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
-    return [prompt.text for prompt in asked]
+    if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:
+        raise OptionError(f"prompt {empty}: the prompt is empty: expected at least one token")
+    name_parameters(asked)
+    return [prompt.given for prompt in asked]
+
+
+def name_parameters(prompts: list[Prompt]) -> None:
+    """Warn of parameters of single prompts, which a grid passes over: it decodes all of them alike."""
+    if not any(prompt.parameters for prompt in prompts):
+        return
+    from specframe.sampling import Sampling
+
+    found = {key: prompt.place for prompt in reversed(prompts) for key in prompt.parameters}
+    if ignored := [name for name in Sampling.parameters() if name in found]:
+        warnings.warn(
+            f"{found[ignored[0]]}: parameters of single prompts have no effect here: {', '.join(ignored)}",
+            SpecframeWarning,
+            stacklevel=3,
+        )
 
 
 def hush() -> None:

@@ -1,50 +1,39 @@
-"""The options that make a pipeline, and their values from a TOML file."""
+"""The options that make a pipeline, and what commands share of the others."""
 
 from __future__ import annotations
 
-import tomllib
+import math
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from specframe.errors import OptionError, UnknownNameError
+from specframe.cli.config import read_config
+from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, Strategy, WholeNumber
+from specframe.errors import OptionError
 
-
-class WholeNumber(click.ParamType):
-    """A whole number of at least ``minimum``."""
-
-    name = "number"
-
-    def __init__(self, minimum: int) -> None:
-        self.minimum = minimum
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        option = param.opts[-1] if param else self.name
-        try:
-            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else self.minimum - 1
-        except ValueError:
-            number = self.minimum - 1
-        if number < self.minimum:
-            raise OptionError(f"{option}: expected a whole number of at least {self.minimum}, got {value!r}")
-        return number
+LARGEST_SEED = 2**64 - 1
+"""Random numbers are hashed from 64 bits."""
 
 
-def whole(name: str, meaning: str, default: int | None = None, least: int = 1) -> Callable[..., Any]:
+def whole(
+    name: str, meaning: str, default: int | None = None, least: int = 1, most: float = math.inf
+) -> Callable[..., Any]:
     """Return an option that takes a whole number."""
-    return click.option(name, metavar="N", type=WholeNumber(least), default=default, show_default=True, help=meaning)
+    return click.option(
+        name, metavar="N", type=WholeNumber(least, most), default=default, show_default=True, help=meaning
+    )
 
 
-PROMPTS = (
-    click.argument("prompt", nargs=-1),
-    click.option(
-        "--prompts",
-        metavar="FILE",
-        help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-    ),
+PROMPTS_FILE = click.option(
+    "--prompts",
+    metavar="FILE",
+    type=File(),
+    help="Prompts from a file, - for standard input: one per line, JSON, CSV, Parquet; or hf:NAME, a data set.",
 )
+
+PROMPTS = (click.argument("prompt", nargs=-1), PROMPTS_FILE)
 """Where prompts come from."""
 
 CUT = (
@@ -57,12 +46,14 @@ MODELS = (
     click.option(
         "--target",
         metavar="T",
+        type=Model(),
         show_default="what the drafter drafts for, or tiny",
         help="Model whose output is wanted: an alias, a directory or a hub id.",
     ),
     click.option(
         "--drafter",
         metavar="D",
+        type=Model(drafters=True),
         default="auto",
         show_default=True,
         help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
@@ -74,6 +65,7 @@ STRATEGIES = (
     click.option(
         "--align",
         metavar="A",
+        type=Strategy("alignment"),
         default="ragged",
         show_default=True,
         help="Alignment: where tokens sit, and what happens to rejected ones.",
@@ -81,22 +73,30 @@ STRATEGIES = (
     click.option(
         "--schedule",
         metavar="S",
+        type=Strategy("scheduler"),
         show_default="what the alignment asks for",
         help="Scheduler: which sequences form the next batch.",
     ),
     click.option(
         "--accept",
         metavar="R",
+        type=Strategy("acceptance rule", "auto"),
         default="auto",
         show_default=True,
         help="Acceptance rule: which draft tokens stand; auto: greedy, and block where a temperature is above 0.",
     ),
     click.option(
-        "--verify", metavar="V", default="chain", show_default=True, help="Verifier: how the target scores a draft."
+        "--verify",
+        metavar="V",
+        type=Strategy("verifier"),
+        default="chain",
+        show_default=True,
+        help="Verifier: how the target scores a draft.",
     ),
     click.option(
         "--kv",
         metavar="B",
+        type=Strategy("KV backend"),
         show_default="what the alignment asks for",
         help="KV backend: how keys and values are stored.",
     ),
@@ -110,28 +110,35 @@ def draft_length(default: str) -> Callable[..., Any]:
     return click.option(
         "--draft-length",
         metavar="K",
+        type=DraftLength(),
         default=default,
         show_default=True,
         help="Tokens drafted per round, or a draft-length policy; auto: goodput, but 5 under rules whose tokens depend on it.",
     )
 
 
+def chosen(name: str, metavar: str, kind: Kind, meaning: str, default: str = "auto") -> Callable[..., Any]:
+    """Return an option that takes one of some words."""
+    return click.option(name, metavar=metavar, type=kind, default=default, show_default=True, help=meaning)
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
+"""What --dtype takes."""
+
 PLACE = (
-    click.option("--device", metavar="D", default="auto", show_default=True, help="cpu, cuda or cuda:N."),
-    click.option("--dtype", metavar="T", default="auto", show_default=True, help="float32, bfloat16 or float16."),
+    chosen("--device", "D", Device(), "cpu, cuda or cuda:N."),
+    chosen("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
 )
 """Where, and in what precision."""
 
 EXECUTION = (
-    click.option("--attention", metavar="A", default="auto", show_default=True, help="packed, flex or masked."),
-    click.option("--graphs", metavar="G", default="auto", show_default=True, help="Record CUDA graphs: on or off."),
-    click.option(
-        "--layers", metavar="L", default="eager", show_default=True, help="Decoder layers: eager, compiled or auto."
-    ),
+    chosen("--attention", "A", OneOf("auto", "packed", "flex", "masked"), "packed, flex or masked."),
+    chosen("--graphs", "G", OneOf("auto", "on", "off"), "Record CUDA graphs: on or off."),
+    chosen("--layers", "L", OneOf("eager", "compiled", "auto"), "Decoder layers: eager, compiled or auto.", "eager"),
 )
 """How forwards are executed; what comes out is the same."""
 
-SEED = whole("--seed", "Seed of every random choice.", 0, least=0)
+SEED = whole("--seed", "Seed of every random choice.", 0, least=0, most=LARGEST_SEED)
 
 PIPELINE = (*MODELS, *STRATEGIES, draft_length("auto"), *PLACE, SEED, *EXECUTION)
 """What `specframe.Pipeline` takes, as options."""
@@ -153,36 +160,18 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     config = click.option(
         "--config",
         metavar="FILE.toml",
+        type=File(),
         is_eager=True,
         expose_value=False,
         callback=read_config,
-        help="Options from a file, a line such as `batch-size = 4` each; the command line wins.",
+        help="Options from a file, a line such as `batch-size = 4` each, or in a section [COMMAND]; the command line wins.",
     )
     return with_options(PIPELINE, [config])(command)
 
 
-def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    """Take a TOML file's values as the defaults of the command's options."""
-    if path is None:
-        return
-    known = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
-    defaults = {}
-    for key, value in load_toml(path).items():
-        name = key.replace("-", "_")
-        if name not in known:
-            raise UnknownNameError(f"option in {path}", key, (str(other).replace("_", "-") for other in known))
-        several = value if isinstance(value, list) and known[name].multiple else [value]
-        if not all(isinstance(one, str | int | float) for one in several):
-            raise OptionError(f"{path}: {key} is a {type(value).__name__}: expected a text, a number, true or false")
-        defaults[name] = several if known[name].multiple else value
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
-
-
-def load_toml(path: str) -> dict[str, Any]:
-    """Return what a TOML file holds."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise OptionError(f"--config: {path} is not TOML: {error}") from error
+def refuse_idle(ctx: click.Context, name: str, without: str, why: str) -> None:
+    """Raise :class:`OptionError` when an option was typed that has no effect without another, which was not given."""
+    typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if typed and ctx.params.get(without) is None:
+        option, other = (f"--{one.replace('_', '-')}" for one in (name, without))
+        raise OptionError(f"{option}: expected {other} with it: {why}")

@@ -9,15 +9,27 @@ import attrs
 import click
 
 from specframe.cli.compare import require_matplotlib, telling
-from specframe.cli.grids import ListOf, Remembered, hush, readable
-from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
+from specframe.cli.dry_run import DRY_RUN, show_forecast
+from specframe.cli.grids import Remembered, hush, readable
+from specframe.cli.kinds import Arrivals, File, ListOf, OneOf, WholeNumber
+from specframe.cli.names import check_names
+from specframe.cli.options import MODELS, PLACE, draft_length, refuse_idle, whole, with_options
 from specframe.errors import OptionError
+from specframe.prompts import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specframe.report.compare import Progress
     from specframe.report.reproduce import Part, Reproduction
+
+
+PARTS = ("match", "speed", "uniform", "random", "arrivals")
+"""What a reproduction consists of."""
+NO_PROMPTS = (
+    f"no --prompts: {len(BUILT_IN)} built-in starts of Python code are measured, the published figures are of SpecBench's "
+    "480 questions"
+)
 
 
 def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
@@ -28,7 +40,9 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 
 
 @click.command(cls=Remembered)
-@click.option("--prompts", metavar="FILE", help="SpecBench's questions, or prompts as every command takes them.")
+@click.option(
+    "--prompts", metavar="FILE", type=File(), help="SpecBench's questions, or prompts as every command takes them."
+)
 @whole("--limit", "Only the first N prompts.")
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
@@ -42,41 +56,65 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @click.option(
     "--arrivals",
     metavar="poisson:RATE|FILE",
+    type=Arrivals(),
     help="Measure latency with prompts that arrive at random, RATE per second, or as a file of seconds says.",
 )
-@click.option("--parts", metavar="P,...", type=ListOf(click.STRING), help="Run only these parts now; the page has all.")
+@click.option(
+    "--parts", metavar="P,...", type=ListOf(OneOf(*PARTS)), help="Run only these parts now; the page has all."
+)
 @click.option(
     "--output",
     metavar="FOLDER",
+    type=File("the name of a folder", "dir"),
     default="reproduction",
     show_default=True,
     help="Where results and page go; what it holds of this reproduction already is not run again.",
 )
+@DRY_RUN
 @click.pass_context
-def reproduce(ctx: click.Context, output: str, parts: list[str] | None, **options: Any) -> None:
+def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run: bool, **options: Any) -> None:
     """Reproduce the tables of the paper on batched speculative decoding with any pair.
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
     Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), and
-    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.md (the
-    tables, beside what is published) and figures as SVG. What was interrupted goes on when the same command is
-    given again.
+    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.html and
+    reproduction.md (the tables, beside what is published; the first is one page that needs no network) and figures as
+    SVG and PNG. What was interrupted goes on when the same command is given again.
+
+    Without --prompts the built-in starts of Python code are measured; the published figures are of SpecBench's questions.
 
     Exits with status 1 when a cell could not be run.
     """
+    check_names(options)
+    refuse_idle(ctx, "arrival_batch_sizes", "arrivals", "all prompts are there from the start")
+    if "arrivals" in (parts or ()) and options["arrivals"] is None:
+        raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
     require_matplotlib()
     planned = planning(**options)
     names = [part.name for part in planned]
-    for name in parts or ():
-        if name not in names:
-            raise OptionError(f"--parts: expected some of {', '.join(names)}, got {name!r}")
+    if options["prompts"] is None:
+        click.echo(NO_PROMPTS, err=True)
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(planned, output, parts or names)
+        return
     found = run(planned, output, command, parts or names)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
     if faults:
         ctx.exit(1)
+
+
+def foresee(planned: list[Part], output: str, only: list[str]) -> None:
+    """Show what would be run."""
+    from specframe.report.compare import steps
+    from specframe.report.forecast import forecast
+    from specframe.report.reproduce import about
+
+    wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
+    settings = {part.name: part.settings for part in planned}
+    show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
 
 
 def planning(
@@ -96,8 +134,13 @@ def planning(
     """Return the parts that the options describe, after checking what they name."""
     from specframe.arrivals import arrival_times
     from specframe.grid import checked
+    from specframe.pairing import choose
     from specframe.report.reproduce import bare, plan, spread_over
 
+    if choose(pair["target"], pair["drafter"])[1] == "none":
+        raise OptionError(
+            "--drafter: expected one that drafts, got 'none': plain decoding is in every part already, as the baseline"
+        )
     texts = readable((), prompts)[:limit]
     some = spread_over(texts, sample)
     cut: dict[str, Any] = {"max_prompt_tokens": max_prompt_tokens}

@@ -10,12 +10,14 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
-from specframe.cli.options import WholeNumber, pipeline_options
+from specframe.cli.kinds import File, OneOf, WholeNumber
+from specframe.cli.names import check_names
+from specframe.cli.options import PROMPTS_FILE, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
-from specframe.prompts import Prompt
+from specframe.prompts import Given, Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
@@ -26,11 +28,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompt", nargs=-1)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Prompts from a file, - for standard input: one per line, or JSON lines with prompt, text or turns.",
-)
+@PROMPTS_FILE
 @pipeline_options
 @sampling_options
 @click.option(
@@ -41,9 +39,17 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens generated per prompt, unless it stops before.",
 )
+@click.option(
+    "--generation-config",
+    metavar="C",
+    type=OneOf("auto", "none"),
+    default="auto",
+    show_default=True,
+    help="auto: what the target's generation config asks for holds where no option says otherwise; none: it does not.",
+)
 @click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
-@click.option("--output", metavar="FILE.jsonl", help="Write each result to a file as it finishes.")
+@click.option("--output", metavar="FILE.jsonl", type=File(), help="Write each result to a file as it finishes.")
 @click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
 @click.pass_context
 def run(
@@ -65,6 +71,7 @@ def run(
     """
     if resume and output is None:
         raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
+    check_names(options)
     given = taken(options)
     asked = gather(prompt, prompts)
     file = None
@@ -104,12 +111,12 @@ class Work:
         """Return whether all continuations of a prompt are there."""
         return all((index, sample) in self.done for sample in range(self.samplings[index].samples))
 
-    def texts(self) -> list[str]:
+    def texts(self) -> list[Given]:
         """Return the prompts, empty where there is nothing to decode.
 
         Prompts keep their index, on which random choices depend; an empty one fails, and its failure is passed over.
         """
-        return ["" if self.complete(i) or prompt.fault else prompt.text for i, prompt in enumerate(self.prompts)]
+        return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
 
 
 def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], stream: bool) -> int:
@@ -129,7 +136,7 @@ def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], str
     failed = reasons.count("error")
     if pipe:
         show_figures(pipe.report, failed)
-        click.echo(combination(pipe, options, work.samplings))
+        click.echo(combination(pipe, options, work.samplings, work.max_new_tokens))
     elif file:
         click.echo(f"{file.path} holds all {work.total} results already", err=True)
     return failed
@@ -177,13 +184,17 @@ def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Itera
             yield chunk.result
 
 
-def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling]) -> str:
+def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling], max_new_tokens: int) -> str:
     """Return one line that names what was combined and says whether the output is the target's own."""
     from specframe.compose import SAMPLING_RULE, auto_length
-    from specframe.pipeline import choose
+    from specframe.generation import inherited, told
+    from specframe.pairing import choose
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    greedy = not any(how.temperature for how in samplings)
+    settings = [
+        one for one in pipe.settings(samplings, len(samplings), max_new_tokens) if not isinstance(one, OptionError)
+    ]
+    greedy = all(one.greedy for one in settings)
     use = pipe.composition_for(greedy)
     chosen = options | {
         "accept": ("greedy" if greedy else SAMPLING_RULE) if options["accept"] == "auto" else options["accept"],
@@ -199,4 +210,6 @@ def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Samplin
     named = ", ".join(f"{role.replace('_', ' ')} {chosen[role]}" for role in roles)
     precision = str(pipe.target_model.dtype).removeprefix("torch.")
     verdict = "lossless" if use.lossless else "NOT lossless"
-    return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}"
+    taken_over = told(inherited(settings))
+    checkpoint = f"; generation config: {taken_over}" if taken_over else ""
+    return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}{checkpoint}"

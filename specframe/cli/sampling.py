@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from specframe.cli.options import whole, with_options
-from specframe.errors import OptionError, SpecframeError
+from specframe.cli.kinds import Number, Text
+from specframe.cli.options import refuse_idle, whole, with_options
+from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.prompts import Prompt
 
 if TYPE_CHECKING:
     from specframe.sampling import Sampling
 
 
-class Number(click.ParamType):
-    """A number; whether it lies within bounds is for whoever takes it to say."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            option = param.opts[-1] if param else self.name
-            raise OptionError(f"{option}: expected a number, got {value!r}") from None
+NEAR = 0.8
+"""How like a parameter's name a key has to be to be taken for a slip: of 1 for the same, 0 for no letter in common."""
 
 
-def number(name: str, meaning: str) -> Callable[..., Any]:
+def number(name: str, meaning: str, kind: Number) -> Callable[..., Any]:
     """Return an option that takes a number."""
-    return click.option(name, metavar="X", type=Number(), help=meaning)
+    return click.option(name, metavar="X", type=kind, help=meaning)
 
+
+SHARE = Number(0, 1, above=True)
+"""A probability above 0."""
 
 SAMPLING = (
-    number("--temperature", "Above 0: sample, from logits divided by it. Default: 0, the most likely token."),
+    number(
+        "--temperature", "Above 0: sample, from logits divided by it. Default: 0, the most likely token.", Number(0)
+    ),
     whole("--top-k", "Sample from the N most likely tokens."),
-    number("--top-p", "Sample from the most likely tokens that make up this probability."),
-    number("--min-p", "Sample from tokens at least this probable, relative to the most likely."),
-    number("--typical-p", "Sample from the most typical tokens that make up this probability."),
-    number("--repetition-penalty", "Divide the scores of tokens that occurred by this."),
-    number("--presence-penalty", "Subtract this from the scores of tokens that were generated before."),
+    number("--top-p", "Sample from the most likely tokens that make up this probability.", SHARE),
+    number("--min-p", "Sample from tokens at least this probable, relative to the most likely.", Number(0, 1)),
+    number("--typical-p", "Sample from the most typical tokens that make up this probability.", SHARE),
+    number("--repetition-penalty", "Divide the scores of tokens that occurred by this.", Number(0, above=True)),
+    number("--presence-penalty", "Subtract this from the scores of tokens that were generated before.", Number()),
     whole("--min-new-tokens", "No end before this many tokens."),
-    click.option("--stop", metavar="TEXT", multiple=True, help="End with this text; may be given more than once."),
-    number("--max-time", "End a continuation this many seconds after it was taken up."),
+    click.option(
+        "--stop",
+        metavar="TEXT",
+        type=Text(),
+        multiple=True,
+        allow_from_autoenv=False,
+        help="End with this text; may be given more than once.",
+    ),
+    number("--max-time", "End a continuation this many seconds after it was taken up.", Number(0, above=True)),
     whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
     whole("--samples", "Continuations of every prompt.", 1),
 )
@@ -56,6 +61,8 @@ sampling_options = with_options(SAMPLING)
 
 def taken(options: dict[str, Any]) -> dict[str, Any]:
     """Take the sampling options out of a command's options; those that were not given are None."""
+    if ctx := click.get_current_context(silent=True):
+        refuse_idle(ctx, "logprobs", "output", "log-probabilities are written to its file and shown nowhere else")
     known = sampling_options(click.Command("sampling")).params
     given = {option.name: options.pop(option.name) for option in known}
     return {name: list(value) or None if isinstance(value, tuple) else value for name, value in given.items()}
@@ -72,6 +79,8 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
     from specframe.sampling import Sampling
 
     common = Sampling().with_parameters({name: value for name, value in given.items() if value is not None})
+    prompts = list(prompts)
+    name_misspelt(prompts, Sampling.parameters())
     checked, own = [], []
     for prompt in prompts:
         known = {name: value for name, value in prompt.parameters.items() if name in Sampling.parameters()}
@@ -82,3 +91,18 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
             own.append(common)
             checked.append(attrs.evolve(prompt, fault=f"{prompt.place}: {error}"))
     return checked, own
+
+
+def name_misspelt(prompts: Iterable[Prompt], known: list[str]) -> None:
+    """Warn of each key of prompts that is no parameter, but nearly the name of one; other keys are a data set's own."""
+    places: dict[str, str] = {}
+    for prompt in prompts:
+        for key in prompt.parameters:
+            places.setdefault(key, prompt.place)
+    for key, place in places.items():
+        if key not in known and (nearest := difflib.get_close_matches(str(key), known, n=1, cutoff=NEAR)):
+            warnings.warn(
+                f"{place}: the key {key!r} is no parameter and has no effect; did you mean {nearest[0]!r}?",
+                SpecframeWarning,
+                stacklevel=2,
+            )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specframe.cli.dry_run import DRY_RUN
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe.cli.kinds import File
+from specframe.cli.leaving_out import tell_left_out
+from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
+from specframe.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.grid import Cell
@@ -28,7 +33,10 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
-@click.option("--output", metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file.")
+@DRY_RUN
+@click.option(
+    "--output", metavar="FILE.jsonl", type=File(), help="Write each cell's outcome, with all divergences, to a file."
+)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -39,6 +47,7 @@ def verify(
     temperature: float,
     max_new_tokens: int,
     output: str | None,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Compare combinations with the reference decoder, token for token.
@@ -49,9 +58,13 @@ def verify(
 
     Exits with status 1 when a divergence is a bug or a combination could not be decoded.
     """
+    check_names(options)
     texts = readable(prompt, prompts)[:limit]
     outcomes: list[Verification] = []
     cells = sampled(options, temperature)
+    if dry_run:
+        foresee(cells, len(texts), max_new_tokens, temperature)
+        return
     with lines(output) as write, telling() as progress:
         for outcome in run(cells, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))
@@ -61,18 +74,36 @@ def verify(
         ctx.exit(1)
 
 
+def foresee(options: dict[str, Any], prompts: int, new: int, temperature: float) -> None:
+    """Show what would be decoded."""
+    from specframe.grid import checked, expand, varying
+    from specframe.verify import check_comparable, decodings
+
+    grid = checked(expand(options))
+    tell_left_out(grid)
+    if temperature:
+        check_comparable(grid.cells)
+    differing = varying(grid.cells) or ["align"]
+    show_table(
+        ("combination", "batch"), [(named(cell, differing, " "), str(cell["batch_size"])) for cell in grid.cells]
+    )
+    runs = decodings(grid.cells, temperature)
+    click.echo(
+        f"\n{len(grid.cells)} combinations to verify: {prompts} prompts decoded {runs} times, by the references and by the "
+        f"combinations, at most {prompts * runs * new:,} new tokens; no estimate of the time: nothing is measured"
+    )
+
+
 def run(
-    options: dict[str, Any], texts: list[str], new: int, cut: int | None, progress: Any, temperature: float
+    options: dict[str, Any], texts: Sequence[Given], new: int, cut: int | None, progress: Any, temperature: float
 ) -> Iterator[Verification]:
     """Check the grid, then yield each cell's outcome."""
-    from specframe.grid import checked, expand, varying
+    from specframe.grid import checked, expand
     from specframe.verify import verify as verifications
 
     hush()
-    cells = expand(options)
-    grid = checked(cells)
-    for cell, why in grid.refused:
-        click.echo(f"left out: {named(cell, varying(cells))}: {why}", err=True)
+    grid = checked(expand(options))
+    tell_left_out(grid)
     yield from verifications(grid, texts, new, cut, progress, temperature)
 
 

@@ -17,12 +17,14 @@ import transformers
 
 import specframe
 from specframe import models
-from specframe.errors import SpecframeError
+from specframe.compose import strategy
+from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.grid import Grid
 from specframe.intake import Prompt
 from specframe.loading import LoadedModels
 from specframe.observers import RunReport
 from specframe.pipeline import Pipeline
+from specframe.plugins import registry
 from specframe.report.gauges import Positions, Waits
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import Case, cases
@@ -33,11 +35,18 @@ WARM_UP_TOKENS = 8
 """New tokens per prompt of a warm-up run."""
 
 
+TAKES_THE_BEST = (
+    "acceptance rule {rule!r} always takes the most likely token, so that temperature {temperature:g} has no effect: "
+    "choose a rule that samples, such as gumbel, block or rejection"
+)
+"""Why a cell cannot be run with a temperature."""
+
+
 @attrs.frozen
 class Settings:
     """What all cells of a comparison share."""
 
-    prompts: list[str]
+    prompts: Sequence[Prompt]
     max_new_tokens: int = 64
     repeats: int = 3
     warm_up: int = 1
@@ -107,15 +116,43 @@ def compare(
         folder: where results are kept, and taken from when they are there already.
         command: the command line, for the report.
         progress: called before and after every run.
+
+    Raises:
+        OptionError: a prompt that cannot be decoded, or a folder of something else; nothing is written then.
     """
     planned = cases(grid.cells, sampling=settings.temperature > 0)
-    kept = Folder(folder, about(grid, planned, settings, command))
-    todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
     loaded = LoadedModels()
+    kept = Folder(folder, about(grid, planned, settings, command), lambda: check_prompts(planned, [settings], loaded))
+    todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
     for cell in {step.case.key: step.case.cell for step in todo}.values():
         loaded.pipeline(cell)
     take(todo, lambda step: run(step, settings, loaded), kept, progress)
     return kept.comparison(planned)
+
+
+def able_to_sample(grid: Grid, temperature: float) -> Grid:
+    """Return a grid with those cells set apart, too, whose acceptance rule cannot draw tokens at the temperature.
+
+    Raises:
+        CompositionError: no cell is left.
+    """
+    able = Grid([], list(grid.refused))
+    for cell in grid.cells:
+        if temperature and not strategy(registry(), "acceptance rule", cell["accept"]).sharpen:
+            able.refused.append((cell, TAKES_THE_BEST.format(rule=cell["accept"], temperature=temperature)))
+        else:
+            able.cells.append(cell)
+    if not able.cells:
+        raise CompositionError(able.refused[-1][1])
+    return able
+
+
+def check_prompts(planned: Sequence[Case], shared: Iterable[Settings], loaded: LoadedModels) -> None:
+    """Raise :class:`OptionError` for a prompt that one of the targets cannot decode."""
+    for case in {case.cell["target"]: case for case in reversed(planned)}.values():  # the first of each: plain decoding
+        pipe = loaded.pipeline(case.cell)
+        for settings in shared:
+            encode(pipe, settings.prompts, settings.max_prompt_tokens)
 
 
 def take(todo: Iterable[Step], run: Callable[[Step], Line], kept: Folder, progress: Progress) -> None:
@@ -209,6 +246,8 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     results = list(
         pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort, sampling=settings.sampling)
     )
+    if failed := next((result for result in results if result.error is not None), None):
+        raise PromptError(f"prompt {failed.index}: {failed.error}")
     ids = [result.token_ids for result in results]
     return {
         "lossless": pipe.composition.lossless,
@@ -217,7 +256,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
         "longest_wait": waits.longest,
-        "latencies": [None if result.finish_reason == "error" else result.latency for result in results],
+        "latencies": [result.latency for result in results],
         "tokens_digest": digest(ids),
         **({"token_ids": ids} if step.repeat == 0 else {}),
     }

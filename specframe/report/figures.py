@@ -19,6 +19,8 @@ from specframe.verify import common_start
 STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
 SPREAD = ("scheme", "batch_size", "median", "lowest", "highest", "repeats")
 PERCENTILES = (50, 90, 99)
+ENOUGH_FOR_P99 = 100
+"""Sequences from which on P99 is told in a headline: of fewer, it lies between the two slowest."""
 
 
 @attrs.frozen
@@ -32,6 +34,20 @@ class Table:
     columns: Sequence[str]
     rows: list[tuple[Any, ...]]
 
+    @property
+    def drawn(self) -> str:
+        """What a point or a bar of the figure is, and of how many runs or sequences; "" where ``meaning`` says it."""
+        if self.rows and self.name == "latency":
+            return f"Percentiles of {spelled(row[-1] for row in self.rows)} sequences in each run."
+        if not self.rows or tuple(self.columns) != SPREAD:
+            return ""
+        runs = spelled(row[-1] for row in self.rows)
+        if runs == "1":
+            return "A point or a bar is one run."
+        return (
+            f"A point or a bar is the median of {runs} runs, the line through it goes from the lowest to the highest."
+        )
+
     def dicts(self) -> list[dict[str, Any]]:
         """Return the rows by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -42,6 +58,12 @@ class Table:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows(self.rows)
+
+
+def spelled(counts: Iterable[int]) -> str:
+    """Return a count, or the range of several."""
+    counts = sorted(set(counts))
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:
@@ -154,14 +176,17 @@ def histogram(comparison: Comparison) -> list[tuple[Any, ...]]:
 
 
 def latency(comparison: Comparison) -> list[tuple[Any, ...]]:
-    """Return the percentiles of the sequences' latencies, each the median over repeats, and the longest wait."""
+    """Return the percentiles of the sequences' latencies, each the median over repeats, the longest wait, and how many
+    sequences a run has.
+    """
     rows = []
     for case in comparison.timed:
         lines = comparison.runs(case).values()
         found = [percentiles(line["latencies"]) for line in lines]
         if found:
             wait = max(line["longest_wait"] for line in lines)
-            rows.append((case.scheme, case.batch_size, *np.median(found, axis=0).tolist(), wait))
+            count = min(len(line["latencies"]) for line in lines)
+            rows.append((case.scheme, case.batch_size, *np.median(found, axis=0).tolist(), wait, count))
     return rows
 
 

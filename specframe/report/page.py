@@ -16,9 +16,10 @@ from specframe.report.images import adapting, png, standing_alone, svg
 from specframe.report.plots import draw
 from specframe.report.results import Comparison
 from specframe.report.schemes import is_plain
-from specframe.report.summary import COLUMNS, amount, findings, summary
+from specframe.report.summary import COLUMNS, FAILED, amount, findings, summary
 
 PAGE, FIGURES = "report.html", "figures"
+HINT = f"its last columns are {' and '.join(COLUMNS[-2:])}"
 
 
 def write_report(comparison: Comparison, tables: dict[str, Table], folder: str | os.PathLike[str]) -> Path:
@@ -41,9 +42,10 @@ def write_report(comparison: Comparison, tables: dict[str, Table], folder: str |
 
 def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str]) -> str:
     """Return the page."""
-    template = string.Template((files("specframe.report") / "page.html").read_text(encoding="utf-8"))
+    template = string.Template(part("page.html"))
     first, *others = findings(comparison, tables)
     return template.substitute(
+        style=part("page.css"),
         title=escape(title(comparison)),
         headline=escape(first),
         findings=listing(others, "findings"),
@@ -53,6 +55,11 @@ def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str
         about=about(comparison),
         refused=refused(comparison),
     )
+
+
+def part(name: str) -> str:
+    """Return a file of this package."""
+    return (files("specframe.report") / name).read_text(encoding="utf-8")
 
 
 def title(comparison: Comparison) -> str:
@@ -75,21 +82,22 @@ def summary_table(comparison: Comparison, tables: dict[str, Table]) -> str:
         kinds = ["plain"] if is_plain(cells[0]) else []
         kinds += ["first"] if cells[1] != previous and previous is not None else []
         previous = cells[1]
-        marked = [escape(cell) for cell in cells]
+        marked = [f'<span class="differs">{FAILED}</span>' if cell == FAILED else escape(cell) for cell in cells]
         if (cells[0], int(cells[1])) in differing:
             place = COLUMNS.index("equal")
             marked[place] = f'<span class="differs">{marked[place]}</span>'
         rows.append(row(marked, " ".join(kinds)))
-    return scrolling("Every cell", COLUMNS, rows)
+    return scrolling("Every cell", COLUMNS, rows) + f'<p class="hint">Scroll the table sideways: {HINT}.</p>'
 
 
 def card(table: Table, picture: str) -> str:
     """Return one figure with its definition and its numbers."""
-    described = f'<svg role="img" aria-label="{escape(table.title)}: {escape(table.meaning)}" '
+    meaning = " ".join(part for part in (table.meaning, table.drawn) if part)
+    described = f'<svg role="img" aria-label="{escape(table.title)}: {escape(meaning)}" '
     picture = adapting(picture).replace("<svg ", described, 1)
     rows = [row([escape(text(value)) for value in values]) for values in table.rows]
     return (
-        f'<figure id="{table.name}">\n<h3>{escape(table.title)}</h3>\n<p>{escape(table.meaning)}</p>\n{picture}\n'
+        f'<figure id="{table.name}">\n<h3>{escape(table.title)}</h3>\n<p>{escape(meaning)}</p>\n{picture}\n'
         f"<details><summary>Numbers</summary>{scrolling(table.title, table.columns, rows)}</details>\n</figure>"
     )
 
@@ -120,17 +128,19 @@ def text(value: Any) -> str:
 
 
 def about(comparison: Comparison) -> str:
-    """Return what the runs shared, and where they were run."""
+    """Return what the runs shared, and where they were run, as a list."""
+    shown = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in about_pairs(comparison))
+    return f"<dl>{''.join(shown)}</dl>"
+
+
+def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return what the runs shared, and where they were run: names and values."""
     kept = comparison.about
     pairs = {"started": kept["started"], **kept["settings"], **kept["environment"]}
     for option in ("target", "drafter", "dtype", "seed"):
         values = dict.fromkeys(str(c.cell[option]) for c in comparison.cases if c.cell.get(option) is not None)
         pairs[option] = ", ".join(value for value in values if value != "none")
-    shown = (
-        f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{escape('no' if value in (None, False) else str(value))}</dd>"
-        for key, value in pairs.items()
-    )
-    return f"<dl>{''.join(shown)}</dl>"
+    return [(key.replace("_", " "), "no" if value in (None, False) else str(value)) for key, value in pairs.items()]
 
 
 def refused(comparison: Comparison) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,10 +29,11 @@ from specframe.report.canvas import (
     widths,
     wrapped,
 )
-from specframe.report.figures import STAGES, Table
+from specframe.report.figures import STAGES, Table, spelled
 from specframe.report.summary import together
 
 Curve = tuple[tuple[float, float], ...]
+BATCH_SIZE = "batch size (rows), logarithmic"
 SAME = 0.005
 """Shares that lie closer than this share a line."""
 
@@ -57,7 +59,7 @@ def against_batch_size(table: Table, look: Looks, level: float | None = None) ->
         axes[0].axhline(level, color=PLAIN, linestyle="--", linewidth=1.2, label="plain decoding")
     spans(axes[0], table, look, sizes, 2, (3, 4))
     axes[0].set_ylim(from_zero(max(row[4] for row in table.rows)))
-    axes[0].set_xlabel("batch size (rows)")
+    axes[0].set_xlabel(BATCH_SIZE)
     axes[0].set_ylabel(scale(axes[0].yaxis, table.unit))
     legend(figure, axes[0])
     return figure
@@ -103,27 +105,33 @@ def latency(table: Table, look: Looks) -> Figure:
     sizes = sorted({row[1] for row in table.rows})
     if len(sizes) == 1:
         return ranges(table, look)
-    figure, axes = panels(2, 4.1)
+    figure, axes, counts = *panels(2, 4.1), counted(table)
     for one, column, title in ((axes[0], 2, "P50"), (axes[1], 4, "P99")):
         spans(one, table, look, sizes, column, None)
         one.set_ylim(bottom=0)
-        one.set_ylabel(f"{title} (s)")
+        one.set_ylabel(f"{title} (s), n = {counts}")
     axes[0].tick_params(labelbottom=False)
-    axes[1].set_xlabel("batch size (rows)")
+    axes[1].set_xlabel(BATCH_SIZE)
     legend(figure, axes[0])
     return figure
+
+
+def counted(table: Table) -> str:
+    """Return how many sequences latencies are percentiles of."""
+    return spelled(row[-1] for row in table.rows)
 
 
 def ranges(table: Table, look: Looks) -> Figure:
     """Draw P50, P90 and P99 of every scheme on one line."""
     figure, axes = listed(row[0] for row in table.rows)
-    for place, (scheme, _, *percentiles, _) in enumerate(table.rows):
+    for place, (scheme, _, *percentiles, _, _) in enumerate(table.rows):
         colour = look[scheme]["color"]
         axes.hlines(place, percentiles[0], percentiles[2], color=colour, linewidth=1.6)
         for value, mark in zip(percentiles, "o|D", strict=True):
             axes.plot(value, place, mark, color=colour, markersize=9 if mark == "|" else 5, markeredgewidth=1.5)
     axes.set_xlim(from_zero(max(row[4] for row in table.rows)))
-    figure.supxlabel(f"s, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99", fontsize=9)
+    words = f"seconds, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99 of {counted(table)}"
+    figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
     axes.grid(axis="y", visible=False)
     return figure
 

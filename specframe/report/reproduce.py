@@ -21,7 +21,9 @@ from specframe import models
 from specframe.grid import Cell
 from specframe.intake import Prompt
 from specframe.loading import LoadedModels
+from specframe.pairing import choose
 from specframe.pipeline import Pipeline
+from specframe.prompts import BUILT_IN
 from specframe.report import compare as comparing
 from specframe.report.compare import Progress, Settings, Step
 from specframe.report.results import Comparison, Folder, Line
@@ -94,16 +96,18 @@ class Reproduction:
 
     about: dict[str, Any]
     parts: dict[str, Comparison]
+    built_in: bool = False
+    """Whether all prompts are specframe's own starts of code, in place of those published."""
 
 
 def plan(
-    pair: Cell, prompts: list[str], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
+    pair: Cell, prompts: Sequence[Prompt], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
 ) -> list[Part]:
     """Return the parts of a reproduction.
 
     Args:
         pair: target, drafter, device, dtype and draft length.
-        prompts: texts.
+        prompts: texts, token ids or messages.
         sizes: the batch sizes of each part that is wanted; 1 is added to those of ``match``, as its reference, and left
             out of ``uniform`` and ``random``, where there is nothing to group.
         settings: what differs from the defaults of :class:`specframe.report.compare.Settings`, by part.
@@ -119,12 +123,13 @@ def plan(
 
 
 def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
-    """Return a part's cases, plain decoding first; transformers' own at batch size 1 only."""
+    """Return a part's cases, plain decoding first; transformers' own at batch size 1 only, and with a draft model only."""
+    _, _, draft_model = choose(pair.get("target"), pair.get("drafter", "auto"))
     found = []
     for scheme, options in SCHEMES[part].items():
         for size in sizes:
             cell = explicit({**pair, **options, "batch_size": size}) | {"part": part}
-            if scheme != ASSISTED or (size == 1 and cell["draft_length"].isdigit()):
+            if scheme != ASSISTED or (size == 1 and cell["draft_length"].isdigit() and draft_model is not None):
                 found.append(Case(scheme, cell, plain=scheme == PLAIN_NAME, timed=part != "match"))
     return found
 
@@ -145,12 +150,15 @@ def reproduce(
         only: the parts to run now.
         progress: called before and after every run.
     """
-    kept = Folder(folder, about(parts, command))
     loaded = LoadedModels()
+    planned = [bare(part.cases[0]) for part in parts]
+    shared = [part.settings for part in parts]
+    kept = Folder(folder, about(parts, command), lambda: comparing.check_prompts(planned, shared, loaded))
     for part in parts:
         if part.name in only:
             run_part(part, kept, loaded, progress)
-    return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts})
+    built_in = all(set(part.settings.prompts) <= set(BUILT_IN) for part in parts)
+    return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts}, built_in)
 
 
 def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
@@ -238,7 +246,7 @@ def up_to_stop(ids: list[int], stops: Collection[int]) -> list[int]:
     return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
 
 
-def spread_over(prompts: list[str], count: int | None) -> list[str]:
+def spread_over(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
     """Return ``count`` prompts, evenly spread over all of them; all where there are no more."""
     if count is None or count >= len(prompts):
         return prompts

@@ -16,13 +16,14 @@ from specframe.report import figures as f
 from specframe.report import plots, published
 from specframe.report.canvas import STYLE, looks
 from specframe.report.figures import SPREAD, Table
-from specframe.report.images import standing_alone, svg
+from specframe.report.images import png, standing_alone, svg
 from specframe.report.published import Anatomy
 from specframe.report.reproduce import ASSISTED, PATIENCE, SPECULATING, WINDOW, Reproduction
+from specframe.report.reproduction_page import rendered
 from specframe.report.results import Comparison, Line
 from specframe.report.schemes import PLAIN_NAME, Case
 
-PAGE = "reproduction.md"
+PAGE, HTML = "reproduction.md", "reproduction.html"
 NAMES = {
     PLAIN_NAME: "plain decoding",
     ASSISTED: "transformers' assisted",
@@ -32,22 +33,26 @@ NAMES = {
 OVERHEAD = ("align", "accept", "schedule")
 """The stages of a round that neither draft nor verify."""
 NONE = "-"
+BUILT_IN = ", built-in starts of Python code: no prompts were given"
 
 Rows = Sequence[Sequence[str]]
 Runs = list[Line]
 
 
 def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
-    """Write the page and its figures; return the page's path."""
-    there, tables = Path(folder), drawn(found)
+    """Write the page, as Markdown and as HTML, and its figures, as SVG and as PNG; return the path of the HTML."""
+    there, tables, pictures = Path(folder), drawn(found), {}
     painters = {"anatomy": plots.stage_shares, "latency": plots.latency}
     with matplotlib.rc_context(STYLE):
         for table in tables:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
             figure = painters.get(table.name, plots.against_batch_size)(table, look)
-            (there / f"{table.name}.svg").write_text(standing_alone(svg(figure, table.name)), encoding="utf-8")
-    page = there / PAGE
-    page.write_text(markdown(found, [table.name for table in tables]), encoding="utf-8")
+            pictures[table.name] = svg(figure, table.name)
+            (there / f"{table.name}.svg").write_text(standing_alone(pictures[table.name]), encoding="utf-8")
+            (there / f"{table.name}.png").write_bytes(png(figure))
+    text, page = markdown(found, pictures), there / HTML
+    (there / PAGE).write_text(text, encoding="utf-8")
+    page.write_text(rendered(text, pictures), encoding="utf-8")
     return page
 
 
@@ -67,7 +72,7 @@ def drawn(found: Reproduction) -> list[Table]:
 def markdown(found: Reproduction, figures: Collection[str]) -> str:
     """Return the page's text; ``figures`` names those that were drawn."""
     tables = {
-        "setup": (("", "published", "here"), setup(found)),
+        "setup": (("setting", "published", "here"), setup(found)),
         "match": (MATCH_COLUMNS, match(found.parts["match"])),
         "anatomy": (ANATOMY_COLUMNS, anatomies(found)),
         "overhead": (("batch", "EQSPEC, published", *SPECULATING), overheads(found)),
@@ -79,8 +84,24 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
     for name in figures:
         parts[name] += f"\n\n![{name}]({name}.svg)"
     template = string.Template((files("specframe.report") / PAGE).read_text(encoding="utf-8"))
-    facts = {"command": found.about["command"], "arriving": arriving(found), "size": anatomy_size(found)}
+    facts = {
+        "failed": failed(found),
+        "command": found.about["command"],
+        "arriving": arriving(found),
+        "size": anatomy_size(found),
+    }
     return template.substitute(parts, **facts, pairs=", ".join(published.PAIRS), patience=PATIENCE)
+
+
+def failed(found: Reproduction) -> str:
+    """Return a list of the cells that could not be run, and why; "" where there are none."""
+    faults = [
+        f"- {name}, {case}: {fault}"
+        for name, part in found.parts.items()
+        for case in part.cases
+        if (fault := part.fault(case))
+    ]
+    return "\n".join(["\n\nThese could not be run and are missing below:\n", *faults]) if faults else ""
 
 
 def table(columns: Sequence[str], rows: Rows) -> str:
@@ -106,7 +127,7 @@ def setup(found: Reproduction) -> Rows:
         "pairs": f"{Path(str(cell['target'])).name} / {Path(str(cell['drafter'])).name}",
         "transformers": f"{kept['transformers']}, torch {kept['torch']}",
         "draft length": cell["draft_length"],
-        "prompts": setting("prompts"),
+        "prompts": f"{setting('prompts')}{BUILT_IN if found.built_in else ''}",
         "longest prompt": f"{setting('max_prompt_tokens')} tokens",
         "new tokens": setting("max_new_tokens"),
         "window of exspec": f"{WINDOW}, patience {PATIENCE} rounds",
@@ -150,7 +171,7 @@ def agreement(comparison: Comparison, case: Case, size: int) -> str:
 # ---- table 2 and overhead --------------------------------------------------------------------------------------------
 
 ANATOMY_COLUMNS = (
-    *("scheme", "", "tokens/s", "verify calls", "ms per call", "tokens per call"),
+    *("scheme", "figures", "tokens/s", "verify calls", "ms per call", "tokens per call"),
     *("verify", "draft", "overhead", "of it align"),
 )
 
@@ -249,7 +270,7 @@ def by_size(comparison: Comparison, schemes: Collection[str], text: Callable[[Ru
 # ---- grouping, throughput, latency -----------------------------------------------------------------------------------
 
 GROUPINGS = tuple(f"{kind}, {of}" for kind in published.GROUPING for of in ("published", "bounded", "unbounded"))
-LATENCY_COLUMNS = ("scheme", "batch", "P50 s", "P90 s", "P99 s", "longest wait, rounds", "bound")
+LATENCY_COLUMNS = ("scheme", "batch", "P50 s", "P90 s", "P99 s", "sequences", "longest wait, rounds", "bound")
 
 
 def grouping_rates(found: Reproduction) -> list[tuple[Any, ...]]:
@@ -305,7 +326,7 @@ def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
 def waits(found: Reproduction) -> Rows:
     """Return percentiles of latency, the longest wait and what bounds it."""
     rows = []
-    for scheme, size, *percentiles, wait in latencies(found):
+    for scheme, size, *percentiles, wait, count in latencies(found):
         bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else NONE
-        rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(wait), str(bound)))
+        rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(count), str(wait), str(bound)))
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ class Comparison:
 
     def runs(self, case: Case) -> dict[int, Line]:
         """Return the lines of a case that came to their end, by repeat."""
-        return {repeat: line for repeat, line in sorted(self.lines.get(case.key, {}).items()) if "error" not in line}
+        return {repeat: line for repeat, line in sorted(self.lines.get(case.key, {}).items()) if not failure(line)}
 
     def fault(self, case: Case) -> str | None:
         """Return why a case could not be run, or None."""
-        return next((line["error"] for line in self.lines.get(case.key, {}).values() if "error" in line), None)
+        return next((fault for line in self.lines.get(case.key, {}).values() if (fault := failure(line))), None)
 
     def plain(self, case: Case, batch_size: int) -> Case | None:
         """Return plain decoding with a case's model at some batch size."""
@@ -61,25 +62,29 @@ class Folder:
     Args:
         path: the folder, made when it is not there.
         about: what was asked for: ``settings``, ``environment`` and ``cells`` tell one comparison from another.
+        begin: called before a comparison that is not there yet is begun; when it raises, nothing is written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], about: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], about: dict[str, Any], begin: Callable[[], None] = lambda: None
+    ) -> None:
         self.path, self._name = Path(path), os.fspath(path)
         self.about = json.loads(json.dumps(about))
         self.lines: dict[str, dict[int, Line]] = defaultdict(dict)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._open()
+            self._open(begin)
         except OSError as error:
             raise OptionError(f"--output: {self._name} cannot be written: {error.strerror or error}") from error
 
-    def _open(self) -> None:
+    def _open(self, begin: Callable[[], None]) -> None:
         if (self.path / ABOUT).exists():
             self.about |= self._same()
             self._take_over()
         elif (self.path / RESULTS).exists():
             raise OptionError(f"--output: {self._name} holds a {RESULTS} of something else: name another folder")
         else:
+            begin()
             replace(self.path / ABOUT, json.dumps(self.about, ensure_ascii=False, indent=1) + "\n")
             replace(self.path / RESULTS, "")
 
@@ -106,7 +111,7 @@ class Folder:
         for number, text in enumerate(complete, start=1):
             try:
                 line = json.loads(text)
-                if "error" in line:
+                if failure(line):
                     continue
                 self.lines[json.dumps(line["cell"], sort_keys=True)][line["repeat"]] = line
             except (ValueError, TypeError, KeyError):
@@ -130,6 +135,14 @@ class Folder:
     def comparison(self, cases: list[Case]) -> Comparison:
         """Return what is there so far."""
         return Comparison(self.about, cases, dict(self.lines))
+
+
+def failure(line: Line) -> str | None:
+    """Return why a run counts for nothing, or None: it could not be made, or prompts of it have no continuation."""
+    if "error" in line:
+        return str(line["error"])
+    failed = line["figures"].get("errors", 0)
+    return f"{failed} prompt{'s' * (failed != 1)} could not be decoded" if failed else None
 
 
 def difference(there: dict[str, Any], now: dict[str, Any]) -> str:

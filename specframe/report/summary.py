@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specframe.report.figures import Table
+from specframe.report.figures import ENOUGH_FOR_P99, Table
 from specframe.report.results import Comparison
 from specframe.report.schemes import is_plain
 
@@ -23,17 +23,23 @@ COLUMNS = (
     "KV MB",
 )
 """The columns of the summary; all but the first hold numbers."""
+FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
+FAILED = "failed"
+"""What stands in place of the figures of a case that could not be run."""
 
 
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
-    """Return one row of texts per timed case, by batch size; of a case that failed, only its name."""
+    """Return one row of texts per timed case, by batch size; of a case that failed, its name and that it failed."""
     found = {name: {row[:2]: row[2:] for row in table.rows} for name, table in tables.items() if name != "break_even"}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for size in comparison.batch_sizes:
         for case in comparison.timed:
             if case.batch_size == size:
-                key = case.scheme, size
-                rows.append((case.scheme, str(size), *cells({name: rows.get(key) for name, rows in found.items()})))
+                named = case.scheme, str(size)
+                if comparison.fault(case):
+                    rows.append((*named, FAILED, *["-"] * (len(COLUMNS) - 3)))
+                else:
+                    rows.append((*named, *cells({name: of.get((case.scheme, size)) for name, of in found.items()})))
     return rows
 
 
@@ -47,7 +53,7 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
         share(found["grouping_rate"]),
         share(found["padding_share"]),
         number(found["latency"]),
-        number(found["latency"], 2),
+        number(found["latency"], 2) if found["latency"] and found["latency"][4] >= ENOUGH_FOR_P99 else "-",
         f"{found['equality'][1]}/{found['equality'][0]}" if found["equality"] else "-",
         f"{found['peak_kv_bytes'][0] / 1e6:.3g}" if found["peak_kv_bytes"] else "-",
     )
@@ -79,13 +85,20 @@ def amount(value: float) -> str:
 def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
     """Return what a reader should know first, a sentence each; the first is the headline."""
     return [
-        headline(tables),
+        headline(tables) if tables["throughput"].rows else "Nothing could be measured.",
+        *failures(comparison),
         *most(tables["throughput"]),
         *even(tables["break_even"]),
         *unequal(tables["equality"]),
         *tails(tables["latency"]),
-        *(f"{case} could not be run: {fault}." for case in comparison.cases if (fault := comparison.fault(case))),
     ]
+
+
+def failures(comparison: Comparison) -> list[str]:
+    """Return how many combinations could not be run, and why each."""
+    faults = {str(case): fault for case in comparison.cases if (fault := comparison.fault(case))}
+    count = [f"{len(faults)} of {len(comparison.cases)} combinations could not be run."] if faults else []
+    return count + [f"{case} could not be run: {fault.rstrip('.')}." for case, fault in faults.items()]
 
 
 def headline(tables: dict[str, Table]) -> str:
@@ -147,10 +160,12 @@ def unequal(table: Table) -> list[str]:
 
 
 def tails(table: Table) -> list[str]:
-    """Return the schemes with the shortest and the longest tail at the largest batch size."""
+    """Return the schemes with the shortest and the longest tail at the largest batch size; of few sequences the medians."""
     largest = max((row[1] for row in table.rows), default=0)
-    rows = sorted((row for row in table.rows if row[1] == largest), key=lambda row: row[4])
+    count = min((row[6] for row in table.rows if row[1] == largest), default=0)
+    column, name, why = (4, "P99", "") if count >= ENOUGH_FOR_P99 else (2, "Median", f"; {FEW_FOR_P99}")
+    rows = sorted((row for row in table.rows if row[1] == largest), key=lambda row: row[column])
     if len(rows) < 2:
         return []
-    best, worst = (f"{amount(row[4])} s with {row[0]}" for row in (rows[0], rows[-1]))
-    return [f"P99 latency at batch size {largest}: {best}, {worst}."]
+    best, worst = (f"{amount(row[column])} s with {row[0]}" for row in (rows[0], rows[-1]))
+    return [f"{name} latency of {count} sequences at batch size {largest}: {best}, {worst}{why}."]

@@ -21,7 +21,7 @@ def speed(comparison: Comparison) -> list[Table]:
         Table(
             "speed_up",
             "Speed-up over plain decoding",
-            "times",
+            "times plain decoding",
             "Tokens per second over those of plain decoding at the same batch size in the same repeat.",
             SPREAD,
             ups,
@@ -70,7 +70,7 @@ def time(comparison: Comparison) -> list[Table]:
             "s",
             "Seconds from a sequence's arrival to its end: percentiles over sequences, each the median over repeats. "
             "Longest wait: the most rounds that a sequence was passed over.",
-            ("scheme", "batch_size", *(f"p{p}" for p in f.PERCENTILES), "longest_wait"),
+            ("scheme", "batch_size", *(f"p{p}" for p in f.PERCENTILES), "longest_wait", "sequences"),
             f.latency(comparison),
         ),
     ]

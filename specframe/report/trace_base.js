@@ -14,6 +14,7 @@ const FIGURES = [
   ["stale", "stale now", "Slots of rejected tokens in the rows of the batch"],
   ["empty", "empty now", "Slots past a row's end in the rows of the batch"],
 ];
+const SELECT = "Select a slot to read what it holds: click it, or go to it with Tab and the arrow keys.";
 let step = 0;
 
 function make(tag, attributes = {}, ...children) {

@@ -4,7 +4,7 @@ class Lane {
     this.prompt = prompt;
     this.cells = new Map();
     this.head = make("div", { class: "head" });
-    this.strip = make("div", { class: "strip", role: "img" });
+    this.strip = make("div", { class: "strip", role: "listbox", "aria-orientation": "horizontal" });
     this.mask = make("canvas", { class: "mask", role: "img" });
     this.element = make("div", { class: "lane" }, this.head, this.strip, this.mask);
   }
@@ -92,7 +92,7 @@ class Lane {
     for (const [key, slot] of wanted) {
       let element = this.cells.get(key);
       if (!element) {
-        element = make("div");
+        element = make("div", { role: "option", tabindex: "-1", "aria-selected": "false" });
         element.style.setProperty("--s", slot);
         this.strip.append(element);
         this.cells.set(key, element);

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from specframe.frames import EMPTY, PADDING, STALE, Frame, Lane, SchemeTrace
-from specframe.report.trace_captions import Captions
+from specframe.report.trace_captions import Captions, bytes_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,9 +30,35 @@ def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Calla
     page, style = part("trace_page.html"), part("trace_page.css")
     script = "\n".join(part(f"trace_{name}.js") for name in SCRIPTS)
     data = json.dumps(page_data(schemes, facts, text_of), separators=(",", ":")).replace("<", "\\u003c")
-    for place, content in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*DATA*/", data)):
+    numbers = without_script(schemes)
+    for place, content in (
+        ("/*STYLE*/", style),
+        ("<!--NUMBERS-->", numbers),
+        ("/*SCRIPT*/", script),
+        ("/*DATA*/", data),
+    ):
         page = page.replace(place, content)
     return page
+
+
+def without_script(schemes: Sequence[SchemeTrace]) -> str:
+    """Return a table of what every scheme did in all, for a reader without JavaScript."""
+    columns = ("scheme", "passes of the target", "slots moved", "bytes moved", "prompts with the target's own text")
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    rows = []
+    for scheme in schemes:
+        name, *numbers = map(escape, totals(scheme))
+        rows.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{number}</td>" for number in numbers)}</tr>')
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def totals(scheme: SchemeTrace) -> tuple[str, ...]:
+    """Return what a scheme did in all: its name, passes, slots and bytes moved, prompts with the target's own text."""
+    moved = sum(frame.shifted + frame.carried for frame in scheme.frames)
+    passes = sum(frame.phase != "settle" for frame in scheme.frames)
+    equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
+    own = f"{equal} of {len(scheme.outputs)}" if scheme.reference else "-"
+    return scheme.name, str(passes), str(moved), bytes_text(moved * scheme.slot_bytes), own
 
 
 def part(name: str) -> str:

@@ -5,6 +5,7 @@ class Panel {
     const promise = scheme.lossless ? ["yes", "✓ lossless"] : ["no", "≠ not lossless"];
     this.caption = make("p", { class: "caption", "aria-live": "polite" });
     this.counters = make("dl", { class: "counters" });
+    this.picture = make("div", { class: "chart" });
     this.slots = Math.max(1, ...scheme.frames.flatMap((frame) => frame.lanes.map((lane) => lane.slots.length)));
     this.track = make("div", { class: "track" });
     this.ruler = make("div", { class: "ruler", "aria-hidden": "true" });
@@ -17,14 +18,16 @@ class Panel {
     this.box = make("div", { class: "box", tabindex: "0", role: "region", "aria-label": label }, this.track);
     this.box.addEventListener("scroll", () => follow(this.box), { passive: true });
     this.box.addEventListener("click", (event) => this.inspect(event));
-    this.note = make("p", { class: "inspect", "aria-live": "polite", text: "Select a slot to read what it holds." });
+    this.box.addEventListener("focusin", (event) => this.inspect(event));
+    this.box.addEventListener("keydown", (event) => this.walk(event));
+    this.note = make("p", { class: "inspect", text: SELECT });
     this.element = make(
       "section", { class: "scheme", "aria-label": scheme.name },
       make(
         "header", {}, make("h2", { text: scheme.name }), make("span", { class: `badge ${promise[0]}`, text: promise[1] }),
         make("p", { class: "about", text: scheme.about }),
       ),
-      this.caption, this.counters, this.box, this.note,
+      this.caption, make("div", { class: "counts" }, this.counters, this.picture), this.box, this.note,
     );
   }
 
@@ -40,7 +43,8 @@ class Panel {
     this.count(frame.totals);
     for (const lane of this.lanes) lane.show(frame, this.scheme.frames.slice(0, step + 1));
     const masked = $("mask").getAttribute("aria-pressed") === "true" && frame.phase === "settle";
-    this.note.textContent = `${masked ? "A mask belongs to a pass: one step back or on. " : ""}Select a slot to read what it holds.`;
+    this.note.textContent = `${masked ? "A mask belongs to a pass: one step back or on. " : ""}${SELECT}`;
+    this.offer();
   }
 
   count(totals) {
@@ -50,8 +54,8 @@ class Panel {
       if (!totals[name]) cell.className = "none";
       return cell;
     });
-    const chart = make("div", { class: "chart" }, this.chart());
-    this.counters.replaceChildren(...parts, chart);
+    this.counters.replaceChildren(...parts);
+    this.picture.replaceChildren(this.chart());
   }
 
   /* Tokens gained per round above the line, slots moved below it. */
@@ -89,6 +93,34 @@ class Panel {
 
   inspect(event) {
     const element = event.target.closest(".cell");
-    if (element) this.note.textContent = element.title;
+    if (!element) return;
+    this.looked?.setAttribute("aria-selected", "false");
+    this.looked = element;
+    element.setAttribute("aria-selected", "true");
+    this.note.textContent = element.title;
+    this.offer();
+  }
+
+  /* The tab key reaches one slot of a panel: the one looked at last, or the first. */
+  offer() {
+    const cells = [...this.box.querySelectorAll(".strip:not([hidden]) .cell")];
+    const own = cells.includes(this.looked) ? this.looked : cells[0];
+    for (const cell of cells) cell.tabIndex = cell === own ? 0 : -1;
+  }
+
+  /* Arrow keys go from slot to slot and from line to line; Escape gives them back to the steps. */
+  walk(event) {
+    const cell = event.target.closest(".cell");
+    const way = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Escape: [0, 0] }[event.key];
+    if (!cell || !way || event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (event.key === "Escape") return this.box.focus();
+    const strips = [...this.box.querySelectorAll(".strip:not([hidden])")];
+    const strip = strips[strips.indexOf(cell.parentElement) + way[0]];
+    const slot = Number(cell.dataset.slot) + way[1];
+    const near = (one) => Math.abs(Number(one.dataset.slot) - slot);
+    const found = [...(strip?.children ?? [])].reduce((best, one) => (best && near(best) <= near(one) ? best : one), null);
+    found?.focus();
   }
 }

@@ -51,7 +51,7 @@ function summary() {
     ["empty slots, over all passes", (i) => last[i].totals.empty_so_far],
     ["slots of all rows, over all passes", (i) => last[i].totals.places_so_far],
   ];
-  const head = make("tr", {}, make("th", { scope: "col", text: "" }));
+  const head = make("tr", {}, make("th", { scope: "col", text: "number" }));
   for (const scheme of data.schemes) head.append(make("th", { scope: "col", text: scheme.name }));
   const body = rows.map(([label, value]) => {
     const row = make("tr", {}, make("th", { scope: "row", text: label }));

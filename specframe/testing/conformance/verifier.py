@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from specframe.guard import called
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 from specframe.types import Batch, Draft, Verdict
@@ -25,6 +26,8 @@ class VerifierSuite(DecodingSuite):
         verifier.start(run)
         batch = pool.batch(pool.admit(3))
         logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+        named = called(self.role, verifier)
+        assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V, whole(target, batch, torch.empty(3, 0, dtype=torch.long)))
         pool.advance(
             batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1))

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from specframe.types import Batch, RoundReport
+from specframe.values import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
 PLAIN_FIRST = 3
@@ -17,6 +18,8 @@ FIRST = 4
 """The first draft length that is tried: longer ones tell more of what drafting costs, and of the tokens that are accepted."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
+LONGEST = 64
+"""The greatest maximum: the estimate inverts a matrix of so many rows and columns, which takes a third of a millisecond."""
 DWELL = 8
 """Rounds that a batch size keeps its draft length, once as many rounds of learning have passed as :data:`EAGER` says."""
 EAGER = 8
@@ -53,13 +56,11 @@ class Goodput:
     again. The estimates stay for the pipeline's next run.
 
     Options:
-        maximum: the longest draft.
+        maximum: the longest draft, from 1 to 64.
     """
 
     def __init__(self, maximum: int = 8) -> None:
-        if maximum < 1:
-            raise ValueError(f"maximum must be at least 1, got {maximum}")
-        self.maximum = maximum
+        self.maximum = whole("maximum", maximum, 1, LONGEST)
         self.clock: Callable[[], float] = time.perf_counter
         """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)

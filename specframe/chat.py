@@ -1,0 +1,33 @@
+"""Prompts that are the messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from specframe.errors import PromptError, sentence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def is_chat(prompt: Any) -> bool:
+    """Return whether a prompt is a list of messages, each a mapping with a role and a content."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
+
+
+def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids of messages, put through the tokenizer's chat template, up to where the answer begins.
+
+    Raises:
+        PromptError: the tokenizer has no chat template, or its template refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(
+            "the prompt is a list of messages, and the target's tokenizer has no chat template: expected a text or token ids"
+        )
+    chat = [dict(one) for one in messages]
+    try:
+        return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+    except Exception as error:  # a template is a program of the checkpoint's and may raise anything
+        raise PromptError(f"the target's chat template refuses the messages: {sentence(error)}") from error

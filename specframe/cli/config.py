@@ -1,0 +1,105 @@
+"""Options from a TOML file: for all commands at its top, for one command in a section of its name."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specframe.cli.kinds import CONFIG, ListOf
+from specframe.errors import OptionError, UnknownNameError
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    """Take a TOML file's values as the defaults of the command's options; those of its own section go before the others."""
+    if path is None:
+        return
+    known = {option.name: option for option in options_of(ctx.command)}
+    taken: dict[str, Any] = {}
+    for entries in (common(ctx, path), own(ctx, path)):
+        found: dict[str, Any] = {}
+        for key, value in entries.items():
+            name = key.replace("-", "_")
+            if name not in known:
+                raise unknown(ctx, path, key, [str(other).replace("_", "-") for other in known])
+            if name in found:
+                raise OptionError(f"{path}: {key} is given twice: expected one value")
+            found[name] = checked(f"{path}: {key}", value, known[name])
+        taken |= found
+    ctx.meta[CONFIG] = path
+    ctx.default_map = {**(ctx.default_map or {}), **taken}
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """Return the options of a command that a file may hold."""
+    return [one for one in command.params if isinstance(one, click.Option) and one.name not in ("config", "help")]
+
+
+def common(ctx: click.Context, path: str) -> dict[str, Any]:
+    """Return what stands before all sections, after checking the sections' names."""
+    entries = load_toml(path)
+    commands = commands_beside(ctx)
+    for name, section in entries.items():
+        if isinstance(section, dict) and name not in commands:
+            raise UnknownNameError(f"section in {path}", name, commands)
+    return {key: value for key, value in entries.items() if not isinstance(value, dict)}
+
+
+def own(ctx: click.Context, path: str) -> dict[str, Any]:
+    """Return the command's own section."""
+    section: dict[str, Any] = load_toml(path).get(str(ctx.command.name), {})
+    return section
+
+
+def commands_beside(ctx: click.Context) -> list[str]:
+    """Return the names of the commands that the command is one of."""
+    group = ctx.parent.command if ctx.parent else None
+    return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.command.name)]
+
+
+def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:
+    """Return the error for a key that is no option of the command; it names the built-in commands that have it."""
+    from specframe.cli import BUILT_IN, cli
+
+    others = [
+        name
+        for name in BUILT_IN
+        if (command := cli.get_command(ctx, name))
+        and key.replace("-", "_") in [one.name for one in options_of(command)]
+    ]
+    if others:
+        where = " or ".join(f"[{name}]" for name in others)
+        return OptionError(f"{path}: {key} is no option of {ctx.command.name}: expected it in a section {where}")
+    return UnknownNameError(f"option in {path}", key, known)
+
+
+def checked(place: str, value: Any, option: click.Option) -> Any:
+    """Return a value as the option takes it: a list where it takes several, true or false where it is a flag."""
+    several = option.multiple or isinstance(option.type, ListOf)
+    parts = value if isinstance(value, list) and several else [value]
+    kind = bool if option.is_flag else (str, int, float)
+    if not all(isinstance(part, kind) and isinstance(part, bool) == option.is_flag for part in parts):
+        expected = "true or false" if option.is_flag else "a text or a number"
+        got = next((part for part in parts if not isinstance(part, str | int | float)), parts[0])
+        several_too = ", or a list of them" if several else ""
+        raise OptionError(f"{place}: expected {expected}{several_too}, got {named(got)}")
+    return parts if option.multiple else value
+
+
+def named(value: Any) -> str:
+    """Return what a TOML value is, in words."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return {str: "a text", int: "a number", float: "a number"}.get(type(value), f"a {type(value).__name__}")
+
+
+def load_toml(path: str) -> dict[str, Any]:
+    """Return what a TOML file holds."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
+        raise OptionError(f"--config: {path} is not TOML: {error}") from error

@@ -1,0 +1,276 @@
+"""Kinds of option values: each is checked when it is read, told in one sentence when it is wrong, and completed by the shell."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from specframe.errors import OptionError, SpecframeError, UnknownNameError
+from specframe.grid import split_list
+from specframe.values import bound
+
+CONFIG = "specframe.config"
+"""Where a context keeps the path of its configuration file."""
+
+
+def called(param: click.Parameter | None, ctx: click.Context | None, otherwise: str = "value") -> str:
+    """Return what the user knows an option by: its name, its environment variable, or its key in the configuration file."""
+    if param is None or param.name is None:
+        return otherwise
+    source = ctx.get_parameter_source(param.name) if ctx else None
+    if ctx and source is ParameterSource.ENVIRONMENT:
+        return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
+    if ctx and source is ParameterSource.DEFAULT_MAP and CONFIG in ctx.meta:
+        return f"{param.name.replace('_', '-')} in {ctx.meta[CONFIG]}"
+    return max(param.opts, key=len)
+
+
+class Kind(click.ParamType):
+    """A kind of value; ``name`` is what errors call a value that belongs to no option."""
+
+    name = "value"
+
+    def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
+        """Raise :class:`OptionError` that says where a value stood, what was expected and what was got."""
+        raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {value!r}")
+
+    def known(self) -> Iterable[str]:
+        """Return the values that the shell offers."""
+        return ()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the known values that begin as what was typed."""
+        try:
+            return [CompletionItem(value) for value in self.known() if value.startswith(incomplete)]
+        except SpecframeError:  # nothing to offer; the command itself says why
+            return []
+
+
+class WholeNumber(Kind):
+    """A whole number from ``least`` to ``most``."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: float = math.inf) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; raise :class:`OptionError` when ``value`` is none."""
+        number = whole_number(value)
+        if number is None or not self.least <= number <= self.most:
+            self.refuse(f"a whole number{bound(self.least, self.most)}", value, param, ctx)
+        return number
+
+
+def whole_number(value: Any) -> int | None:
+    """Return the whole number that a value is or a text stands for; None when that is none, as of true."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else None
+    except ValueError:  # too many digits
+        return None
+
+
+class Number(Kind):
+    """A finite number from ``least`` to ``most``, or greater than ``least`` when ``above``."""
+
+    name = "number"
+
+    def __init__(self, least: float = -math.inf, most: float = math.inf, above: bool = False) -> None:
+        self.least, self.most, self.above = least, most, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise :class:`OptionError` when ``value`` is none."""
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        inside = math.isfinite(number) and self.least <= number <= self.most
+        if not inside or (self.above and number == self.least):
+            self.refuse(f"a number{bound(self.least, self.most, self.above)}", value, param, ctx)
+        return number
+
+
+class OneOf(Kind):
+    """One of some words."""
+
+    name = "word"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def known(self) -> Iterable[str]:
+        """Return the words."""
+        return self.words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word; raise :class:`OptionError` for another."""
+        if value not in self.words:
+            self.refuse(f"one of {', '.join(self.words)}", value, param, ctx)
+        return value
+
+
+class Text(Kind):
+    """A text that is not empty."""
+
+    name = "text"
+    meant = "a text that is not empty"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` for an empty one."""
+        if isinstance(value, bool) or not str(value):
+            self.refuse(self.meant, value, param, ctx)
+        return str(value)
+
+
+class Device(Text):
+    """A device by name; whether it is there is for whoever uses it to say."""
+
+    name = "device"
+
+    def known(self) -> Iterable[str]:
+        """Return the kinds of devices."""
+        return ("auto", "cpu", "cuda")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; raise :class:`OptionError` for one that no device has."""
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
+            self.refuse("auto, cpu, cuda or cuda:N", value, param, ctx)
+        return str(value)
+
+
+class File(Text):
+    """The name of a file or a folder."""
+
+    name = "file"
+
+    def __init__(self, meant: str = "the name of a file", completes: str = "file") -> None:
+        self.meant, self.completes = meant, completes
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell offer its files or folders."""
+        return [CompletionItem(incomplete, type=self.completes)]
+
+
+class Strategy(Text):
+    """A strategy of a role, with options: ``name,key=value,...``."""
+
+    name = "strategy"
+
+    def __init__(self, role: str, *also: str) -> None:
+        self.role, self.also = role, also
+        self.meant = f"the name of a {role}"
+
+    def known(self) -> Iterable[str]:
+        """Return the names registered, and the words that stand for a choice among them."""
+        from specframe.plugins import registry
+
+        return (*self.also, *registry().names(self.role))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` when no strategy has the name, or a key is given twice."""
+        from specframe.plugins import parse_specification, registry
+
+        text = super().convert(value, param, ctx)
+        try:
+            name, _ = parse_specification(text)
+            if name not in self.also:
+                registry().entry(self.role, name)
+        except (OptionError, UnknownNameError) as fault:
+            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+        return text
+
+
+class DraftLength(Strategy):
+    """A number of draft tokens, or a draft-length policy."""
+
+    def __init__(self) -> None:
+        super().__init__("draft-length policy", "auto")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` when it is neither a number of at least 1 nor a policy."""
+        number = whole_number(value)
+        if number is None and not re.match(r"[+-]?[0-9.]", str(value)):
+            return super().convert(value, param, ctx)
+        if number is None or number < 1:
+            hint = "; for plain decoding there is --drafter none" if number == 0 else ""
+            expected = "a whole number of at least 1 or a policy's name"
+            raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {value!r}{hint}")
+        return str(value)
+
+
+class Model(Text):
+    """A model by alias, directory or hub id; a drafter may also be a strategy by name."""
+
+    name = "model"
+    meant = "an alias, a directory or a hub id"
+
+    def __init__(self, drafters: bool = False) -> None:
+        self.drafters = drafters
+
+    def known(self) -> Iterable[str]:
+        """Return the aliases, and the names of drafters."""
+        from specframe.aliases import user_aliases
+        from specframe.plugins import registry
+
+        drafters = ["auto", *registry().names("drafter")] if self.drafters else []
+        return [*drafters, *sorted({*registry().models, *user_aliases()})]
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names, or let the shell offer its folders where there are none."""
+        return super().shell_complete(ctx, param, incomplete) or [CompletionItem(incomplete, type="dir")]
+
+
+class Arrivals(Text):
+    """A rate of arrivals, or a file of moments."""
+
+    name = "arrivals"
+    meant = "poisson:RATE or a file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` when it is neither a rate nor a file of numbers."""
+        from specframe.arrivals import check
+
+        text = super().convert(value, param, ctx)
+        try:
+            check(text)
+        except OptionError as fault:
+            raise OptionError(f"{called(param, ctx, self.name)}: {str(fault).removeprefix('arrivals: ')}") from None
+        return text
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer the rate, or let the shell offer its files."""
+        rate = [CompletionItem("poisson:")] if "poisson:".startswith(incomplete) else []
+        return rate or [CompletionItem(incomplete, type="file")]
+
+
+class ListOf(Kind):
+    """A comma list of another kind's values; a part with ``=`` is an option of the name before it."""
+
+    name = "list"
+
+    def __init__(self, of: click.ParamType) -> None:
+        self.of = of
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        """Return the list of values, from a comma list or a list."""
+        try:
+            parts = value if isinstance(value, list | tuple) else split_list(str(value))
+        except OptionError as fault:
+            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+        if not parts:
+            self.refuse("at least one value", value, param, ctx)
+        return list(dict.fromkeys(self.of.convert(part, param, ctx) for part in parts))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete the last value of the list."""
+        before, comma, last = incomplete.rpartition(",")
+        found = self.of.shell_complete(ctx, param, last)
+        return [CompletionItem(f"{before}{comma}{item.value}", type=item.type, help=item.help) for item in found]

@@ -1,0 +1,339 @@
+"""Values of options: those of strategies, over all that are registered, and those of the commands."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from specframe import Pipeline, Sampling, arguments, hookimpl, models
+from specframe.attention.choice import ATTENTION
+from specframe.cli import BUILT_IN, cli, kinds, options
+from specframe.cli.reproduce import PARTS
+from specframe.cli.sampling import sampling_options
+from specframe.errors import OptionError, SpecframeError
+from specframe.graphs import RECORDINGS
+from specframe.plugins import ROLES, Registry, offer, parse_specification, registry
+from specframe.report import reproduce
+from specframe.values import bound, check_annotated, number, whole
+
+INF = math.inf
+RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
+    ("drafter", "prompt-lookup", "ngram"): (1, 64),
+    ("acceptance rule", "typical", "epsilon"): (5e-324, 1),
+    ("acceptance rule", "typical", "delta"): (5e-324, 1e300),
+    ("acceptance rule", "synthetic", "rate"): (0, 1),
+    ("acceptance rule", "synthetic", "profile"): (0, 1),
+    ("acceptance rule", "synthetic", "length"): (0, 1e300),
+    ("alignment", "masking", "positions"): ("published", "content"),
+    ("alignment", "padding", "mask"): ("published", "content"),
+    ("alignment", "padding", "positions"): ("published", "content"),
+    ("alignment", "padding", "bonus"): ("published", "target"),
+    ("scheduler", "continuous", "piece"): (1, 10**9),
+    ("scheduler", "same-length", "window"): (1, 10**9),
+    ("scheduler", "same-length", "patience"): (1, 10**9),
+    ("draft-length policy", "fixed", "length"): (1, 10**9),
+    ("draft-length policy", "goodput", "maximum"): (1, 256),
+}
+"""Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
+
+NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10")
+"""Values that no option with a range takes."""
+
+
+def whole_numbers(option: tuple[str, str, str]) -> bool:
+    """Return whether an option takes whole numbers alone."""
+    kind, name, key = option
+    return inspect.signature(registry().entry(kind, name).factory).parameters[key].annotation in (int, "int")
+
+
+def wrong_values(option: tuple[str, str, str]) -> list[str]:
+    """Return values outside of what an option takes, as they are typed."""
+    known = RANGES[option]
+    if isinstance(known[0], str):
+        return ["abc", "", "nan", "1", "true", "0.5", "Published"]
+    least, most = known
+    if not whole_numbers(option):
+        return [*NEVER, *(["0"] if least > 0 else []), *([f"{most + 0.5}"] if most < 1e300 else ["1e999"])]
+    return [*NEVER, "0", "2.5", "1e9", "1e999", *([str(int(most) + 1), str(10**30)] if most < 10**9 else [])]
+
+
+def test_every_option_of_a_strategy_is_in_the_table() -> None:
+    """An option that is added has to say here which values it takes."""
+    found = {
+        (entry.kind, entry.name, key)
+        for entry in registry()
+        if entry.kind in ROLES and entry.distribution == "specframe-std"
+        for key in inspect.signature(entry.factory).parameters
+    }
+    assert found == RANGES.keys()
+
+
+@pytest.mark.parametrize("option", RANGES, ids=" ".join)
+def test_a_wrong_value_of_a_strategys_option_is_one_sentence(option: tuple[str, str, str]) -> None:
+    """It names the strategy, the option, what was expected and what was got."""
+    kind, name, key = option
+    for value in wrong_values(option):
+        with pytest.raises(OptionError) as caught:
+            registry().make(kind, f"{name},{key}={value}")
+        message = str(caught.value)
+        assert message.startswith(f"{kind} {name!r}: {key}: expected "), (value, message)
+        assert "\n" not in message
+        assert ", got " in message
+
+
+@pytest.mark.parametrize("option", RANGES, ids=" ".join)
+def test_the_ends_of_a_range_are_taken(option: tuple[str, str, str]) -> None:
+    """The table holds the ranges that the strategies have, not narrower ones."""
+    kind, name, key = option
+    ends = RANGES[option]
+    for end in [ends[0], ends[-1]] if isinstance(ends[0], str) else ends:
+        assert registry().make(kind, f"{name},{key}={end}") is not None
+
+
+@pytest.mark.parametrize("option", RANGES, ids=" ".join)
+def test_an_option_given_twice_is_refused(option: tuple[str, str, str]) -> None:
+    """Neither the first value nor the last is taken silently, with a dash or an underscore in the name."""
+    kind, name, key = option
+    with pytest.raises(OptionError, match=f"option {key!r} of {name!r} is given twice"):
+        registry().make(kind, f"{name},{key}=1,{key}=1")
+    with pytest.raises(OptionError, match="option 'a_b' of 'x' is given twice"):
+        parse_specification("x,a-b=1,a_b=2")
+
+
+@pytest.mark.parametrize(
+    ("role", "value"),
+    [
+        ("schedule", "same-length,window=1000000000,patience=1000000000"),
+        ("schedule", "continuous,piece=1000000000"),
+        ("drafter", "prompt-lookup,ngram=64"),
+        ("draft_length", "goodput,maximum=256"),
+    ],
+)
+def test_the_greatest_values_decode(role: str, value: str) -> None:
+    """What is accepted can be run: memory follows the prompts, not the value."""
+    pipe = Pipeline(**{"target": "tiny", "drafter": "none", role: value})
+    (result,) = pipe.generate(["import os"], 3)
+    plain = Pipeline(target="tiny", drafter="none").generate(["import os"], 3)
+    assert result.token_ids == next(plain).token_ids
+
+
+class Stranger:
+    """A strategy that checks nothing itself, as one of a plugin may."""
+
+    def __init__(self, span: int = 4, share: float | None = 0.5, mode: str = "a", thing: object = None) -> None:
+        self.given = span, share, mode, thing
+
+
+class Plugin:
+    """Offers that strategy."""
+
+    @hookimpl
+    def specframe_register_drafters(self, register: Any) -> None:
+        register("stranger", Stranger)
+
+
+def test_annotations_are_checked_for_whoever_checks_nothing() -> None:
+    """A value of another type than the annotation's is refused; what is annotated otherwise is passed on."""
+    check_annotated(Stranger, {"span": 3, "share": 1, "mode": "b", "thing": 2.5})
+    check_annotated(Stranger, {"share": None})
+    for given, expected in [
+        ({"span": 2.5}, "span: expected a whole number, got 2.5"),
+        ({"span": True}, "span: expected a whole number, got True"),
+        ({"share": "x"}, "share: expected a number, got 'x'"),
+        ({"share": float("nan")}, "share: expected a number, got nan"),
+        ({"mode": 3}, "mode: expected a text, got 3"),
+    ]:
+        with pytest.raises(OptionError) as caught:
+            check_annotated(Stranger, given)
+        assert str(caught.value) == expected
+
+
+def test_a_strategy_of_a_plugin_is_checked_by_its_annotations() -> None:
+    """A plugin that checks nothing gives the same sentence as one of specframe's own."""
+    known = Registry()
+    offer(known, Plugin(), "stranger-1.0")
+    assert known.make("drafter", "stranger,span=3").given[0] == 3
+    with pytest.raises(OptionError) as caught:
+        known.make("drafter", "stranger,span=2.5")
+    assert str(caught.value) == "drafter 'stranger': span: expected a whole number, got 2.5"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "above", "words"),
+    [
+        (-INF, INF, False, ""),
+        (0, INF, False, " of at least 0"),
+        (0, INF, True, " above 0"),
+        (0, 1, True, " above 0 and at most 1"),
+        (1, 2048, False, " from 1 to 2,048"),
+        (0, 2**64 - 1, False, " from 0 to 18,446,744,073,709,551,615"),
+    ],
+)
+def test_a_range_in_words(least: float, most: float, above: bool, words: str) -> None:
+    """An open end is not named."""
+    assert bound(least, most, above) == words
+
+
+@pytest.mark.parametrize("value", [None, "5", True, float("nan"), INF, -INF, 10**400, [1], 0, 3])
+def test_a_check_refuses_and_names(value: object) -> None:
+    """What lies outside of the range, and what is no finite number, is an error that is a ValueError, too."""
+    with pytest.raises(ValueError, match=r"^size: expected a number from 1 to 2, got "):
+        number("size", value, 1, 2)
+    with pytest.raises(SpecframeError, match=r"^size: expected a whole number from 1 to 2, got "):
+        whole("size", value, 1, 2)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+ASK = """
+import json, sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fails
+from click.testing import CliRunner
+from specframe.cli import cli
+for words in json.load(sys.stdin):
+    result = CliRunner().invoke(cli, words, prog_name="specframe")
+    ended = result.exception is None or isinstance(result.exception, SystemExit)
+    print(json.dumps([result.exit_code if ended else repr(result.exception), result.stdout, result.stderr]))
+"""
+
+
+def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Option]]:
+    """Yield every option with a value of a command and of those below it, with the words that lead there."""
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from walk(below, *words, name)
+    yield from ((words, one) for one in command.params if isinstance(one, click.Option) and not one.is_flag)
+
+
+def all_options() -> list[tuple[tuple[str, ...], click.Option]]:
+    """Return every option with a value of every built-in command."""
+    context = click.Context(cli)
+    return [found for name in BUILT_IN for found in walk(cli.get_command(context, name), name)]
+
+
+def wrong(kind: click.ParamType) -> list[str]:
+    """Return values outside of what a kind of option takes, as they are typed."""
+    match kind:
+        case kinds.ListOf():
+            return [*wrong(kind.of), "a,,b", ",", "x=1"]
+        case kinds.WholeNumber():
+            above = [] if math.isinf(kind.most) else [str(int(kind.most) + 1)]
+            return [
+                "",
+                "x",
+                "2.5",
+                "nan",
+                "inf",
+                "1e3",
+                "true",
+                "1_0",
+                "9" * 5000,
+                "-5",
+                str(int(kind.least) - 1),
+                *above,
+            ]
+        case kinds.Number():
+            ends = ["-1"] if kind.least == 0 else []
+            return ["", "x", "nan", "inf", "-inf", "1e999", "true", *ends, *(["0"] if kind.above else [])]
+        case kinds.DraftLength():
+            return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
+        case kinds.Strategy():
+            name = registry().names(kind.role)[0]
+            return ["", "nope", f"{name},", f"{name},x", f"{name},=1", f"{name},x=1,x=2"]
+        case kinds.OneOf():
+            return ["", "x", kind.words[0].upper()]
+        case kinds.Device():
+            return ["", "gpu", "cuda:", "cuda:x", "cuda:-1"]
+        case kinds.Arrivals():
+            return ["", "poisson:", "poisson:0", "poisson:nan", "nowhere.txt", "."]
+    return [""]
+
+
+def test_wrong_values_of_all_options() -> None:
+    """A wrong value of any option of any command is one sentence that names the option, and status 2, without torch."""
+    asked = [
+        ([*words, f"{max(option.opts, key=len)}={value}"], option)
+        for words, option in all_options()
+        for value in wrong(option.type)
+    ]
+    words = json.dumps([words for words, _ in asked])
+    done = subprocess.run([sys.executable, "-c", ASK], input=words, capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(asked) > 300, done.stderr
+    for (words, option), (status, shown, fault) in zip(asked, answers, strict=True):
+        assert (status, shown) == (2, ""), (words, fault)
+        assert fault.startswith(f"Error: {max(option.opts, key=len)}: "), (words, fault)
+        assert "expected " in fault, (words, fault)
+        assert fault.count("\n") == 1, (words, fault)
+
+
+def test_every_option_has_a_kind() -> None:
+    """An option that is added to a command is checked as it is read."""
+    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, kinds.Kind)] == []
+
+
+def test_words_are_those_that_are_known() -> None:
+    """The words that options take, written down so that torch need not be imported, are those of the modules they go to."""
+    words = {
+        one.name: one.type.words
+        for words, one in all_options()
+        if words == ("run",) and isinstance(one.type, kinds.OneOf)
+    }
+    assert set(words["attention"]) == set(ATTENTION)
+    assert set(words["graphs"]) == set(RECORDINGS)
+    assert set(words["dtype"]) == {"auto", *models.DTYPES, *models.DTYPES.values()}
+    assert PARTS == reproduce.PARTS
+
+
+def test_what_options_take_sampling_takes() -> None:
+    """The ends of the range of every sampling option are accepted by the class that it is handed to."""
+    ends: dict[str, list[Any]] = {}
+    for option in sampling_options(click.Command("sampling")).params:
+        kind = option.type
+        if isinstance(kind, kinds.Number):
+            ends[option.name] = [0.001 if kind.above else max(kind.least, -1e30), min(kind.most, 1e30)]
+        elif isinstance(kind, kinds.WholeNumber):
+            ends[option.name] = [kind.least, int(min(kind.most, 100))]
+    assert len(ends) >= 11
+    for name, values in ends.items():
+        for value in values:
+            assert getattr(Sampling().with_parameters({name: value}), name) == value
+
+
+def test_seeds_have_64_bits() -> None:
+    """The largest seed that the command line takes is that of a pipeline, and can be sampled with."""
+    assert options.LARGEST_SEED == arguments.LARGEST_SEED
+    pipe = Pipeline(target="tiny", drafter="none", seed=options.LARGEST_SEED)
+    (result,) = pipe.generate(["import os"], 3, sampling=Sampling(temperature=1.0))
+    assert len(result.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["run", "--logprobs", "2"],
+            "--logprobs: expected --output with it: log-probabilities are written to its file",
+        ),
+        (["compare", "--arrival-seed", "2"], "--arrival-seed: expected --arrivals with it: "),
+        (["reproduce", "--arrival-batch-sizes", "2"], "--arrival-batch-sizes: expected --arrivals with it: "),
+        (
+            ["reproduce", "--parts", "match,arrivals"],
+            "--parts: arrivals needs --arrivals, as in --arrivals poisson:3",
+        ),
+    ],
+)
+def test_options_without_effect(words: list[str], reason: str) -> None:
+    """An option that would have no effect is refused, and the sentence says what is missing."""
+    result = CliRunner().invoke(cli, words, prog_name="specframe")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {reason}")

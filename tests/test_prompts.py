@@ -1,0 +1,439 @@
+"""Prompts from files of every format, and from data sets."""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from specframe import prompts
+from specframe.errors import OptionError, PromptError, SpecframeWarning
+from specframe.prompts import Prompt, from_file
+from specframe.prompts.entries import from_entry, load
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+ANSWERED = [*ASKED, {"role": "assistant", "content": "Because."}]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def written(content: str | bytes, name: str) -> list[Prompt]:
+    """Return the prompts of a file that holds this."""
+    Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return from_file(name)
+
+
+def given(content: Any, name: str) -> list[Any]:
+    """Return what a pipeline is handed for a file that holds this; no prompt has a fault."""
+    found = written(content if isinstance(content, str | bytes) else json.dumps(content), name)
+    assert [prompt.fault for prompt in found] == [None] * len(found)
+    return [prompt.given for prompt in found]
+
+
+ENTRIES: list[tuple[Any, Any]] = [
+    ("a text", "a text"),
+    ([5, 6, 7], [5, 6, 7]),
+    (ANSWERED, ASKED),
+    ({"prompt": "p", "text": "t"}, "p"),
+    ({"prompt": None, "text": "t"}, "t"),
+    ({"prompt": [1, 2]}, [1, 2]),
+    ({"prompt": ANSWERED}, ASKED),
+    ({"prompt_token_ids": [1, 2]}, [1, 2]),
+    ({"turns": ["first", "second"]}, "first"),
+    ({"messages": ASKED, "id": 3}, ASKED),
+    ({"messages": ANSWERED}, ASKED),
+    (
+        {
+            "conversations": [
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "q"},
+                {"from": "gpt", "value": "a"},
+            ]
+        },
+        "q",
+    ),
+    ({"conversations": ANSWERED}, ASKED),
+    ({"instruction": "Add.", "input": "1 2", "output": "3"}, "Add.\n\n1 2"),
+    ({"instruction": "Tell a joke.", "input": "", "output": "..."}, "Tell a joke."),
+]
+"""Entries, and what a pipeline is handed for each."""
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.txt", "p"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array(name: str, indent: int | None) -> None:
+    """A JSON array has a prompt per entry, whatever the file is called and however it is laid out."""
+    assert given(json.dumps([entry for entry, _ in ENTRIES], indent=indent), name) == [held for _, held in ENTRIES]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.ndjson"])
+def test_json_lines(name: str) -> None:
+    """JSON lines hold what the entries of an array hold."""
+    assert given("\n".join(json.dumps(entry) for entry, _ in ENTRIES), name) == [held for _, held in ENTRIES]
+
+
+def test_json_lines_by_another_name() -> None:
+    """Lines that are objects with prompts are JSON lines in a file called .json or .txt; one object alone is one prompt."""
+    lines = '{"prompt": "a"}\n{"text": "b"}\n'
+    assert given(lines, "p.json") == given(lines, "p.txt") == ["a", "b"]
+    assert given('{"prompt": "a"}', "p.json") == given('{\n "prompt": "a"\n}\n', "p.txt") == ["a"]
+
+
+@pytest.mark.parametrize("text", ["[1, 2, 3]", "[", "[\n  1,\n", "{}", "{a}\n{b}", "[x for x in y]\n[1]", '"a"', "5"])
+def test_code_that_looks_like_json_stays_text(text: str) -> None:
+    """The lines of a text file are prompts unless the whole is JSON that holds some."""
+    assert given(text, "p.txt") == text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("p.json", "[]", "holds no prompts: expected a JSON array of texts or objects, got []"),
+        ("p.json", "5", "holds no prompts: expected a JSON array of texts or objects, got 5"),
+        ("p.json", '["a",\n "b"', "is not JSON: Expecting ',' delimiter at line 2 column 5"),
+        ("p.json", "[" * 99999, "is not JSON: one nested too deep or with numbers too long to read"),
+        ("p.json", '{"version": 1, "rows": ["a"]}', "holds no prompts: p.json entry 1: expected one of prompt, text, "),
+        ("p.json", "[1, 2, 3]", "holds no prompts: p.json entry 1: expected a JSON object, got 1"),
+        ("p.txt", '{\n "name": "x"\n}', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
+        ("p.txt", '[\n {"q": 1},\n {"q": 2}\n]', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
+        ("p.csv", "question,answer\na,b\n", "has the columns question, answer: expected one of prompt, text, "),
+        ("p.csv", "prompt,id\n", "holds no prompts: expected at least one row below the names"),
+        ("p.csv", "prompt,id,id\na,1,2\n", "has two columns 'id': expected a name for each"),
+        ("p.txt", "ab".encode("utf-16-le"), "is not text: expected UTF-8, got a NUL character at place 1"),
+        (
+            "p.jsonl",
+            codecs.BOM_UTF16_LE + "ab".encode("utf-16-le"),
+            "is not text: expected UTF-8, got byte 0xff at place 0",
+        ),
+        ("p.txt", "a\0b", "is not text: expected UTF-8, got a NUL character at place 1"),
+    ],
+)
+def test_files_without_prompts(name: str, content: str | bytes, reason: str) -> None:
+    """A file that holds no prompts, or is no text, is one sentence that names it; no line of it becomes a prompt."""
+    with pytest.raises(OptionError) as caught:
+        written(content, name)
+    assert str(caught.value).startswith(f"--prompts: {name} {reason}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_cannot_be() -> None:
+    """A name with a NUL character is a sentence as well."""
+    with pytest.raises(OptionError, match="cannot be read"):
+        from_file("a\0b")
+
+
+def damaged(text: str, random: Random) -> bytes:
+    """Return a text with a few characters cut out, put in or changed, perhaps cut short, in one of some encodings."""
+    for _ in range(random.randint(1, 4)):
+        start = random.randrange(len(text) + 1)
+        put = "".join(random.choices('[]{}",:\\ \t\r\n0-.eNabz\0é\u2028', k=random.randint(0, 2)))
+        text = text[:start] + put + text[start + random.randint(0, 3) :]
+    if random.random() < 0.2:
+        text = text[: random.randrange(len(text) + 1)]
+    return text.encode(random.choices(["utf-8", "utf-16", "utf-16-le"], [20, 1, 1])[0])
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.txt", "p.csv", "p.tsv", "p.ids"])
+def test_damaged_files(name: str) -> None:
+    """Whatever is in a file, it gives prompts that have a fault or a form that a pipeline takes, or one sentence."""
+    random = Random(name)
+    entries = [entry for entry, _ in ENTRIES]
+    table = 'id,prompt,turns\n1,a,\n2,,"[""b""]"\n'
+    whole = {
+        "p.json": json.dumps(entries),
+        "p.csv": table,
+        "p.tsv": table.replace(",", "\t"),
+        "p.ids": "1 2 3\n[4, 5]\n",
+    }
+    lines = "\n".join(json.dumps(entry) for entry in entries)
+    for _ in range(150):
+        content = damaged(whole.get(name, lines), random)
+        fault, found = "", []
+        try:
+            found = written(content, name)
+        except OptionError as error:
+            fault = str(error)
+        assert bool(found) != bool(fault), content
+        assert fault == "" or fault.startswith(f"--prompts: {name}")
+        assert "\n" not in fault
+        assert all(prompt.fault or isinstance(prompt.given, str | list) for prompt in found), content
+        assert all(prompt.fault is None or prompt.fault.startswith(f"{name} ") for prompt in found), content
+
+
+FAULTS: list[tuple[Any, str]] = [
+    (5, "expected a JSON object, got 5"),
+    ([], "the entry: expected a text, token ids or messages, got []"),
+    ([1, "a"], "the entry: expected a text, token ids or messages"),
+    ([True, False], "the entry: expected a list of token ids, got [true, false]"),
+    ([3, -1], "the entry: expected a list of token ids, got [3, -1]"),
+    ({}, "got an empty object"),
+    (
+        {"question": "q"},
+        "expected one of prompt, text, turns, messages, conversations, instruction, prompt_token_ids, got question",
+    ),
+    ({"prompt": 5}, "prompt: expected a text, token ids or messages, got 5"),
+    ({"text": [1]}, "text: expected a text, got [1]"),
+    ({"turns": []}, "turns: expected a list of texts, got []"),
+    ({"messages": []}, "messages: expected a message to answer"),
+    ({"messages": "hello"}, "messages: expected a list of messages, objects with role and content, got "),
+    ({"messages": [{"role": "user"}]}, "messages: expected a list of messages, objects with role and content, got "),
+    ({"messages": ANSWERED[2:]}, "messages: expected a message to answer, got 1 of the assistant alone"),
+    ({"conversations": [{"from": "gpt", "value": "a"}]}, "conversations: expected turns with from and value"),
+    ({"instruction": 5}, "instruction: expected a text, got 5"),
+    ({"instruction": "a", "input": 5}, "input: expected a text, got 5"),
+    ({"prompt_token_ids": [1.5]}, "prompt_token_ids: expected a list of token ids, got [1.5]"),
+    ({"prompt": "\ud800"}, "expected text, got half of a surrogate pair"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "expected text, got half of a surrogate pair"),
+]
+"""Entries that hold no prompt, and why."""
+
+
+def test_faults_of_single_entries() -> None:
+    """An entry that holds no prompt has a fault with its place; the others are prompts."""
+    found = written(json.dumps([entry for entry, _ in FAULTS] + ["fine"]), "p.json")
+    for number, (prompt, (entry, reason)) in enumerate(zip(found, FAULTS, strict=False), start=1):
+        assert prompt.fault, entry
+        assert prompt.fault.startswith(f"p.json entry {number}: "), prompt.fault
+        assert reason in prompt.fault
+        assert prompt.given == ""
+    assert (found[-1].given, found[-1].fault) == ("fine", None)
+
+
+def test_a_key_given_twice_fails_its_prompt_alone() -> None:
+    """Neither the first value nor the last is taken silently."""
+    first, second = written('{"prompt": "a", "top_k": 1, "top_k": 2}\n{"prompt": "b"}\n', "p.jsonl")
+    assert first.fault == "p.jsonl line 1: the key 'top_k' is given twice: expected one value"
+    assert (second.given, second.fault) == ("b", None)
+    assert written('[{"prompt": "a", "prompt": "b"}, "c"]', "p.json")[0].fault
+    with pytest.raises(PromptError, match="Expecting value at line 2 column 1"):
+        load("[\n")
+
+
+def test_parameters_are_what_an_object_holds_beside_its_prompt() -> None:
+    """Keys that may hold prompts are no parameters."""
+    assert from_entry({"prompt": "a", "text": "b", "temperature": 0.5}, "x").parameters == {"temperature": 0.5}
+    assert from_entry("a", "x").parameters == {}
+
+
+def test_token_ids() -> None:
+    """A file .ids has a prompt of token ids per line; a line of something else is a fault."""
+    found = written("1 2 3\n\n[4, 5]\n6,7\n1 -2\nx\n", "p.ids")
+    assert [prompt.given for prompt in found] == [[1, 2, 3], [4, 5], [6, 7], "", ""]
+    assert found[0].text == "[1, 2, 3]"
+    assert found[3].fault == "p.ids line 5: expected token ids with blanks between them, got '1 -2'"
+
+
+@pytest.mark.parametrize(("name", "joint"), [("p.csv", ","), ("p.tsv", "\t")])
+def test_csv(name: str, joint: str) -> None:
+    """A table with a line of names has a prompt per row; other columns are parameters, texts stay as they are."""
+    rows = [
+        ["id", "prompt", "temperature"],
+        ["1", '"a ""b""\nc"', "0.5"],
+        ["2", "null", ""],
+        ["3", "", "1"],
+        ["4", "5", "hot"],
+    ]
+    found = written("\n".join(joint.join(row) for row in rows) + "\n", name)
+    assert [prompt.given for prompt in found] == ['a "b"\nc', "null", "", "5"]
+    assert [prompt.parameters.get("temperature") for prompt in found] == [0.5, None, None, "hot"]
+    assert found[2].fault == f"{name} row 3: expected one of {', '.join(prompts.KEYS)}, got id, temperature"
+    assert given(f"turns{joint}x\n" + f'"[""a"", ""b""]"{joint}1\n', name) == ["a"]
+    assert (
+        written(f"prompt\na{joint}b\nc\n", name)[0].fault == f"{name} row 1: expected a cell for each column, got more"
+    )
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+ROWS = [{"prompt": "a", "question": "b", "top_k": 3}, {"prompt": "c", "question": "d", "top_k": 4}]
+
+
+@pytest.fixture
+def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a Parquet file, data sets that were saved, and a folder of files; the library's cache is the test's own."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet("p.parquet")
+    table.save_to_disk("saved")
+    datasets.DatasetDict(train=table).save_to_disk("one")
+    datasets.DatasetDict(train=table, test=table.select([1])).save_to_disk("two")
+    datasets.Dataset.from_list([{"messages": ANSWERED}]).to_parquet("chats.parquet")
+    datasets.Dataset.from_list([{"question": "b"}]).to_parquet("questions.parquet")
+    Path("folder").mkdir()
+    table.to_parquet("folder/train.parquet")
+    return tmp_path
+
+
+def test_data_sets(sets: Path) -> None:
+    """Parquet files and saved data sets are read as they are, others by name, split and column."""
+    for path in (
+        "p.parquet",
+        "saved",
+        "one",
+        "hf:two:train",
+        "hf:./folder",
+        "hf:folder:train",
+        str(sets / "p.parquet"),
+    ):
+        found = from_file(path)
+        assert [prompt.given for prompt in found] == ["a", "c"], path
+        assert found[1].parameters == {"question": "d", "top_k": 4}
+    assert [prompt.given for prompt in from_file("hf:two:test")] == ["c"]
+    for path in ("hf:p.parquet:train:question", "hf:saved::question", "hf:folder:train[:1]:question"):
+        assert from_file(path)[0].given == "b", path
+    assert from_file("chats.parquet")[0].given == ASKED
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("two", "two has the splits train, test: expected one of them, got none named"),
+        ("hf:two:dev", "hf:two:dev has the splits train, test: expected one of them, got 'dev'"),
+        ("hf:saved::answer", "has the columns prompt, question, top_k: expected one of them, got answer"),
+        ("questions.parquet", "has the columns question: expected one of prompt, text, "),
+        ("hf:saved:dev", "hf:saved:dev has the splits train: expected one of them, got 'dev'"),
+        ("hf:", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:'"),
+        ("hf:a:b:c:d", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:a:b:c:d'"),
+        ("broken.parquet", "broken.parquet cannot be read: "),
+        ("nowhere.parquet", "nowhere.parquet cannot be read: No such file or directory"),
+        (
+            "empty",
+            "empty is a folder: expected a file, a data set that save_to_disk wrote, or hf:empty for a folder of files",
+        ),
+        ("hf:empty", "hf:empty cannot be read: "),
+        ("hf:broken", "hf:broken cannot be read: "),
+    ],
+)
+def test_refused_data_sets(sets: Path, path: str, reason: str) -> None:
+    """What cannot be read, and a choice that is not there, is one sentence."""
+    Path("broken.parquet").write_text("PAR1")
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/train.parquet").write_text("PAR1")
+    with pytest.raises(OptionError) as caught:
+        from_file(path)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the library is not installed, the sentence says how to get it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    Path("p.parquet").write_bytes(b"PAR1")
+    for path in ("p.parquet", "hf:some/set"):
+        with pytest.raises(OptionError, match=r"takes the package datasets, .*: pip install 'specframe\[data\]'"):
+            from_file(path)
+
+
+# ---- chats -----------------------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def pipe() -> Any:
+    """The embedded target, decoding plainly, with a tokenizer of its own."""
+    from specframe import Pipeline
+
+    return Pipeline(target="tiny", drafter="none")
+
+
+def test_messages_go_through_the_chat_template(pipe: Any) -> None:
+    """Messages are the tokens of what the template makes of them, up to where the answer begins."""
+    pipe.tokenizer.chat_template = TEMPLATE
+    text = "<system>Be brief.<user>Why?<assistant>"
+    assert pipe.encode(ASKED) == pipe.encode(text)
+    chat, plain = pipe.generate([ASKED, text], 4)
+    assert chat.token_ids == plain.token_ids
+
+
+def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
+    """Without a template, or where it refuses, that prompt fails with a sentence and the others are decoded."""
+    chat, text = pipe.generate([ASKED, "import os"], 4)
+    assert chat.error == (
+        "the prompt is a list of messages, and the target's tokenizer has no chat template: expected a text or token ids"
+    )
+    assert text.token_ids
+    pipe.tokenizer.chat_template = TEMPLATE
+    (refused,) = pipe.generate([[{"role": "tool", "content": "x"}]], 4)
+    assert refused.error == "the target's chat template refuses the messages: no tools"
+
+
+def test_messages_are_cut_by_tokens(pipe: Any) -> None:
+    """A limit on prompt tokens counts the tokens of the rendered chat, not its messages."""
+    from specframe.verify import encode
+
+    pipe.tokenizer.chat_template = TEMPLATE
+    assert encode(pipe, [ASKED, [5, 6, 7], "import os"], 2) == [
+        pipe.encode(ASKED)[:2],
+        [5, 6],
+        pipe.encode("import os")[:2],
+    ]
+
+
+def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
+    from click.testing import CliRunner
+
+    from specframe.cli import cli
+    from specframe.cli.grids import readable
+
+    lines = [{"prompt": [5, 6, 7]}, {"messages": ASKED}, {"instruction": "a", "input": "b"}]
+    Path("p.json").write_text(json.dumps(lines))
+    options = ["--prompts", "p.json", "--output", "o.jsonl", "--max-new-tokens", "2"]
+    done = CliRunner().invoke(cli, ["run", "--drafter", "none", *options])
+    assert done.exit_code == 1, done.output  # the embedded target has no chat template
+    kept = [json.loads(line) for line in Path("o.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in kept] == ["[5, 6, 7]", json.dumps(ASKED), "a\n\nb"]
+    assert [len(one["token_ids"]) for one in kept] == [2, 0, 2]
+    assert "has no chat template" in kept[1]["error"]
+    assert readable((), "p.json") == [[5, 6, 7], ASKED, "a\n\nb"]
+
+
+def test_misspelt_parameters() -> None:
+    """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
+    from specframe.cli.sampling import samplings
+
+    lines = [{"prompt": "a", "temprature": 0.5, "id": 3, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
+    asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
+    with pytest.warns(SpecframeWarning) as caught:
+        checked, own = samplings(asked, {})
+    assert sorted(str(one.message) for one in caught) == [
+        f"p.jsonl line 1: the key {key!r} is no parameter and has no effect; did you mean {name!r}?"
+        for key, name in (("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"))
+    ]
+    assert [prompt.fault for prompt in checked] == [None] * 3
+    assert [how.top_p for how in own] == [0.5] * 3
+
+
+def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
+    """Parameters of single prompts have no effect on a grid, which is said once; what else an object holds is not named."""
+    from specframe.cli.grids import readable
+
+    Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 2, "top_k": 3}\n')
+    assert readable((), "p.jsonl") == ["a", "b"]
+    (warning,) = (one for one in recwarn if issubclass(one.category, SpecframeWarning))
+    assert str(warning.message) == "p.jsonl line 2: parameters of single prompts have no effect here: top_k"
+
+
+def test_every_ending_is_documented() -> None:
+    """The page of formats names each ending that is read in a way of its own, and each key."""
+    from specframe.prompts.files import READERS
+
+    page = (Path(prompts.__file__).parents[2] / "docs/prompts.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in [*READERS, ".parquet", *prompts.KEYS])
