@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from specframe.errors import ModelError, UnknownNameError, sentence
+from specframe.errors import ModelError, PluginError, UnknownNameError, sentence
 from specframe.ondisk import CONFIG, holds, state
-from specframe.plugins import registry
+from specframe.plugins import ModelAlias, is_plugin_folder, registry, the_one
 
 HOME_VARIABLE = "SPECFRAME_HOME"
 """Environment variable: the folder of the user's ``models.toml``; ``~/.config/specframe`` when it is not set."""
@@ -28,48 +28,72 @@ class AliasRow(NamedTuple):
 
 
 def resolve(name: str) -> str:
-    """Return the directory or hub id that a name stands for; raise :class:`UnknownNameError` when it stands for none.
+    """Return the directory or hub id that a name stands for.
 
     An alias wins over a directory of the same name (``./name`` is the directory); a name with a ``/`` is returned as it
     is, save for a leading ``~``.
+
+    Raises:
+        UnknownNameError: the name stands for nothing.
+        PluginError: several plugins offer it, or it is that of a plugin that cannot be used.
     """
     if "/" in name:
-        return os.path.expanduser(name)
-    known = _locations()
-    if name not in known and not os.path.isdir(name):
-        raise UnknownNameError("model", name, known)
-    return known.get(name, name)
+        location = os.path.expanduser(name)
+        if is_plugin_folder(Path(location)) and not holds(Path(location), CONFIG):
+            raise PluginError(registry().excuse(location))
+        return location
+    yours, offered = user_aliases(), registry().models
+    if name in yours:
+        return yours[name]
+    if name in offered:
+        return the_one(offered[name]).location
+    if holds(Path(name), CONFIG):
+        return name
+    if excuse := registry().excuse(name):
+        raise PluginError(excuse)
+    if not os.path.isdir(name):
+        raise UnknownNameError("model", name, yours | offered)
+    return name
 
 
 def paired_target(alias: str) -> str | None:
     """Return the alias of the target that an alias drafts for, or None."""
-    model = registry().models.get(alias)
-    return model.target if model else None
+    offers = registry().models.get(alias)
+    return the_one(offers).target if offers else None
 
 
 def paired_drafter(target: str) -> str | None:
     """Return an alias that drafts for a target, given by its alias or by what that stands for, or None."""
-    offered, known = registry().models, _locations()
+    known = _locations()
     meant = known.get(target, os.path.expanduser(target))
-    for alias, model in offered.items():
+    for model in _offered():
         if model.target and (target == model.target or meant == known.get(model.target)):
-            return alias
+            return model.alias
     return None
+
+
+def _offered() -> list[ModelAlias]:
+    """Return all that plugins offer."""
+    return [model for offers in registry().models.values() for model in offers]
 
 
 def _locations() -> dict[str, str]:
     """Return what every alias stands for; the user's own come first."""
-    return {alias: model.location for alias, model in registry().models.items()} | user_aliases()
+    return {model.alias: model.location for model in _offered()} | user_aliases()
 
 
 def known_aliases() -> list[AliasRow]:
     """Return every alias, sorted; the user's own have the distribution "you" and hide those of plugins."""
-    offered = {alias: (model.location, model.distribution) for alias, model in registry().models.items()}
-    known = offered | {alias: (location, "you") for alias, location in user_aliases().items()}
-    return [
-        AliasRow(alias, location, paired_target(alias), distribution, state(location))
-        for alias, (location, distribution) in sorted(known.items())
+    yours = user_aliases()
+    rows = [
+        AliasRow(model.alias, model.location, model.target, model.distribution, state(model.location))
+        for model in _offered()
+        if model.alias not in yours
     ]
+    for alias, location in yours.items():
+        hidden = registry().models.get(alias)
+        rows.append(AliasRow(alias, location, hidden[0].target if hidden else None, "you", state(location)))
+    return sorted(rows, key=lambda row: (row.alias, row.distribution))
 
 
 def user_aliases() -> dict[str, str]:
@@ -94,7 +118,31 @@ def add_alias(alias: str, path: str | os.PathLike[str]) -> None:
     folder = Path(path).expanduser().resolve()
     if not holds(folder, CONFIG):
         raise ModelError(f"alias {alias!r}: expected a model's directory, with a config.json, got {str(path)!r}")
-    pairs = sorted((user_aliases() | {alias: str(folder)}).items())
+    write_aliases(user_aliases() | {alias: str(folder)})
+
+
+def remove_alias(alias: str) -> str:
+    """Take an alias out of the user's file and return what it stood for.
+
+    Raises:
+        ModelError: the alias is a plugin's.
+        UnknownNameError: there is no such alias.
+    """
+    yours = user_aliases()
+    if alias in yours:
+        write_aliases({name: location for name, location in yours.items() if name != alias})
+        return yours[alias]
+    if alias in registry().models:
+        owners = " and ".join(sorted({model.distribution for model in registry().models[alias]}))
+        raise ModelError(
+            f"alias {alias!r} is offered by {owners}: expected one of your own, as `models add` makes them"
+        )
+    raise UnknownNameError("alias of your own", alias, yours)
+
+
+def write_aliases(aliases: dict[str, str]) -> None:
+    """Write the user's file of aliases; raise :class:`ModelError` when it cannot be written."""
+    pairs = sorted(aliases.items())
     lines = [" = ".join(json.dumps(text, ensure_ascii=False) for text in pair) for pair in pairs]
     try:
         _aliases_file().parent.mkdir(parents=True, exist_ok=True)

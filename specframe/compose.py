@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.contract import require_members
-from specframe.errors import CompositionError, OptionError
-from specframe.plugins import Registry
-from specframe.protocols import (
-    AcceptanceRule,
-    Alignment,
-    Drafter,
-    DraftLengthPolicy,
-    KVBackend,
-    Scheduler,
-    Verifier,
-)
+from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.plugins import Entry, Registry, parse_specification
 from specframe.values import of_type
+
+if TYPE_CHECKING:
+    from specframe.protocols import (
+        AcceptanceRule,
+        Alignment,
+        Drafter,
+        DraftLengthPolicy,
+        KVBackend,
+        Scheduler,
+        Verifier,
+    )
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -64,13 +65,18 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
     """Return a strategy from ``name``, ``name,key=value`` or an object that is one already.
 
     Raises:
-        OptionError: an object that has not the members its role asks for.
+        PluginError, OptionError: what was made, or given, has not the members that its role asks for.
     """
-    if isinstance(given, str):
-        return registry.make(kind, given)
-    number = "a whole number of at least 1, " if kind == "draft-length policy" else ""
-    require_members(kind, given, OPTIONS[kind], f"{number}a name or ")
-    return given
+    from specframe.contract import fault, require_members  # they know protocols, and so torch
+
+    if not isinstance(given, str):
+        number = "a whole number of at least 1, " if kind == "draft-length policy" else ""
+        require_members(kind, given, OPTIONS[kind], f"{number}a name or ")
+        return given
+    made = registry.make(kind, given)
+    if why := fault(kind, made):
+        raise PluginError(f"{registry.entry(kind, parse_specification(given)[0])}: {why}")
+    return made
 
 
 def compose(
@@ -93,22 +99,45 @@ def compose(
     """
     alignment: Alignment = strategy(registry, "alignment", align)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept)
-    kv = alignment.kv if kv is None else kv
+    kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
+    schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
-    if not alignment.requires <= backend.provides:
-        raise CompositionError(
-            f"alignment {_name(align)!r} cannot run on KV backend {_name(kv)!r}: it needs one that can "
-            f"{' and '.join(sorted(alignment.requires - backend.provides))}, as {_or(fitting_backends(registry, alignment))} can"
-        )
+    require_fit(registry, _name(align), alignment.requires, _name(kv), backend.provides)
     return Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", verify),
         rule=rule,
         alignment=alignment,
-        scheduler=strategy(registry, "scheduler", alignment.scheduler if schedule is None else schedule),
+        scheduler=strategy(registry, "scheduler", schedule),
         policy=draft_length_policy(registry, auto_length(rule, drafter) if draft_length == "auto" else draft_length),
         kv=backend,
     )
+
+
+def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
+    """Return what an alignment asks for unless told otherwise; raise :class:`PluginError` when there is none of that name."""
+    try:
+        registry.entry(kind, parse_specification(specification)[0])
+    except UnknownNameError as fault:
+        raise PluginError(f"alignment {_name(align)!r} asks for a {kind} that is not installed: {fault}") from fault
+    return specification
+
+
+def check_fit(registry: Registry, align: str, kv: str | None) -> None:
+    """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
+    wants = registry.entry("alignment", align).facts
+    kv = kv or wants.traits.get("kv")
+    if kv is not None and {"provides"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
+        require_fit(registry, align, wants.able("requires"), kv, offers.able("provides"))
+
+
+def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
+    """Raise :class:`CompositionError` when a KV backend lacks what an alignment needs; it names the backends that do not."""
+    if lacking := sorted(requires - provides):
+        raise CompositionError(
+            f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
+            f"as {_or(able_backends(registry, requires))} can"
+        )
 
 
 def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
@@ -116,21 +145,43 @@ def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
     return "goodput" if rule.invariant and drafter != "none" else "5"
 
 
+def is_number(given: Any) -> bool:
+    """Return whether a draft length is a number, as such or as text."""
+    return of_type(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit())
+
+
 def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
     """Return the policy for a number of draft tokens, a policy's name or an object."""
-    if of_type(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit()):
+    if is_number(given):
         if int(given) < 1:
             raise OptionError(
                 f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"
             )
         given = f"fixed,length={int(given)}"
-    return strategy(registry, "draft-length policy", given)
+    policy: DraftLengthPolicy = strategy(registry, "draft-length policy", given)
+    if policy.maximum < 0:
+        raise PluginError(
+            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum}"
+        )
+    return policy
 
 
 def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
-    """Return the names of the KV backends that can do what an alignment needs."""
-    entries = registry.entries.get("KV backend", {})
-    return sorted(name for name, entry in entries.items() if alignment.requires <= entry.factory.provides)  # type: ignore[attr-defined]
+    """Return the names of the KV backends that can do what an alignment needs, as far as their classes say."""
+    return able_backends(registry, alignment.requires)
+
+
+def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
+    """Return the names of the KV backends that can do all that is required, as far as their classes say."""
+    return sorted({entry.name for entry in registry.of("KV backend") if requires <= provided(entry)})
+
+
+def provided(entry: Entry) -> Set[str]:
+    """Return what a KV backend's class says that it can do, nothing where it cannot be used."""
+    try:
+        return entry.facts.able("provides")
+    except PluginError:
+        return frozenset()
 
 
 def _name(given: Any) -> str:

@@ -19,6 +19,10 @@ class PluginError(SpecframeError):
     """A plugin that cannot be loaded or that claims a name already taken."""
 
 
+class ContractError(PluginError, AssertionError):
+    """A strategy that does not keep what its role's contract asks; for a suite that tests it, an assertion that fails."""
+
+
 class UnknownNameError(SpecframeError):
     """A strategy, alias or option that nothing provides."""
 

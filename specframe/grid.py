@@ -83,7 +83,7 @@ def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
     from specframe import aliases, models
     from specframe.compose import compose
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
     from specframe.plugins import registry
     from specframe.values import whole
 

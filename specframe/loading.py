@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from specframe import models
-from specframe.pipeline import Pipeline, choose
+from specframe.pairing import choose
+from specframe.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

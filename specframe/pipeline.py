@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
-from specframe import aliases, arguments, models
+from specframe import arguments, models
 from specframe.arguments import flag, one_of, seconds
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
@@ -23,10 +21,12 @@ from specframe.errors import OptionError, SpecframeWarning, shown
 from specframe.evaluating import evaluating
 from specframe.generation import Settings, not_done, of_checkpoint
 from specframe.graphs import RECORDINGS
+from specframe.guard import guarded, installed_observers
 from specframe.intake import Intake, Prompt, listed
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
-from specframe.plugins import parse_specification, registry
+from specframe.pairing import choose
+from specframe.plugins import registry
 from specframe.pool import Pool
 from specframe.protocols import Drafter, Observer
 from specframe.run import Run
@@ -312,8 +312,8 @@ class Pipeline:
             return
         checks = [Checks()] if self._check else []
         own = [*self._meters, self._logprobs]
-        watch = Watch([*own, *self._observers, *self._registered_observers(), *observers, *checks])
-        use = self.composition_for(all(request.plan.greedy for request in requests))
+        watch = Watch([*own, *self._observers, *installed_observers(registry()), *observers, *checks])
+        use = guarded(self.composition_for(all(request.plan.greedy for request in requests)))
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
@@ -349,10 +349,6 @@ class Pipeline:
         if greedy or not self._accept_auto:
             return self.composition
         return self.composition.ruled(registry(), SAMPLING_RULE, self._length_auto)
-
-    def _registered_observers(self) -> list[Observer]:
-        known = registry()
-        return [known.make("observer", name) for name in known.names("observer")]
 
     def _result(self, sequence: Sequence) -> Result:
         request = sequence.request
@@ -395,30 +391,3 @@ def one_each(given: Any, count: int) -> list[Sampling]:
         got = len(samplings) if samplings else shown(given)
         raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
     return samplings
-
-
-def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
-    """Return the target, the drafter strategy and the draft model (or None) that were meant.
-
-    Raises:
-        OptionError: no draft model is known for the target.
-    """
-    drafters = registry().names("drafter")
-    drafter = os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
-    if target is None:
-        paired = aliases.paired_target(drafter) if isinstance(drafter, str) else None
-        target = paired or "tiny"
-    if drafter is None:
-        return target, "none", None
-    if drafter == "auto":
-        drafter = aliases.paired_drafter(os.fspath(target)) if isinstance(target, str | os.PathLike) else None
-        if drafter is None:
-            raise OptionError(
-                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or 'none' for plain decoding"
-            )
-    if isinstance(drafter, str):
-        name, _ = parse_specification(drafter)
-        return (target, drafter, None) if name in drafters else (target, "model", drafter)
-    if isinstance(drafter, torch.nn.Module):
-        return target, "model", drafter
-    return target, drafter, None

@@ -6,15 +6,19 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 import pluggy
 
 from specframe import hookspecs
-from specframe.errors import OptionError, PluginError, UnknownNameError
+from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
+from specframe.facts import Facts, of_object, of_reference
 from specframe.values import check_annotated
 
 GROUP = "specframe"
@@ -56,23 +60,41 @@ class Entry:
     reference: Callable[..., Any] | str
     distribution: str
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} of {self.distribution}"
+
     @property
     def factory(self) -> Callable[..., Any]:
-        """Return the factory, importing it when it was given as ``"package.module:Name"``."""
-        if not isinstance(self.reference, str):
-            return self.reference
-        module, _, attribute = self.reference.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # a stranger's module may raise anything
+        """Return the factory, importing it when it was given as ``"package.module:Name"``.
+
+        Raises:
+            PluginError: there is none, or it does not import.
+        """
+        made = self.reference
+        if isinstance(made, str):
+            module, _, attribute = made.partition(":")
+            try:
+                made = getattr(importlib.import_module(module), attribute)
+            except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+                raise PluginError(
+                    f"{self} refers to {self.reference!r}, which does not import: {sentence(error)}"
+                ) from error
+        if not callable(made):
             raise PluginError(
-                f"{self.kind} {self.name!r} of {self.distribution} refers to {self.reference!r}, which does not import: {error}"
-            ) from error
+                f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {shown(made)}'
+            )
+        return made
+
+    @property
+    def facts(self) -> Facts:
+        """What it says of itself, from its source where that tells everything; raise as :attr:`factory` does where not."""
+        known = of_reference(self.reference) if isinstance(self.reference, str) else None
+        return known or of_object(self.factory)
 
     @property
     def summary(self) -> str:
-        """The first line of the factory's docstring."""
-        return (self.factory.__doc__ or "").strip().partition("\n")[0]
+        """The first line of the docstring."""
+        return self.facts.summary
 
 
 @attrs.frozen
@@ -84,13 +106,31 @@ class ModelAlias:
     target: str | None
     distribution: str
 
+    def __str__(self) -> str:
+        return f"model {self.alias!r} of {self.distribution}"
+
+
+def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
+    """Return the only offer of a name; raise :class:`PluginError` that names all distributions where there are several."""
+    if len(offers) == 1:
+        return offers[0]
+    called = str(offers[0]).removesuffix(f" of {offers[0].distribution}")
+    owners = list(dict.fromkeys(offer.distribution for offer in offers))
+    if len(owners) == 1:
+        raise PluginError(f"{called} is registered {len(offers)} times by {owners[0]}, each time as something else")
+    both = "both " if len(owners) == 2 else ""
+    raise PluginError(f"{called} is offered by {both}{' and '.join(owners)}: uninstall all of them but one")
+
 
 @attrs.define
 class Registry:
-    """Everything the loaded plugins offer, by kind and name, and what failed to load."""
+    """Everything the loaded plugins offer, by kind and name, and what failed to load.
 
-    entries: dict[str, dict[str, Entry]] = attrs.Factory(dict)
-    models: dict[str, ModelAlias] = attrs.Factory(dict)
+    A name may have several offers: it cannot be used then, and all others can.
+    """
+
+    entries: dict[str, dict[str, list[Entry]]] = attrs.Factory(dict)
+    models: dict[str, list[ModelAlias]] = attrs.Factory(dict)
     failures: dict[str, str] = attrs.Factory(dict)
     distributions: dict[str, str] = attrs.Factory(dict)
 
@@ -98,34 +138,82 @@ class Registry:
         """Return the registered names of a kind, sorted."""
         return sorted(self.entries.get(kind, {}))
 
+    def of(self, kind: str) -> list[Entry]:
+        """Return the entries of a kind, by name."""
+        return [entry for name in self.names(kind) for entry in self.entries[kind][name]]
+
     def entry(self, kind: str, name: str) -> Entry:
-        """Return one entry; raise :class:`UnknownNameError` with the known names and the nearest."""
-        try:
-            return self.entries[kind][name]
-        except KeyError:
-            raise UnknownNameError(kind, name, self.names(kind)) from None
+        """Return one entry.
+
+        Raises:
+            UnknownNameError: nobody offers the name; with the known names and the nearest.
+            PluginError: several offer it, or the plugin of that name failed to load or is not installed.
+        """
+        if name not in self.entries.get(kind, {}):
+            if excuse := self.excuse(name):
+                raise PluginError(excuse)
+            raise UnknownNameError(kind, name, self.names(kind))
+        return the_one(self.entries[kind][name])
+
+    def excuse(self, name: str) -> str | None:
+        """Return why a plugin of a name offers nothing, where there is one: it failed to load, or is not installed."""
+        for distribution, fault in self.failures.items():
+            if normal(name) == normal(distribution) or f"plugin {name!r} (" in fault:
+                return f"{name!r} cannot be used: {distribution} was skipped: {fault}"
+        if is_plugin_folder(Path(name)):
+            return f"{name!r} is the folder of a plugin that is not installed: pip install -e {name}"
+        return None
+
+    def fail(self, distribution: str, fault: str) -> None:
+        """Record a fault of a distribution."""
+        known = self.failures.get(distribution)
+        self.failures[distribution] = f"{known}; {fault}" if known else fault
 
     def make(self, kind: str, specification: str) -> Any:
         """Return a new strategy from ``name`` or ``name,key=value,...``."""
         name, options = parse_specification(specification)
         entry = self.entry(kind, name)
+        factory = entry.factory
+        check_options(entry, options)
         try:
-            check_annotated(entry.factory, options)
-            return entry.factory(**options)
+            check_annotated(factory, options)
+            return factory(**options)
         except TypeError as error:
-            known = ", ".join(option_names(entry.factory)) or "none"
-            if set(options) <= set(option_names(entry.factory)):
-                raise OptionError(f"{kind} {name!r} could not be made from {specification!r}: {error}") from error
-            unknown = ", ".join(sorted(set(options) - set(option_names(entry.factory))))
-            raise OptionError(f"{kind} {name!r} has no option {unknown!r}: its options are {known}") from None
+            raise OptionError(f"{kind} {name!r} could not be made from {specification!r}: {error}") from error
         except ValueError as error:
             raise OptionError(f"{kind} {name!r}: {error}") from error
+        except SpecframeError:
+            raise
+        except (Exception, SystemExit) as error:  # a stranger's constructor may raise anything
+            raise PluginError(f"{entry} could not be made: {type(error).__name__}: {sentence(error)}") from error
 
     def __iter__(self) -> Iterator[Entry]:
         """Iterate over all entries, by kind and name."""
         for kind in self.entries:
-            for name in self.names(kind):
-                yield self.entries[kind][name]
+            yield from self.of(kind)
+
+
+def check_options(entry: Entry, given: Iterable[str]) -> None:
+    """Raise :class:`OptionError` for an option that a strategy does not take, with those it does."""
+    facts = entry.facts
+    unknown = ", ".join(sorted(set(given) - set(facts.options)))
+    if unknown and not facts.open:
+        listing = ", ".join(facts.options) or "none"
+        raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: its options are {listing}")
+
+
+def normal(name: str) -> str:
+    """Return a distribution's name as packaging compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def is_plugin_folder(folder: Path) -> bool:
+    """Return whether a folder holds the source of a plugin: a project file with entry points of the group."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return bool(project["project"]["entry-points"][GROUP])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
@@ -154,28 +242,18 @@ def parse_value(text: str) -> bool | int | float | str:
     return text
 
 
-def option_names(factory: Callable[..., Any]) -> list[str]:
-    """Return the keyword options a factory takes."""
-    import inspect
-
-    parameters = inspect.signature(factory).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-
-
 def discover() -> Registry:
     """Load every plugin of the entry-point group and return what they offer.
 
-    A plugin that does not import is recorded in ``failures`` under its distribution and the others still load; two plugins
-    of one name raise :class:`PluginError` naming both distributions.
+    A plugin that does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
+    else is there.
     """
     registry = Registry()
     for distribution, point in entry_points():
         try:
             offer(registry, point.load(), distribution)
-        except PluginError:
-            raise
-        except Exception as error:  # a stranger's module may raise anything
-            registry.failures[distribution] = f"plugin {point.name!r} ({point.value}): {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            registry.fail(distribution, f"plugin {point.name!r} ({point.value}): {type(error).__name__}: {error}")
         else:
             registry.distributions[distribution] = point.value
     return registry
@@ -193,23 +271,27 @@ def offer(registry: Registry, plugin: Any, distribution: str) -> None:
 
 
 def add_entry(registry: Registry, distribution: str, kind: str, name: str, factory: Callable[..., Any] | str) -> None:
-    """Put one entry into the registry; a name already taken is an error naming both distributions."""
-    taken = registry.entries.setdefault(kind, {}).get(name)
-    if taken is not None:
-        raise PluginError(
-            f"{kind} {name!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them"
-        )
-    registry.entries[kind][name] = Entry(kind, name, factory, distribution)
+    """Put one entry into the registry; what is the same twice counts once, and a name that is no text is a failure."""
+    if not isinstance(name, str) or not name:
+        registry.fail(distribution, f"{kind} {shown(name)}: expected a name, a text")
+        return
+    offers = registry.entries.setdefault(kind, {}).setdefault(name, [])
+    entry = Entry(kind, name, factory, distribution)
+    if entry not in offers:
+        offers.append(entry)
 
 
 def add_model(registry: Registry, distribution: str, alias: str, location: str, target: str | None = None) -> None:
-    """Put one model alias into the registry."""
-    taken = registry.models.get(alias)
-    if taken is not None:
-        raise PluginError(
-            f"model {alias!r} is offered by both {taken.distribution} and {distribution}: uninstall one of them"
-        )
-    registry.models[alias] = ModelAlias(alias, location, target, distribution)
+    """Put one model alias into the registry; one that is no text is a failure."""
+    given = {"alias": alias, "location": location, "target": target}
+    for what, value in given.items():
+        if not isinstance(value, str) and not (what == "target" and value is None):
+            registry.fail(distribution, f"model {shown(alias)}: expected its {what} to be a text, got {shown(value)}")
+            return
+    offers = registry.models.setdefault(alias, [])
+    model = ModelAlias(alias, location, target, distribution)
+    if model not in offers:
+        offers.append(model)
 
 
 def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
@@ -220,7 +302,7 @@ def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
     for distribution in importlib.metadata.distributions():
         for point in distribution.entry_points:
             if point.group == GROUP and (names is None or point.name in names):
-                found.setdefault((distribution.metadata["Name"], point.name), point)
+                found.setdefault((distribution.metadata["Name"] or "a package without a name", point.name), point)
     return [(distribution, found[distribution, name]) for distribution, name in sorted(found)]
 
 
@@ -229,5 +311,6 @@ def registry() -> Registry:
     """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again."""
     found = discover()
     for distribution, fault in found.failures.items():
-        print(f"specframe: {distribution} was skipped: {fault}", file=sys.stderr)
+        part = "part of " if distribution in found.distributions else ""
+        print(f"specframe: {part}{distribution} was skipped: {fault}", file=sys.stderr)
     return found

@@ -45,6 +45,7 @@ class Pool:
         self._rounds = 0
         self._furnish(rows)
 
+    @torch.inference_mode(False)  # an inference tensor would not count who writes to it
     def _furnish(self, rows: int) -> None:
         """Allocate what is kept per row."""
         self.rows = rows
@@ -164,8 +165,8 @@ class Pool:
             self._batch,
             self._tokens_RS[seats],
             self._lengths_R[seats],
-            self._lengths[seats],
-            self._limits[seats],
+            read_only(self._lengths[seats]),
+            read_only(self._limits[seats]),
             self._streams_R[seats],
             unread > 0,
             unread,
@@ -224,7 +225,7 @@ class Pool:
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
         reasons |= self._checked_stops(batch, gained)
         reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
-        batch.lengths[:] += gained
+        self._lengths[self._seats] += gained
 
         drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus
         standing = np.minimum(np.minimum(accepted, gained), drafted)
@@ -295,3 +296,9 @@ class Pool:
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
         return sequence
+
+
+def read_only(view: np.ndarray) -> np.ndarray:
+    """Return a view that cannot be written to: a batch is for reading."""
+    view.flags.writeable = False
+    return view

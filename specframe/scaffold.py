@@ -1,4 +1,4 @@
-"""The package that ``specframe plugins new`` writes: a drafter that works, to be replaced by one's own."""
+"""The package that ``specframe plugins new`` writes: a strategy that works, its hook and its tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import string
 import sys
 from pathlib import Path
 
-from specframe.errors import PluginError
+from specframe.errors import PluginError, UnknownNameError, sentence
 from specframe.plugins import registry
+from specframe.templates import TEMPLATES, Template
+
+LONGEST = 64
+"""Characters of a name: it becomes that of a folder, a module and a class."""
 
 PYPROJECT = """\
 [build-system]
@@ -20,7 +24,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "$name"
 version = "0.1.0"
-description = "A drafter for specframe"
+description = "$a_role for specframe"
 readme = "README.md"
 requires-python = ">=3.11"
 dependencies = ["specframe"]
@@ -38,114 +42,119 @@ where = ["src"]
 README = """\
 # $name
 
-A drafter for specframe: it proposes the last tokens of each row over again.
+$a_role for specframe: it $does.
 
     pip install -e .
     pytest
-    specframe run --drafter $name
-    specframe run --drafter $name,span=8
+    specframe run $option $name$with_options
 
-`drafter.py` in `src/$module` is the drafter, `__init__.py` registers it, `tests` holds it to what every drafter keeps.
+`$part.py` in `src/$module` is the $role, `__init__.py` registers it, `tests` holds it to what every $role keeps.
 Other hooks are in `specframe.hookspecs`, the roles they serve in `specframe.protocols`.
 """
 
 INIT = '''\
-"""The drafter ``$name``, registered with specframe."""
+"""The $role ``$name``, registered with specframe."""
 
 from specframe import hookimpl
 from specframe.plugins import Register
 
 
 @hookimpl
-def specframe_register_drafters(register: Register) -> None:
-    """Offer the drafter; its module, and torch with it, is imported when it is first used."""
-    register("$name", "$module.drafter:$title")
-'''
-
-DRAFTER = '''\
-"""A drafter that expects every row to repeat itself."""
-
-import torch
-
-from specframe.run import Run
-from specframe.types import Batch, Draft
-
-
-class $title:
-    """Proposes the last ``span`` tokens of each row, over and over."""
-
-    def __init__(self, span: int = 4) -> None:
-        if span < 1:
-            raise ValueError(f"span must be at least 1, got {span}")
-        self.span = span
-
-    def start(self, run: Run) -> None:
-        """Nothing to prepare; a drafter with a model of its own opens its cache here."""
-
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens for every row of the batch."""
-        last = batch.last_tokens(self.span)
-        places = torch.arange(draft_length, device=last.device) % self.span
-        return Draft(last[:, places])
+def $hook(register: Register) -> None:
+    """Offer the $role; its module, and torch with it, is imported when it is first used."""
+    register("$name", "$module.$part:$title")
 '''
 
 TESTS = '''\
-"""The drafter, held to what every drafter keeps."""
+"""The $role, held to what every $role keeps."""
 
-from $module.drafter import $title
-from specframe.testing.conformance import DrafterSuite
+from $module.$part import $title
+from specframe.testing.conformance import $suite
 
 
-class Test$title(DrafterSuite):
+class Test$title($suite):
     """The conformance suite; its tests are inherited."""
 
     def make(self):
-        return $title(span=2)
-'''
+        """Return a new $role."""
+        return $title()
+$promise'''
 
 
-def files(name: str) -> dict[str, str]:
-    """Return the files of a new plugin package, by path inside its folder."""
-    module = name.replace("-", "_")
-    words = {"name": name, "module": module, "title": module.title().replace("_", "")}
-    templates = {
+def files(name: str, part: str) -> dict[str, str]:
+    """Return the files of a new plugin package, by path inside its folder; ``part`` is one of :data:`TEMPLATES`."""
+    template, module = TEMPLATES[part], name.replace("-", "_")
+    words = words_of(template) | {
+        "name": name,
+        "module": module,
+        "title": module.title().replace("_", ""),
+        "part": part,
+    }
+    texts = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
         f"src/{module}/__init__.py": INIT,
-        f"src/{module}/drafter.py": DRAFTER,
-        "tests/test_drafter.py": TESTS,
+        f"src/{module}/{part}.py": template.code,
+        f"tests/test_{part}.py": TESTS,
     }
-    return {path: string.Template(text).substitute(words) for path, text in templates.items()}
+    return {path: string.Template(text).substitute(words) for path, text in texts.items()}
 
 
-def write(name: str, parent: Path = Path()) -> Path:
-    """Write the package into a new folder ``name`` and return the folder.
+def words_of(template: Template) -> dict[str, str]:
+    """Return what is filled in for a role."""
+    article = "An" if template.role[0] in "aeiou" else "A"
+    return {
+        "role": template.role,
+        "a_role": f"{article} {template.role}",
+        "hook": template.hook,
+        "option": template.option,
+        "suite": template.suite,
+        "does": template.does,
+        "with_options": f",{template.example}" if template.example else "",
+        "promise": template.promise,
+    }
+
+
+def write(name: str, part: str = "drafter", parent: Path = Path()) -> Path:
+    """Write the package of a role, one of :data:`TEMPLATES`, into a new folder ``name`` and return the folder.
 
     Raises:
+        UnknownNameError: there is no such role.
         PluginError: the name cannot be a package's, is taken, or the folder exists or cannot be written.
     """
+    if part not in TEMPLATES:
+        raise UnknownNameError("role", part, TEMPLATES)
+    check_spelling(name)
     folder = parent / name
     if folder.exists():
         raise PluginError(f"{str(folder)!r} exists already: expected the name of a new folder")
-    check_name(name)
+    check_name(name, TEMPLATES[part].role)
     try:
         folder.mkdir()
-        for path, text in files(name).items():
+        for path, text in files(name, part).items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PluginError(f"{str(folder)!r} cannot be written: {error.strerror}") from error
+        raise PluginError(f"{str(folder)!r} cannot be written: {sentence(error)}") from error
     return folder
 
 
-def check_name(name: str) -> None:
-    """Raise :class:`PluginError` unless a new package, module and drafter can have this name."""
+def check_spelling(name: str) -> None:
+    """Raise :class:`PluginError` unless a name is spelt as a new package's is."""
+    if len(name) > LONGEST:
+        raise PluginError(f"plugin name {name[:16]!r}...: expected at most {LONGEST} characters, got {len(name)}")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise PluginError(f"plugin name {name!r}: expected lower-case letters and digits, in words joined by '-'")
+
+
+def check_name(name: str, role: str) -> None:
+    """Raise :class:`PluginError` unless a new package, module and strategy can have this name."""
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or importlib.util.find_spec(module):
         raise PluginError(f"plugin name {name!r}: expected one that hides no other module, got that of {module!r}")
     known = registry()
-    if name in known.names("drafter") or name in known.models:
-        raise PluginError(f"plugin name {name!r}: expected a new one, got that of a drafter or model already installed")
+    if name in known.names(role):
+        raise PluginError(f"plugin name {name!r}: expected a new one, got that of the {role} already installed")
+    if role == "drafter" and name in known.models:
+        raise PluginError(f"plugin name {name!r}: expected a new one, got that of a model already installed")

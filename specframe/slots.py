@@ -147,7 +147,8 @@ class NotedAlignment:
     """An alignment whose layouts and verdicts are noted."""
 
     def __init__(self, alignment: Alignment, notes: Notes) -> None:
-        self._alignment, self._notes = alignment, notes
+        self.__wrapped__ = self._alignment = alignment
+        self._notes = notes
         self.lossless, self.requires = alignment.lossless, alignment.requires
         self.scheduler, self.kv = alignment.scheduler, alignment.kv
 

@@ -35,7 +35,7 @@ from specframe.plugins import registry
 from specframe.protocols import Alignment
 from specframe.reference import reference_decode
 from specframe.run import Run
-from specframe.slots import NOTHING, NotedAlignment, NotedLayout, SlotBook
+from specframe.slots import NOTHING, NotedAlignment, SlotBook
 from specframe.types import Batch, Placement, Request, Result, RoundReport, Verdict
 from specframe.verify import encode
 
@@ -75,7 +75,7 @@ class Trace(Watcher):
         """Take the books of the caches that the run has opened."""
         self.caches = run.caches
         layouts = [cached.layout for cached in run.caches if cached is not run.target]
-        books = [layout.book for layout in layouts if isinstance(layout, NotedLayout)]
+        books = [layout.book for layout in layouts if hasattr(layout, "book")]
         self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
 
     def fed(self, book: SlotBook, batch: Batch, width: int, offset: int, placement: Placement) -> None:

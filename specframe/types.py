@@ -6,6 +6,7 @@ V vocabulary. Host copies of device state are numpy arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import attrs
@@ -192,13 +193,22 @@ class Verdict:
     accepted_B: torch.Tensor
     tokens_BT: torch.Tensor
     _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
+    _checks: list[Callable[[np.ndarray, np.ndarray], None]] = attrs.field(factory=list, init=False, repr=False)
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
         if not self._host:
             packed = torch.cat([self.accepted_B[:, None], self.tokens_BT], dim=1).cpu().numpy()
             self._host.extend((packed[:, 0], packed[:, 1:]))
+            for check in self._checks:
+                check(*self._host)
         return self._host[0], self._host[1]
+
+    def once_on_host(self, check: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        """Have ``check(accepted, tokens)`` called as soon as both are on the host; it raises where they cannot be."""
+        self._checks.append(check)
+        if self._host:
+            check(*self._host)
 
 
 @attrs.frozen(eq=False)

@@ -28,7 +28,8 @@ from specframe.grid import Cell, Grid
 from specframe.intake import Prompt, is_ids, tokenized
 from specframe.loading import LoadedModels
 from specframe.noise import Stream, gumbel
-from specframe.pipeline import Pipeline, choose
+from specframe.pairing import choose
+from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.reference import reference_decode
 from specframe.sampling import Sampling

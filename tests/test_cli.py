@@ -41,6 +41,10 @@ def greet(times):
         raise OptionError("times: expected a number that brings no bad luck, got 13")
     if times == 0:
         raise KeyboardInterrupt
+    if times == -1:
+        {}["times"]
+    if times == -2:
+        raise click.UsageError("times: expected a number of at least 0")
     click.echo("hello " * times)
 
 @hookimpl
@@ -122,20 +126,33 @@ def test_broken_commands_of_plugins(site: Path) -> None:
     assert lost.stderr.startswith(
         "Error: command 'lost' of greeter refers to 'nowhere.to_be:found', which does not import"
     )
-    assert number.stderr == "Error: command 'number' of greeter: expected a click.Command, got a int\n"
+    assert number.stderr.startswith(
+        "Error: command 'number' of greeter: register() takes a class, a function or where one is"
+    )
+    assert number.stderr.endswith(", got 4\n")
 
 
 def test_plugins_in_conflict(site: Path) -> None:
-    """Two plugins of one name leave the help usable and every other command refused, both distributions named."""
+    """Of two commands of one name neither can be used, and both distributions are named; all else can."""
     install(site, "greeter", PLUGIN)
     install(site, "other", PLUGIN.replace("greeter:", "other:"))
     shown = invoke("--help")
     assert shown.exit_code == 0
     assert "plugins" in shown.stdout
-    assert "command 'greet' is offered by both greeter and other" in shown.stderr
-    refused = invoke("plugins", "list")
+    assert invoke("plugins", "list").exit_code == 0
+    refused = invoke("greet")
     assert refused.exit_code == 2
-    assert "is offered by both greeter and other" in refused.stderr
+    assert "command 'greet' is offered by both greeter and other" in refused.stderr
+
+
+def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:
+    """What a plugin's command raises is one sentence with its distribution and the place; click's own errors stay click's."""
+    install(site, "greeter", PLUGIN)
+    raised, refused = invoke("greet", "--times", "-1"), invoke("greet", "--times", "-2")
+    assert (raised.exit_code, refused.exit_code) == (2, 2)
+    assert raised.stderr.startswith("Error: command 'greet' of greeter raised KeyError: 'times', at ")
+    assert re.search(r"greeter\.py:\d+\n$", raised.stderr)
+    assert refused.stderr.endswith("Error: times: expected a number of at least 0\n")
 
 
 def test_faults_are_one_sentence(site: Path) -> None:
@@ -192,6 +209,30 @@ def test_models_add_and_show(folder: Path) -> None:
     assert any(line.startswith("mine") and str(folder) in line for line in invoke("models", "list").stdout.splitlines())
     shown = dict(line.split(maxsplit=1) for line in invoke("models", "show", "mine").stdout.splitlines())
     assert (shown["architecture"], shown["vocabulary"], shown["layers"]) == ("Qwen3ForCausalLM", "97", "2")
+
+
+def test_models_remove(folder: Path) -> None:
+    """A name of one's own is taken back; one that a plugin offers, and one that nobody does, are refused."""
+    invoke("models", "add", "mine", str(folder))
+    removed = invoke("models", "remove", "mine")
+    assert (removed.exit_code, removed.stdout) == (0, f"mine no longer stands for {folder}\n")
+    assert "mine" not in invoke("models", "list").stdout
+    for name, said in (
+        ("mine", "unknown alias of your own 'mine'"),
+        ("tiny", "alias 'tiny' is offered by specframe-tiny"),
+    ):
+        refused = invoke("models", "remove", name)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"Error: {said}")
+
+
+@pytest.mark.parametrize("group", ["plugins", "models"])
+def test_a_group_alone_lists(group: str, folder: Path) -> None:
+    """Without a subcommand the list is shown, as with it."""
+    alone = invoke(group)
+    assert alone.exit_code == 0
+    assert alone.stdout == invoke(group, "list").stdout
+    assert "specframe-tiny" in alone.stdout or "specframe-std" in alone.stdout
 
 
 def test_models_show_of_what_is_not_there(folder: Path) -> None:

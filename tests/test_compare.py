@@ -183,7 +183,7 @@ def test_cells_take_turns_there_and_back(pair: dict[str, str]):
         (("--batch-size", "1,,2"), "expected a value between two commas"),
         (("--draft-length", "3,0"), "--draft-length: expected a whole number of at least 1"),
         (("--dtype", "float32,float31"), "--dtype: expected one of auto, float32, bfloat16"),
-        (("--drafter", "nobody"), "unknown model 'nobody'"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--repeats", "0"), "--repeats: expected a whole number of at least 1, got '0'"),
         (("--arrivals", "poisson:0"), "arrivals: expected a rate above 0"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),

@@ -108,7 +108,7 @@ def test_plugin_example_registers(workshop: Path) -> None:
     for module in project["entry-points"]["specframe"].values():
         plugins.offer(registry, importlib.import_module(module), project["name"])
     assert registry.make("drafter", "repeat,span=2").span == 2
-    with pytest.raises(plugins.OptionError, match="span must be at least 1"):
+    with pytest.raises(plugins.OptionError, match="span: expected a whole number of at least 1"):
         registry.make("drafter", "repeat,span=0")
 
 
@@ -203,7 +203,7 @@ def test_every_strategy_is_described() -> None:
         role = by_role[entry.kind.lower().replace("policy", "policie")]
         section = re.search(rf"^### {entry.name}\n(.*?)(?=^### |\Z)", role, flags=re.DOTALL | re.MULTILINE)
         assert section is not None, f"{entry.kind} {entry.name} has no section"
-        missing = [option for option in plugins.option_names(entry.factory) if f"| `{option}` |" not in section[1]]
+        missing = [option for option in entry.facts.options if f"| `{option}` |" not in section[1]]
         assert missing == [], f"{entry.kind} {entry.name}"
 
 

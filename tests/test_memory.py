@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specframe.errors import ModelError
+from specframe.errors import ContractError, ModelError
 from specframe.sampling import Sampling
 from specframe.testing import harness, zoo
 
@@ -72,7 +72,7 @@ def test_a_cpu_without_memory_is_no_other() -> None:
     """Its allocator has no class of error of its own; what is another error stays one."""
     for message, expected in (
         ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12", ModelError),
-        ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+        ("mat1 and mat2 shapes cannot be multiplied", ContractError),
     ):
         verifier = Cramped(0, {1}, RuntimeError(message))
         pipe = harness.pipeline(TARGET, DRAFT, batch_size=8, verify=verifier)

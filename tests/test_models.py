@@ -31,7 +31,7 @@ from transformers import (
 
 from specframe import aliases, models
 from specframe.errors import ModelError, OptionError, UnknownNameError
-from specframe.pipeline import choose
+from specframe.pairing import choose
 from specframe.plugins import Entry, ModelAlias, Registry
 from specframe.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
 
@@ -108,10 +108,10 @@ def copy(llama: Path, tmp_path: Path) -> Path:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No network, an empty hub cache, an empty user's folder and two plugins' aliases."""
     offered = {
-        "big": ModelAlias("big", "org/big", None, "some-models"),
-        "small": ModelAlias("small", "org/small", "big", "some-models"),
+        "big": [ModelAlias("big", "org/big", None, "some-models")],
+        "small": [ModelAlias("small", "org/small", "big", "some-models")],
     }
-    drafters = {"drafter": {"none": Entry("drafter", "none", object, "some-drafters")}}
+    drafters = {"drafter": {"none": [Entry("drafter", "none", object, "some-drafters")]}}
     monkeypatch.setattr(aliases, "registry", lambda: Registry(entries=drafters, models=offered))
     monkeypatch.setattr(models, "_ask_hub", lambda repository: ConnectionError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -576,3 +576,41 @@ def test_bad_dtypes() -> None:
     with pytest.raises(OptionError) as caught:
         models.pick_dtype("int8", CPU)
     assert str(caught.value) == "dtype 'int8': expected one of auto, float32, bfloat16, float16, fp32, bf16, fp16"
+
+
+TARGETS = {
+    "typo": ("bigg", UnknownNameError, r"^unknown model 'bigg': .*did you mean 'big'\?$"),
+    "no directory": (
+        "./nonexist",
+        ModelError,
+        r"^target './nonexist' is not there: expected the directory of a saved model$",
+    ),
+    "nothing": ("", OptionError, r"^target: expected an alias, .*, got ''$"),
+    "blank": (" ", OptionError, r"^target: expected an alias, .*, got ' '$"),
+    "number": (5, OptionError, r"^target: expected an alias, .* or a transformers model, got 5$"),
+    "class": (torch.nn.Linear, OptionError, r"^target: expected an alias, .*, got the class Linear$"),
+    "module": (torch.nn.Linear(2, 2), OptionError, r"^target: expected an alias, .*, got Linear\(.*\(Linear\)$"),
+    "no pair": ("org/other", OptionError, r"^no draft model is known for target 'org/other': "),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
+    """The cause of a target without a draft model is told: a name with a letter wrong, no directory, no model at all."""
+    target, kind, said = TARGETS[case]
+    with pytest.raises(kind, match=said):
+        choose(target, "auto")
+
+
+def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
+    """A user's alias can be taken back; what a plugin offers under that name is there again, and cannot be removed."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    for alias in ("big", "other"):
+        aliases.add_alias(alias, tmp_path / "mine")
+    assert aliases.remove_alias("big") == str(tmp_path / "mine")
+    assert (aliases.resolve("big"), aliases.resolve("other")) == ("org/big", str(tmp_path / "mine"))
+    with pytest.raises(ModelError, match=r"^alias 'big' is offered by some-models: expected one of your own"):
+        aliases.remove_alias("big")
+    with pytest.raises(UnknownNameError, match=r"^unknown alias of your own 'othr': .*did you mean 'other'\?$"):
+        aliases.remove_alias("othr")

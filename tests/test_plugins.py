@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 
 import pytest
+from click.testing import CliRunner
 
-from specframe import hookspecs
+from specframe import aliases, hookspecs, scaffold
+from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, UnknownNameError
 from specframe.hookspecs import hookimpl
-from specframe.plugins import LIMIT_VARIABLE, OTHERS, ROLES, Registry, discover, offer, parse_specification, registry
+from specframe.pairing import choose
+from specframe.plugins import (
+    LIMIT_VARIABLE,
+    OTHERS,
+    ROLES,
+    ModelAlias,
+    Registry,
+    discover,
+    offer,
+    parse_specification,
+    registry,
+)
 
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("specframe_register_"))
 KINDS = {hook: kind for kind, hook in {**ROLES, **OTHERS}.items()}
@@ -68,20 +82,41 @@ def test_built_ins_come_through_the_same_door():
 
 
 def test_two_plugins_of_one_name_are_both_named(site):
-    """When two distributions offer one name the error names both."""
+    """A name that two distributions offer cannot be used, both are named, listed both, and everything else is there."""
     site("first", DRAFTER.format(name="same"))
     site("second", DRAFTER.format(name="same"))
-    with pytest.raises(PluginError, match=r"drafter 'same'.* both first and second"):
-        discover()
+    found = discover()
+    with pytest.raises(PluginError, match=r"^drafter 'same' is offered by both first and second: uninstall"):
+        found.make("drafter", "same")
+    assert [entry.distribution for entry in found if entry.name == "same"] == ["first", "second"]
+    assert found.make("drafter", "none")
 
 
-def test_two_models_of_one_name_are_both_named():
-    """A model alias belongs to one distribution."""
-    models = plugin("specframe_register_models", lambda register: register("mine", "some/where"))
+def test_two_models_of_one_name_are_both_named(monkeypatch):
+    """A model alias that two distributions offer cannot be resolved; both are named and listed, and others resolve."""
     found = Registry()
-    offer(found, models, "first")
-    with pytest.raises(PluginError, match=r"model 'mine'.* both first and second"):
-        offer(found, models, "second")
+    for owner in ("first", "second"):
+        offer(found, plugin("specframe_register_models", lambda register: register("mine", "some/where")), owner)
+        offer(found, plugin("specframe_register_models", lambda register: register("fine", "else/where")), owner)
+    found.models["fine"].pop()
+    monkeypatch.setattr(aliases, "registry", lambda: found)
+    with pytest.raises(PluginError, match=r"^model 'mine' is offered by both first and second: uninstall"):
+        aliases.resolve("mine")
+    assert aliases.resolve("fine") == "else/where"
+    assert [row.distribution for row in aliases.known_aliases() if row.alias == "mine"] == ["first", "second"]
+
+
+def test_what_is_the_same_twice_is_offered_once():
+    """A distribution that registers the same twice offers it once; something else under that name is a fault of its own."""
+    found = Registry()
+    twice = plugin("specframe_register_drafters", lambda register: [register("mine", dict), register("mine", dict)])
+    offer(found, twice, "dist")
+    assert found.entry("drafter", "mine").factory is dict
+    offer(found, plugin("specframe_register_drafters", lambda register: register("mine", list)), "dist")
+    with pytest.raises(
+        PluginError, match=r"^drafter 'mine' is registered 2 times by dist, each time as something else$"
+    ):
+        found.make("drafter", "mine")
 
 
 def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys):
@@ -93,6 +128,69 @@ def test_a_plugin_that_does_not_import_is_named_and_the_rest_loads(site, capsys)
     assert "a_module_that_is_not_there" in found.failures["broken"]
     assert {"lucky", "none"} <= set(found.names("drafter"))
     assert "broken was skipped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "code", ["import sys\nsys.exit(5)", "raise SystemExit('no')", "raise BaseExceptionGroup('no', [KeyError()])"]
+)
+def test_a_plugin_that_exits_is_named_and_the_rest_loads(site, code):
+    """A plugin whose import ends the process is a failure like any other: all commands go on."""
+    site("leaving", code)
+    found = discover()
+    assert set(found.failures) == {"leaving"}
+    assert "Exit" in found.failures["leaving"] or "Group" in found.failures["leaving"]
+    assert "none" in found.names("drafter")
+
+
+def test_a_name_that_is_no_text_is_a_failure_of_its_own(site):
+    """What is registered under no name is told with its distribution; what else the plugin registers is there."""
+    site("lucky", DRAFTER.format(name="lucky") + "    register(5, Lucky)\n    register('', Lucky)\n")
+    found = discover()
+    assert found.failures == {"lucky": "drafter 5: expected a name, a text; drafter '': expected a name, a text"}
+    assert found.make("drafter", "lucky").luck == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("drafter", "--drafter"), ("alignment", "--align"), ("scheduler", "--schedule")]
+)
+@pytest.mark.parametrize("name", ["broken", "yours"])
+def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, option, name):
+    """A name that nothing offers is told by what stands in its way: an import that failed, or a plugin that is not installed."""
+    site("broken", "import a_module_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    scaffold.write("yours")
+    said = {
+        "broken": "Error: 'broken' cannot be used: broken was skipped: plugin 'broken' (broken_module): ModuleNotFoundError: ",
+        "yours": "Error: 'yours' is the folder of a plugin that is not installed: pip install -e yours\n",
+    }
+    done = CliRunner().invoke(cli, ["run", option, name], prog_name="specframe")
+    assert done.exit_code == 2
+    assert said[name] in done.stderr
+    with pytest.raises(PluginError, match=re.escape(said[name].removeprefix("Error: ").strip())):
+        aliases.resolve(name) if kind == "drafter" else registry().make(kind, name)
+
+
+def test_a_folder_by_its_path_is_told_as_well(tmp_path):
+    """The path of a plugin's folder, in place of a model's, is answered as its name is."""
+    folder = scaffold.write("yours", parent=tmp_path)
+    with pytest.raises(PluginError, match=r"is the folder of a plugin that is not installed: pip install -e /.*yours$"):
+        aliases.resolve(str(folder))
+
+
+def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
+    """What is neither a drafter nor a model is told so, with the nearest of both."""
+    with pytest.raises(
+        UnknownNameError, match=r"^unknown drafter or model 'prompt-lokup': .*tiny.*did you mean 'prompt-lookup'\?$"
+    ):
+        choose(None, "prompt-lokup")
+
+
+def test_a_saved_model_beside_a_project_is_a_model(tmp_path, monkeypatch):
+    """A folder that holds a model is a model, whatever else it holds."""
+    monkeypatch.chdir(tmp_path)
+    scaffold.write("yours")
+    (tmp_path / "yours" / "config.json").write_text("{}")
+    assert aliases.resolve("yours") == "yours"
 
 
 def test_a_hook_that_raises_is_a_failure_too(site):
@@ -196,8 +294,7 @@ def test_every_hook_registers(hook):
     found = Registry()
     if hook == "specframe_register_models":
         offer(found, plugin(hook, lambda register: register("mine", "some/where", target="other")), "dist")
-        assert found.models["mine"].location == "some/where"
-        assert (found.models["mine"].target, found.models["mine"].distribution) == ("other", "dist")
+        assert found.models["mine"] == [ModelAlias("mine", "some/where", "other", "dist")]
     else:
         offer(found, plugin(hook, lambda register: register("mine", dict)), "dist")
         assert found.entry(KINDS[hook], "mine").factory is dict

@@ -169,7 +169,7 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
             "--parts: expected one of match, speed, uniform, random, arrivals, got 'latency'",
         ),
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
-        (("--drafter", "nobody"), "unknown model 'nobody'"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
         (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
         (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),

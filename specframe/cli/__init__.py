@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import click
 
 import specframe
-from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError
-from specframe.plugins import Entry, registry
+from specframe.cli.watchdog import watched
+from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, sentence, shown
+from specframe.plugins import registry
 
 BUILT_IN = {
     "run": "specframe.cli.run:run",
@@ -27,30 +29,41 @@ BUILT_IN = {
 """Commands of specframe's own: where each is."""
 
 
+PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
+"""What a command may raise: click and :meth:`CommandLine.main` know what to do with it."""
+
+
 class CommandLine(click.Group):
     """The ``specframe`` command: what is built in, and what plugins offer through the hook for commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the built-in commands, then those of plugins."""
-        return [*BUILT_IN, *(name for name in offered() if name not in BUILT_IN)]
+        return [*BUILT_IN, *(name for name in registry().names("command") if name not in BUILT_IN)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
         if cmd_name in BUILT_IN:
             module, _, attribute = BUILT_IN[cmd_name].partition(":")
             return getattr(importlib.import_module(module), attribute)
-        commands = offered()
-        if cmd_name not in commands:
-            raise UnknownNameError("command", cmd_name, [*BUILT_IN, *commands])
-        return load(commands[cmd_name])
+        known = registry()
+        if cmd_name not in known.names("command") and not known.excuse(cmd_name):
+            raise UnknownNameError("command", cmd_name, [*BUILT_IN, *known.names("command")])
+        return load(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; when it is interrupted, say so and exit with status 130."""
         try:
-            return super().invoke(ctx)
+            with watched():
+                return super().invoke(ctx)
         except KeyboardInterrupt as interruption:
             click.echo(f"\ninterrupted{interruption}", err=True)
             sys.exit(130)
+        except PASSING:
+            raise
+        except Exception as error:
+            if ctx.invoked_subcommand in (None, *BUILT_IN):
+                raise
+            raise PluginError(told(str(ctx.invoked_subcommand), error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
@@ -78,25 +91,23 @@ def sentences_for_warnings() -> Iterator[None]:
         yield
 
 
-def offered() -> dict[str, Entry]:
-    """Return the commands that plugins offer; plugins that get in each other's way are reported and offer none."""
-    try:
-        return registry().entries.get("command", {})
-    except PluginError as fault:
-        click.echo(f"specframe: {fault}", err=True)
-        return {}
-
-
-def load(entry: Entry) -> click.Command:
+def load(name: str) -> click.Command:
     """Return a plugin's command, or one that fails with the reason why that cannot be had: the others still list."""
     try:
+        entry = registry().entry("command", name)
         command = entry.factory
         if not isinstance(command, click.Command):
-            kind = type(command).__name__
-            raise PluginError(f"command {entry.name!r} of {entry.distribution}: expected a click.Command, got a {kind}")
+            raise PluginError(f"{entry}: expected a click.Command, got {shown(command)}")
     except PluginError as error:
-        return broken(entry.name, error)
+        return broken(name, error)
     return command
+
+
+def told(name: str, error: Exception) -> str:
+    """Return what a plugin's command raised, with its distribution and the place."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
+    return f"{registry().entry('command', name)} raised {what}"
 
 
 def broken(name: str, fault: PluginError) -> click.Command:

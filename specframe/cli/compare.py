@@ -14,6 +14,7 @@ from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
 from specframe.cli.kinds import Arrivals, File
 from specframe.cli.leaving_out import tell_left_out
+from specframe.cli.names import check_names
 from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, refuse_idle, whole, with_options
 from specframe.errors import SpecframeError
 
@@ -75,6 +76,7 @@ def compare(
 
     Exits with status 1 when a cell could not be run.
     """
+    check_names(options)
     refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
     require_matplotlib()
     from specframe.arrivals import arrival_times

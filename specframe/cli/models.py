@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import click
 
 from specframe.cli.tables import show_table
 
 
-@click.group()
-def models() -> None:
-    """List the names of models, add one, show one."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def models(ctx: click.Context) -> None:
+    """List the names of models, add one, remove one, show one. Alone it lists them."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_)
 
 
 @models.command("list")
@@ -35,6 +39,15 @@ def add(alias: str, path: str) -> None:
 
 
 @models.command()
+@click.argument("alias")
+def remove(alias: str) -> None:
+    """Forget a name of your own; the model itself stays where it is."""
+    from specframe.aliases import remove_alias
+
+    click.echo(f"{alias} no longer stands for {remove_alias(alias)}")
+
+
+@models.command()
 @click.argument("name")
 def show(name: str) -> None:
     """Show where a model is, what pairs with it, and its shape if it is on disk."""
@@ -50,20 +63,29 @@ def show(name: str) -> None:
     show_table(("name", name), rows)
 
 
+FIGURES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden size": ("hidden_size", "n_embd", "d_model"),
+    "vocabulary": ("vocab_size",),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+}
+"""What a configuration says of a model's size, by the names that architectures give it."""
+
+
 def shape(location: str) -> dict[str, str]:
-    """Return what a model's configuration on disk says of its size; nothing when it is not on disk."""
-    from transformers import AutoConfig
+    """Return what a model's config.json says of its size; nothing when it is not on disk or cannot be read."""
+    from specframe.ondisk import CONFIG, on_disk
 
     try:
-        config: Any = AutoConfig.from_pretrained(location, local_files_only=True)
+        config = json.loads(((on_disk(location) or Path(location)) / CONFIG[0]).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    text = config.get_text_config()
-    figures = {
-        "layers": "num_hidden_layers",
-        "hidden size": "hidden_size",
-        "vocabulary": "vocab_size",
-        "context": "max_position_embeddings",
-    }
-    known = {name: getattr(text, attribute, None) for name, attribute in figures.items()}
-    return {"architecture": ", ".join(config.architectures or [])} | {k: f"{v:,}" for k, v in known.items() if v}
+    if not isinstance(config, dict):
+        return {}
+    text = config | next(
+        (part for key in ("text_config", "llm_config") if isinstance(part := config.get(key), dict)), {}
+    )
+    known = {name: next((text[key] for key in keys if key in text), None) for name, keys in FIGURES.items()}
+    architectures = config.get("architectures")
+    named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else ""
+    return {"architecture": named} | {name: f"{value:,}" for name, value in known.items() if isinstance(value, int)}

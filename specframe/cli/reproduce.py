@@ -12,6 +12,7 @@ from specframe.cli.compare import require_matplotlib, telling
 from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import Remembered, hush, readable
 from specframe.cli.kinds import Arrivals, File, ListOf, OneOf, WholeNumber
+from specframe.cli.names import check_names
 from specframe.cli.options import MODELS, PLACE, draft_length, refuse_idle, whole, with_options
 from specframe.errors import OptionError
 from specframe.prompts import BUILT_IN
@@ -84,6 +85,7 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run:
 
     Exits with status 1 when a cell could not be run.
     """
+    check_names(options)
     refuse_idle(ctx, "arrival_batch_sizes", "arrivals", "all prompts are there from the start")
     if "arrivals" in (parts or ()) and options["arrivals"] is None:
         raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
@@ -132,7 +134,7 @@ def planning(
     """Return the parts that the options describe, after checking what they name."""
     from specframe.arrivals import arrival_times
     from specframe.grid import checked
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
     from specframe.report.reproduce import bare, plan, spread_over
 
     if choose(pair["target"], pair["drafter"])[1] == "none":

@@ -11,6 +11,7 @@ import click
 
 from specframe import prompts as prompt_sources
 from specframe.cli.kinds import File, OneOf, WholeNumber
+from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS_FILE, pipeline_options
 from specframe.cli.results import Record, ResultFile, record
 from specframe.cli.sampling import sampling_options, taken
@@ -70,6 +71,7 @@ def run(
     """
     if resume and output is None:
         raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
+    check_names(options)
     given = taken(options)
     asked = gather(prompt, prompts)
     file = None
@@ -186,7 +188,7 @@ def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Samplin
     """Return one line that names what was combined and says whether the output is the target's own."""
     from specframe.compose import SAMPLING_RULE, auto_length
     from specframe.generation import inherited, told
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
     settings = [

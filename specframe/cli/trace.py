@@ -12,8 +12,9 @@ import click
 from specframe.cli.grids import Remembered, grid_options, hush, readable
 from specframe.cli.kinds import File
 from specframe.cli.leaving_out import tell_left_out
+from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS, whole, with_options
-from specframe.errors import OptionError
+from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.prompts import Given
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def trace(
 
     Where options have several values, the page shows all combinations beside each other, on the same prompts. It needs
     no network. Without prompts, some starts of Python code are decoded, one batch of them.
+
+    Exits with status 1 when a combination could not be recorded; the page shows the others.
     """
+    check_names(options)
     texts = readable(prompt, prompts)
     if not prompt and prompts is None:
         texts = texts[: max(map(int, options["batch_size"]))]
@@ -52,13 +56,14 @@ def trace(
     if not Path(output).absolute().parent.is_dir() or Path(output).is_dir():
         raise OptionError(f"--output: {output} cannot be written: expected a file in a folder that exists")
     command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
-    write_page(cells, texts, max_new_tokens, Path(output), command)
+    if write_page(cells, texts, max_new_tokens, Path(output), command) < len(cells):
+        ctx.exit(1)
 
 
 def traced_cells(options: dict[str, Any]) -> list[Cell]:
     """Return the combinations to trace; those whose strategies do not fit each other are named and left out."""
     from specframe.grid import checked, expand
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
 
     grid = checked(expand(options))
     tell_left_out(grid)
@@ -75,34 +80,55 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path, command: str) -> None:
-    """Record every combination, write the page, and say what moved."""
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path, command: str) -> int:
+    """Record every combination, write the page, say what moved, and return how many there are on the page."""
     from specframe.grid import varying
     from specframe.loading import LoadedModels
     from specframe.report.trace_page import render, token_text
-    from specframe.trace import record
 
     hush()
     loaded, differing = LoadedModels(), varying(cells)
-
-    def make(observers: Any, **cell: Any) -> Any:
-        return loaded.pipeline(cell, observers)
-
-    schemes = [record(texts, new, make=make, name=scheme_name(cell, differing), **cell) for cell in cells]
-    page = render(
-        schemes, facts(cells[0], loaded, differing, new, command), token_text(loaded.pipeline(cells[0]).tokenizer)
-    )
+    schemes, cell = recorded(cells, differing, texts, new, loaded)
+    page = render(schemes, facts(cell, loaded, differing, new, command), token_text(loaded.pipeline(cell).tokenizer))
     try:
         output.write_text(page, encoding="utf-8")
     except OSError as error:
         raise OptionError(f"--output: {output} cannot be written: {error.strerror}") from error
     show(schemes)
     click.echo(output)
+    return len(schemes)
+
+
+def recorded(
+    cells: list[Cell], differing: list[str], texts: Sequence[Given], new: int, loaded: LoadedModels
+) -> tuple[list[SchemeTrace], Cell]:
+    """Return what could be recorded, and the first combination of it; those at fault are named on standard error.
+
+    Raises:
+        SpecframeError: nothing could be recorded, or what no combination can do, as decoding a prompt that is too long.
+    """
+    from specframe.trace import record
+
+    def make(observers: Any, **cell: Any) -> Any:
+        return loaded.pipeline(cell, observers)
+
+    schemes: dict[int, SchemeTrace] = {}
+    faults: list[SpecframeError] = []
+    for place, cell in enumerate(cells):
+        name = scheme_name(cell, differing)
+        try:
+            schemes[place] = record(texts, new, make=make, name=name, **cell)
+        except (PluginError, InvariantError) as fault:
+            faults.append(fault)
+            click.echo(f"left out: {name}: {fault}", err=True)
+    if not schemes:
+        raise faults[0]
+    return list(schemes.values()), cells[min(schemes)]
 
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
     """Return what the page says of the run."""
-    from specframe.pipeline import choose
+    from specframe.pairing import choose
 
     target, strategy, draft_model = choose(cell["target"], cell["drafter"])
     model = loaded.target(cell)

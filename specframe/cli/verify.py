@@ -14,6 +14,7 @@ from specframe.cli.dry_run import DRY_RUN
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
 from specframe.cli.kinds import File
 from specframe.cli.leaving_out import tell_left_out
+from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
@@ -57,6 +58,7 @@ def verify(
 
     Exits with status 1 when a divergence is a bug or a combination could not be decoded.
     """
+    check_names(options)
     texts = readable(prompt, prompts)[:limit]
     outcomes: list[Verification] = []
     cells = sampled(options, temperature)

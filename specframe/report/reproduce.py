@@ -21,7 +21,8 @@ from specframe import models
 from specframe.grid import Cell
 from specframe.intake import Prompt
 from specframe.loading import LoadedModels
-from specframe.pipeline import Pipeline, choose
+from specframe.pairing import choose
+from specframe.pipeline import Pipeline
 from specframe.prompts import BUILT_IN
 from specframe.report import compare as comparing
 from specframe.report.compare import Progress, Settings, Step

@@ -12,7 +12,8 @@ import attrs
 from specframe import models
 from specframe.compose import auto_length, strategy
 from specframe.grid import Cell, varying
-from specframe.pipeline import Pipeline, choose
+from specframe.pairing import choose
+from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.verify import SAMPLING_RULE
 

@@ -8,22 +8,12 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
-from specframe.compose import strategy
+from specframe.compose import OPTIONS, strategy
+from specframe.guard import guard
 from specframe.pipeline import Pipeline
 from specframe.plugins import registry
 from specframe.testing import fakes, harness
 from specframe.types import Request
-
-OPTIONS = {
-    "drafter": "drafter",
-    "verifier": "verify",
-    "acceptance rule": "accept",
-    "alignment": "align",
-    "scheduler": "schedule",
-    "KV backend": "kv",
-    "draft-length policy": "draft_length",
-}
-"""The pipeline's option for each role."""
 
 
 class Suite:
@@ -39,8 +29,8 @@ class Suite:
         raise NotImplementedError(f"{type(self).__name__}: make() must return a {self.role} or its name")
 
     def object(self) -> Any:
-        """Return the strategy itself."""
-        return strategy(registry(), self.role, self.make())
+        """Return the strategy itself, its calls held against the contract."""
+        return guard(self.role, strategy(registry(), self.role, self.make()))
 
     @property
     def lossless(self) -> bool:

@@ -1,0 +1,61 @@
+"""Names on the command line, looked up before torch is imported: a wrong one is told in a fraction of a second."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from specframe.compose import OPTIONS, check_fit, is_number
+from specframe.errors import CompositionError
+from specframe.pairing import check_location, choose
+from specframe.plugins import Registry, check_options, parse_specification, registry
+
+LEFT_OPEN = (None, "auto")
+"""Values that name no strategy: it is chosen by the others."""
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Check the models, strategies and strategies' options that a command's options name, one value each or lists of them.
+
+    Raises:
+        SpecframeError: a name that nothing provides, an option that a strategy does not take, or KV backends none of which can do
+            what any of the alignments needs.
+    """
+    known = registry()
+    given = {option: several(value) for option, value in options.items()}
+    for kind, option in OPTIONS.items():
+        for text in given.get(option, []):
+            if kind != "drafter" and text not in LEFT_OPEN and not is_number(text):
+                check_name(known, kind, text)
+    for target, drafter in itertools.product(given.get("target", [None]), given.get("drafter", ["auto"])):
+        chosen, strategy, model = choose(target, drafter)
+        check_name(known, "drafter", strategy)
+        check_location("target", chosen)
+        if model is not None:
+            check_location("draft", model)
+    check_storage(known, given.get("align", ["ragged"]), given.get("kv", [None]))
+
+
+def several(value: Any) -> list[Any]:
+    """Return the values of an option."""
+    return value if isinstance(value, list) else [value]
+
+
+def check_name(known: Registry, kind: str, specification: str) -> None:
+    """Check one strategy's name and the names of its options."""
+    name, options = parse_specification(specification)
+    check_options(known.entry(kind, name), options)
+
+
+def check_storage(known: Registry, alignments: list[str], backends: list[str | None]) -> None:
+    """Raise :class:`CompositionError` when no alignment can run on any of the KV backends."""
+    faults = []
+    for align, kv in itertools.product(alignments, backends):
+        try:
+            check_fit(known, parse_specification(align)[0], kv and parse_specification(kv)[0])
+        except CompositionError as fault:
+            faults.append(fault)
+        else:
+            return
+    raise faults[0]

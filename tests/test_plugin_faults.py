@@ -1,0 +1,843 @@
+"""Strategies at fault: each fault of each role is one sentence that names the strategy, its distribution and the member.
+
+A fault is planted in a standard strategy and offered by a distribution, so that it is met by a pipeline, by the command line and
+by the suite of its role, which must all say the same: what the contract asks for, and what was got.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import Cache
+
+from specframe import guard
+from specframe.cli import cli, watchdog
+from specframe.compose import OPTIONS
+from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
+from specframe.hookspecs import hookimpl
+from specframe.observers import Watcher
+from specframe.plugins import OTHERS, ROLES, Registry, add_entry, offer, registry
+from specframe.testing import conformance, fakes, harness
+from specframe.types import Batch, Draft, Verdict
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+
+BASES = {
+    "drafter": "prompt-lookup",
+    "verifier": "chain",
+    "acceptance rule": "greedy",
+    "alignment": "eqspec",
+    "scheduler": "continuous",
+    "KV backend": "dynamic",
+    "draft-length policy": "fixed,length=4",
+}
+"""The standard strategy that each role's faults are planted in."""
+
+SUITES = {
+    "drafter": (conformance.DrafterSuite, "test_equals_reference", {"surroundings": {}}),
+    "verifier": (conformance.VerifierSuite, "test_equals_reference", {"surroundings": {}}),
+    "acceptance rule": (conformance.AcceptanceRuleSuite, "test_equals_reference", {"surroundings": {}}),
+    "alignment": (conformance.AlignmentSuite, "test_equals_reference", {"surroundings": {}}),
+    "scheduler": (conformance.SchedulerSuite, "test_equals_reference", {"surroundings": {}}),
+    "KV backend": (conformance.KVBackendSuite, "test_equals_reference", {"surroundings": {"align": "eqspec"}}),
+    "draft-length policy": (conformance.DraftLengthPolicySuite, "test_equals_reference", {"surroundings": {}}),
+}
+"""The suite of each role, and a test that every suite has."""
+
+
+@attrs.frozen
+class Fault:
+    """What is wrong with one member of a strategy, and the sentence that has to be said of it."""
+
+    role: str
+    member: str
+    wrong: Callable[..., Any]
+    """(what the member returned, its arguments) -> what it returns instead."""
+    said: str
+    """A pattern for what follows the strategy's name."""
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    """Return what raises an error."""
+
+    def wrong(*_: Any) -> Any:
+        raise error
+
+    return wrong
+
+
+def writes(name: str) -> Callable[..., Any]:
+    """Return what writes to one of the batch's tensors."""
+
+    def wrong(returned: Any, batch: Batch, *_: Any) -> Any:
+        getattr(batch, name).add_(1)
+        return returned
+
+    return wrong
+
+
+def drafted(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    """Return what gives another draft where there is one."""
+    return lambda draft, batch, length: Draft(change(draft.tokens_BK)) if length else draft
+
+
+def judged(change: Callable[[Verdict], Verdict]) -> Callable[..., Any]:
+    """Return what gives another verdict."""
+    return lambda verdict, *_: change(verdict)
+
+
+def last_ids(tokens: torch.Tensor, value: int) -> torch.Tensor:
+    """Return tokens whose last column holds one id."""
+    return torch.cat([tokens[:, :-1], torch.full_like(tokens[:, -1:], value)], dim=1)
+
+
+MUST = r"\(\) must return "
+RAISED = r"\(\) raised "
+
+FAULTS = {
+    "drafter returns None": Fault("drafter", "propose", lambda *_: None, MUST + r"a specframe.types.Draft, got None"),
+    "drafter returns a list": Fault(
+        "drafter", "propose", lambda *_: [[1]], MUST + r"a specframe.types.Draft, got \[\[1\]\]"
+    ),
+    "drafter returns a bare tensor": Fault(
+        "drafter",
+        "propose",
+        lambda draft, *_: draft.tokens_BK,
+        MUST + r"a specframe.types.Draft, got a tensor of shape",
+    ),
+    "drafter returns a list in a draft": Fault(
+        "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BK as a tensor, got \[\["
+    ),
+    "drafter returns floats": Fault(
+        "drafter",
+        "propose",
+        drafted(torch.Tensor.float),
+        MUST + r"tokens_BK of whole numbers, torch.int64, got torch.float32",
+    ),
+    "drafter returns too few rows": Fault(
+        "drafter",
+        "propose",
+        drafted(lambda tokens: tokens[1:]),
+        MUST + r"tokens_BK of shape \(B, K\) = \(3, 4 at most\), got \(2, 4\)",
+    ),
+    "drafter returns too many tokens": Fault(
+        "drafter",
+        "propose",
+        drafted(lambda tokens: tokens.repeat(1, 2)),
+        MUST + r"tokens_BK of shape \(B, K\) = \(3, 4 at most\), got \(3, 8\)",
+    ),
+    "drafter returns one dimension": Fault(
+        "drafter", "propose", drafted(torch.Tensor.flatten), MUST + r"tokens_BK of shape .*, got \(12,\)"
+    ),
+    "drafter returns an id beyond the vocabulary": Fault(
+        "drafter",
+        "propose",
+        drafted(lambda tokens: last_ids(tokens, 61)),
+        MUST + r"token ids from 0 to 60 in tokens_BK, got 61",
+    ),
+    "drafter returns a negative id": Fault(
+        "drafter",
+        "propose",
+        drafted(lambda tokens: last_ids(tokens, -1)),
+        MUST + r"token ids from 0 to 60 in tokens_BK, got -1",
+    ),
+    "drafter returns logits of another shape": Fault(
+        "drafter",
+        "propose",
+        lambda draft, *_: Draft(draft.tokens_BK, torch.zeros(1, 1, 61)),
+        MUST + r"logits_BKV of shape \(B, K, V\) = \(3, 0, V\), got \(1, 1, 61\)",
+    ),
+    "drafter returns logits of whole numbers": Fault(
+        "drafter",
+        "propose",
+        lambda draft, *_: Draft(draft.tokens_BK, draft.tokens_BK[..., None]),
+        MUST + r"logits_BKV of floats, got torch.int64",
+    ),
+    "drafter drafts while prompts are read": Fault(
+        "drafter",
+        "propose",
+        lambda draft, batch, _: Draft(batch.tokens_BS[:, :2]),
+        MUST + r"tokens_BK of shape \(B, K\) = \(3, 0\), got \(3, 2\)",
+    ),
+    "drafter raises": Fault(
+        "drafter", "propose", raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"
+    ),
+    "drafter exits": Fault("drafter", "propose", raises(SystemExit(7)), RAISED + r"SystemExit: 7, at "),
+    "drafter raises at the start": Fault(
+        "drafter", "start", raises(KeyError("seed")), RAISED + r"KeyError: 'seed', at "
+    ),
+    "drafter writes tokens": Fault(
+        "drafter", "propose", writes("tokens_BS"), r"\(\) must not write to the batch, and it did"
+    ),
+    "drafter writes lengths": Fault(
+        "drafter", "propose", writes("lengths_B"), r"\(\) must not write to the batch, and it did"
+    ),
+    "verifier returns None": Fault("verifier", "score", lambda *_: None, MUST + r"logits as a tensor, got None"),
+    "verifier returns whole numbers": Fault(
+        "verifier", "score", lambda logits, *_: logits.long(), MUST + r"logits of floats, got torch.int64"
+    ),
+    "verifier returns the last place alone": Fault(
+        "verifier",
+        "score",
+        lambda logits, *_: logits[:, -1],
+        MUST + r"logits of shape \(B, K \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
+    ),
+    "verifier returns NaN": Fault(
+        "verifier", "score", lambda logits, *_: logits * torch.nan, MUST + r"logits that are numbers, got NaN"
+    ),
+    "verifier raises": Fault(
+        "verifier", "score", raises(RuntimeError("no score")), RAISED + r"RuntimeError: no score, at "
+    ),
+    "verifier writes streams": Fault(
+        "verifier", "score", writes("streams_B"), r"\(\) must not write to the batch, and it did"
+    ),
+    "rule returns a tuple": Fault(
+        "acceptance rule",
+        "judge",
+        lambda verdict, *_: (verdict.accepted_B, verdict.tokens_BT),
+        MUST + r"a specframe.types.Verdict, got \(tensor",
+    ),
+    "rule returns counts of another shape": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B[:1], verdict.tokens_BT)),
+        MUST + r"accepted_B of shape \(B,\) = \(3,\), got \(1,\)",
+    ),
+    "rule returns floats": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B.float(), verdict.tokens_BT)),
+        MUST + r"accepted_B of whole numbers, torch.int64, got torch.float32",
+    ),
+    "rule returns no bonus token": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B, verdict.tokens_BT[:, :-1])),
+        MUST + r"tokens_BT of shape \(B, K \+ 1\) = \(3, 1\), got \(3, 0\)",
+    ),
+    "rule accepts more than was drafted": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B + 9, verdict.tokens_BT)),
+        MUST + r"accepted_B from 0 to K = 0, got 9",
+    ),
+    "rule accepts less than nothing": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B - 1, verdict.tokens_BT)),
+        MUST + r"accepted_B from 0 to K = 0, got -1",
+    ),
+    "rule returns an id beyond the vocabulary": Fault(
+        "acceptance rule",
+        "judge",
+        judged(lambda verdict: Verdict(verdict.accepted_B, verdict.tokens_BT + 61)),
+        MUST + r"token ids from 0 to 60 in tokens_BT, got \d+",
+    ),
+    "rule raises": Fault(
+        "acceptance rule", "judge", raises(IndexError("too far")), RAISED + r"IndexError: too far, at "
+    ),
+    "rule chooses for one row": Fault(
+        "acceptance rule",
+        "choose",
+        lambda chosen, *_: chosen[:1],
+        MUST + r"token ids of shape \(B,\) = \(3,\), got \(1,\)",
+    ),
+    "rule chooses floats": Fault(
+        "acceptance rule",
+        "choose",
+        lambda chosen, *_: chosen.float(),
+        MUST + r"token ids of whole numbers, torch.int64, got",
+    ),
+    "alignment has no layout": Fault(
+        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place and keep, .*, got None"
+    ),
+    "alignment raises in layout": Fault(
+        "alignment", "layout", raises(ValueError("no room")), RAISED + r"ValueError: no room, at "
+    ),
+    "alignment commits nothing": Fault(
+        "alignment", "commit", lambda *_: None, MUST + r"a specframe.types.Verdict, got None"
+    ),
+    "alignment commits too much": Fault(
+        "alignment",
+        "commit",
+        judged(lambda verdict: Verdict(verdict.accepted_B + 5, verdict.tokens_BT)),
+        MUST + r"accepted_B from 0 to K = 0, got 5",
+    ),
+    "alignment raises in commit": Fault("alignment", "commit", raises(SystemExit(3)), RAISED + r"SystemExit: 3, at "),
+    "scheduler has no rows": Fault("scheduler", "rows", lambda *_: 0, MUST + r"a whole number of at least 1, got 0"),
+    "scheduler has half a row": Fault(
+        "scheduler", "rows", lambda *_: 2.5, MUST + r"a whole number of at least 1, got 2.5"
+    ),
+    "scheduler gives up": Fault(
+        "scheduler", "next_batch", lambda *_: None, MUST + r"a batch while \d sequences are unfinished, got None"
+    ),
+    "scheduler returns sequences": Fault(
+        "scheduler",
+        "next_batch",
+        lambda batch, pool: pool.live,
+        MUST + r"a batch that pool.batch\(\) made, or None, got \[",
+    ),
+    "scheduler asks for an empty batch": Fault(
+        "scheduler", "next_batch", lambda batch, pool: pool.batch([]), RAISED + r"\w+Error: .*, at "
+    ),
+    "KV backend opens nothing": Fault(
+        "KV backend",
+        "open",
+        lambda *_: None,
+        MUST + r"a transformers.Cache with arrange, expect, nbytes, shift, update, got None",
+    ),
+    "KV backend opens a bare cache": Fault(
+        "KV backend", "open", lambda *_: Cache(layers=[]), MUST + r"a transformers.Cache with arrange, .*, got .*Cache"
+    ),
+    "KV backend raises": Fault(
+        "KV backend", "open", raises(ValueError("no space")), RAISED + r"ValueError: no space, at "
+    ),
+    "policy says less than nothing": Fault(
+        "draft-length policy",
+        "draft_length",
+        lambda *_: -1,
+        MUST + r"a whole number from 0 to its maximum of 4, got -1",
+    ),
+    "policy says half a token": Fault(
+        "draft-length policy",
+        "draft_length",
+        lambda *_: 2.5,
+        MUST + r"a whole number from 0 to its maximum of 4, got 2.5",
+    ),
+    "policy says a billion": Fault(
+        "draft-length policy",
+        "draft_length",
+        lambda *_: 10**9,
+        MUST + r"a whole number from 0 to its maximum of 4, got 1000000000",
+    ),
+    "policy says true": Fault(
+        "draft-length policy",
+        "draft_length",
+        lambda *_: True,
+        MUST + r"a whole number from 0 to its maximum of 4, got True",
+    ),
+    "policy raises": Fault(
+        "draft-length policy", "draft_length", raises(ZeroDivisionError()), RAISED + r"ZeroDivisionError"
+    ),
+    "policy raises on a report": Fault(
+        "draft-length policy", "observe", raises(KeyError(3)), RAISED + r"KeyError: 3, at "
+    ),
+}
+"""Faults by what is wrong. The patterns hold for three rows, four draft tokens and sixty-one token ids."""
+
+
+def faulty(fault: Fault) -> type:
+    """Return the class of a standard strategy with one member at fault."""
+    name, _, options = BASES[fault.role].partition(",")
+    base: Any = registry().entry(fault.role, name).factory
+
+    class Faulty(base):
+        """A strategy at fault."""
+
+        def __init__(self) -> None:
+            super().__init__(*([4] if options else []))
+
+    right = getattr(base, fault.member)
+
+    def wrong(self: Any, *arguments: Any) -> Any:
+        return fault.wrong(right(self, *arguments), *arguments)
+
+    setattr(Faulty, fault.member, wrong)
+    return Faulty
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """The registry of a process of its own, to which a test adds what it likes."""
+    registry.cache_clear()
+    yield registry()
+    registry.cache_clear()
+
+
+def pattern(fault: Fault) -> str:
+    """Return the whole sentence that a fault has to be told by."""
+    return rf"^{re.escape(fault.role)} 'faulty' of faulty-dist: {fault.member}{fault.said}"
+
+
+def options(fault: Fault) -> dict[str, Any]:
+    """Return the options that choose the faulty strategy, and others that have it called."""
+    around = {"alignment": {}, "KV backend": {"align": "eqspec"}, "drafter": {}}.get(fault.role, {})
+    return {"drafter": DRAFT, "draft_length": 4, "batch_size": 3} | around | {OPTIONS[fault.role]: "faulty"}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_pipeline_names_the_fault(case: str, known: Registry) -> None:
+    """A run ends with a sentence that names role, strategy, distribution and member, what is asked for and what was got."""
+    fault = FAULTS[case]
+    add_entry(known, "faulty-dist", fault.role, "faulty", faulty(fault))
+    with pytest.raises(ContractError, match=pattern(fault)) as raised:
+        harness.decode(
+            harness.pipeline(TARGET, **options(fault)), harness.requests(harness.random_prompts([5, 9, 2], 61), 9)
+        )
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_suite_names_the_fault(case: str, known: Registry) -> None:
+    """A test of the role's suite fails with an assertion in the same words."""
+    fault = FAULTS[case]
+    add_entry(known, "faulty-dist", fault.role, "faulty", faulty(fault))
+    suite, test, arguments = SUITES[fault.role]
+
+    class Tests(suite):
+        def make(self) -> Any:
+            return "faulty"
+
+    with pytest.raises(AssertionError, match=pattern(fault)):
+        getattr(Tests(), test)(**arguments)
+
+
+DIRECT = {
+    "rule returns floats": ("test_shapes", {}),
+    "rule accepts more than was drafted": ("test_empty_draft", {}),
+    "verifier returns whole numbers": ("test_empty_draft", {}),
+    "scheduler gives up": ("test_everyone_is_served", {"batch_size": 3}),
+    "scheduler returns sequences": ("test_nobody_waits_for_long", {"batch_size": 4}),
+    "KV backend opens nothing": ("test_append_and_shift", {"seed": 0}),
+    "policy says half a token": ("test_draft_lengths_are_in_range", {}),
+}
+"""Tests that call the strategy itself."""
+
+
+@pytest.mark.parametrize("case", DIRECT)
+def test_a_suite_that_calls_the_strategy_names_the_fault(case: str, known: Registry) -> None:
+    """Where a suite calls a strategy without a pipeline, its fault is told alike."""
+    fault, (test, arguments) = FAULTS[case], DIRECT[case]
+    add_entry(known, "faulty-dist", fault.role, "faulty", faulty(fault))
+
+    class Tests(SUITES[fault.role][0]):
+        def make(self) -> Any:
+            return "faulty"
+
+    with pytest.raises(
+        AssertionError, match=rf"^{re.escape(fault.role)} 'faulty' of faulty-dist: {fault.member}\(\) must"
+    ):
+        getattr(Tests(), test)(**arguments)
+
+
+COMMAND = {
+    "drafter": ["--drafter", "faulty"],
+    "verifier": ["--verify", "faulty"],
+    "acceptance rule": ["--accept", "faulty"],
+    "alignment": ["--align", "faulty"],
+    "scheduler": ["--schedule", "faulty"],
+    "KV backend": ["--kv", "faulty", "--align", "eqspec"],
+    "draft-length policy": ["--draft-length", "faulty"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
+    """``specframe run`` with a strategy that raises ends with one sentence and status 2."""
+    member = {"scheduler": "next_batch", "KV backend": "open", "draft-length policy": "draft_length"}.get(role, "start")
+    fault = Fault(role, member, raises(SystemExit(7)), "")
+    add_entry(known, "faulty-dist", role, "faulty", faulty(fault))
+    done = CliRunner().invoke(cli, ["run", "import os", "--max-new-tokens", "2", *COMMAND[role]], prog_name="specframe")
+    assert done.exit_code == 2
+    assert f"Error: {role} 'faulty' of faulty-dist: {member}() raised SystemExit: 7, at " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+MISSING = [
+    (role, member)
+    for role, members in {
+        "drafter": ("propose", "start"),
+        "verifier": ("score",),
+        "acceptance rule": ("judge", "invariant", "lossless"),
+        "alignment": ("commit", "kv", "requires", "layout"),
+        "scheduler": ("next_batch", "rows"),
+        "KV backend": ("open", "provides"),
+        "draft-length policy": ("maximum", "observe"),
+    }.items()
+    for member in members
+]
+
+
+@pytest.mark.parametrize(("role", "member"), MISSING)
+def test_a_missing_member_is_told_before_anything_is_decoded(role: str, member: str, known: Registry) -> None:
+    """A strategy without a member that its role asks for is refused in one sentence; others, and the listings, do not mind."""
+    base = type(known.make(role, BASES[role]))
+    lacking = type(
+        "Lacking",
+        (),
+        {key: value for key, value in vars(base).items() if key not in (member, "__dict__", "__weakref__")},
+    )
+    if member == "maximum":
+        lacking.__init__ = lambda self: None
+    add_entry(known, "faulty-dist", role, "faulty", lacking)
+    with pytest.raises(
+        PluginError, match=rf"^{role} 'faulty' of faulty-dist: expected .*, got Lacking without .*{member}"
+    ):
+        harness.pipeline(TARGET, **options(Fault(role, member, len, "")))
+    for command in (["plugins", "list"], ["plugins", "show", "faulty"], ["plugins", "matrix"]):
+        done = CliRunner().invoke(cli, command, prog_name="specframe")
+        assert done.exit_code == 0, done.stderr
+        assert "ragged" in done.stdout or command[1] == "show"
+
+
+@pytest.mark.parametrize("role", [*ROLES, *OTHERS])
+@pytest.mark.parametrize("given", [5, None, ["a"], 2.5], ids=str)
+def test_what_is_no_factory_is_told_when_it_is_used(role: str, given: Any, known: Registry) -> None:
+    """What was registered in place of a class is told by its name, and listed; everything else can be used."""
+    add_entry(known, "faulty-dist", role, "faulty", given)
+    with pytest.raises(
+        PluginError,
+        match=rf"^{role} 'faulty' of faulty-dist: register\(\) takes a class, .*, got {re.escape(repr(given))}",
+    ):
+        known.make(role, "faulty")
+    done = CliRunner().invoke(cli, ["plugins", "show", "faulty"], prog_name="specframe")
+    assert done.exit_code == 0
+    assert "cannot be used: " in done.stdout
+    assert known.make("drafter", "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((5, "some/where"), "model 5: expected its alias to be a text, got 5"),
+        (("mine", 5), "model 'mine': expected its location to be a text, got 5"),
+        (("mine", "some/where", 5), "model 'mine': expected its target to be a text, got 5"),
+    ],
+)
+def test_an_alias_of_another_type_is_a_failure_of_its_own(arguments: tuple, said: str, known: Registry) -> None:
+    """An alias that is no text is told with its distribution, and all other aliases are listed."""
+
+    class Plugin:
+        @hookimpl
+        def specframe_register_models(self, register: Any) -> None:
+            register(*arguments)
+            register("fine", "else/where")
+
+    offer(known, Plugin(), "faulty-dist")
+    assert known.failures == {"faulty-dist": said}
+    done = CliRunner().invoke(cli, ["models", "list"], prog_name="specframe")
+    assert done.exit_code == 0
+    assert re.search(r"^fine +not on disk +faulty-dist +else/where$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("member", ["enter", "leave", "forward", "round"])
+def test_a_broken_observer_of_a_plugin_is_dropped(member: str, known: Registry) -> None:
+    """The run goes on, with one warning that names the observer and its distribution, and its tokens are right."""
+    loud = type("Loud", (Watcher,), {member: lambda self, *_: 1 / 0})
+    add_entry(known, "faulty-dist", "observer", "loud", loud)
+    asked = harness.requests(harness.random_prompts([5, 9], 61), 9)
+    with pytest.warns(SpecframeWarning) as warned:
+        harness.check(harness.pipeline(TARGET, DRAFT), asked)
+    said = [str(one.message) for one in warned]
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"observer 'loud' of faulty-dist is told nothing more: {member}() raised ZeroDivisionError: division by zero, at "
+    )
+
+
+@pytest.mark.parametrize("given", [lambda: 1 / 0, lambda: None, 5], ids=["raises", "makes none", "no factory"])
+def test_an_observer_that_cannot_be_made_is_left_out(given: Any, known: Registry) -> None:
+    """A plugin's observer that cannot be made is warned of, and every run goes on without it."""
+    add_entry(known, "faulty-dist", "observer", "loud", given)
+    with pytest.warns(SpecframeWarning, match=r"^observer 'loud' of faulty-dist is left out: "):
+        harness.check(harness.pipeline(TARGET, DRAFT), harness.requests([[5, 6]], 4))
+
+
+def test_an_observer_of_ones_own_is_heard() -> None:
+    """What an observer raises that was given to a pipeline reaches whoever gave it."""
+    loud = type("Loud", (Watcher,), {"round": raises(KeyError("mine"))})()
+    with pytest.raises(KeyError, match="mine"):
+        harness.decode(harness.pipeline(TARGET, DRAFT, observers=[loud]), harness.requests([[5, 6]], 4))
+
+
+def test_errors_of_stores_are_those_of_the_kv_backend(known: Registry) -> None:
+    """What a store raises inside the model's forward is told as the KV backend's, with the store's member."""
+    dynamic: Any = known.entry("KV backend", "dynamic").factory
+
+    class Torn(dynamic):
+        """A backend whose stores cannot be written to."""
+
+        def open(self, *arguments: Any) -> Any:
+            store = super().open(*arguments)
+            held = type(store)
+            store.__class__ = type("TornStore", (held,), {"update": torn, "__module__": __name__})
+            return store
+
+    def torn(self: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any) -> Any:
+        raise ValueError("torn")
+
+    add_entry(known, "faulty-dist", "KV backend", "faulty", Torn)
+    pipe = harness.pipeline(TARGET, DRAFT, align="eqspec", kv="faulty")
+    with pytest.raises(
+        ContractError, match=r"^KV backend 'faulty' of faulty-dist: store.torn\(\) raised ValueError: torn, at "
+    ):
+        harness.decode(pipe, harness.requests([[5, 6]], 4))
+
+
+STORED = {
+    "nothing": (lambda held: None, r"keys and values, two tensors, got None"),
+    "keys alone": (lambda held: held[0], r"keys and values, two tensors, got a tensor of shape"),
+    "fewer rows": (
+        lambda held: (held[0][:1], held[1]),
+        r"keys of shape \(B, H, S, D\) = \(2, 1, S, 2\), got \(1, 1, 5, 2\)",
+    ),
+    "other values": (
+        lambda held: (held[0], held[0]),
+        r"values of shape \(B, H, S, D\) = \(2, 1, S, 1\), got \(2, 1, 5, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None:
+    """Keys and values of another shape than the model's are told as the KV backend's fault."""
+    change, said = STORED[case]
+    dynamic: Any = known.entry("KV backend", "dynamic").factory
+
+    class Bent(dynamic):
+        """A backend whose stores hand out something else."""
+
+        def open(self, *arguments: Any) -> Any:
+            store = super().open(*arguments)
+            update = store.update
+            store.update = lambda *given, **named: change(update(*given, **named))
+            return store
+
+    add_entry(known, "faulty-dist", "KV backend", "faulty", Bent)
+    pipe = harness.pipeline(TARGET, DRAFT, align="eqspec", kv="faulty")
+    with pytest.raises(
+        ContractError, match=rf"^KV backend 'faulty' of faulty-dist: store.update\(\) must return {said}"
+    ):
+        harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
+
+
+@pytest.mark.parametrize("member", ["arrange", "place", "keep"])
+def test_errors_of_layouts_are_those_of_the_alignment(member: str, known: Registry) -> None:
+    """What a layout raises inside a drafter or verifier is told as the alignment's."""
+    eqspec: Any = known.entry("alignment", "eqspec").factory
+
+    class Lost(eqspec):
+        """An alignment whose layouts raise."""
+
+        def layout(self, *arguments: Any) -> Any:
+            layout = super().layout(*arguments)
+            setattr(layout, member, raises(ValueError("lost")))
+            return layout
+
+    add_entry(known, "faulty-dist", "alignment", "faulty", Lost)
+    with pytest.raises(
+        ContractError,
+        match=rf"^alignment 'faulty' of faulty-dist: (layout.{member}|commit)\(\) raised ValueError: lost",
+    ):
+        harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty", draft_length=4), harness.requests([[5, 6]], 9))
+
+
+def test_a_placement_of_another_shape_is_told(known: Registry) -> None:
+    """Places that are not one for each token fed are told before the model is run."""
+    eqspec: Any = known.entry("alignment", "eqspec").factory
+
+    class Narrow(eqspec):
+        """An alignment with a place too few."""
+
+        def layout(self, *arguments: Any) -> Any:
+            layout = super().layout(*arguments)
+            place = layout.place
+            layout.place = lambda *given: attrs.evolve(place(*given), slots_BT=place(*given).slots_BT[:, 1:])
+            return layout
+
+    add_entry(known, "faulty-dist", "alignment", "faulty", Narrow)
+    said = r"^alignment 'faulty' of faulty-dist: layout.place\(\) must return slots_BT of shape \(B, T\) = \(1, 1\), got \(1, 0\)$"
+    with pytest.raises(ContractError, match=said):
+        harness.decode(harness.pipeline(TARGET, DRAFT, align="faulty"), harness.requests([[5, 6]], 9))
+
+
+def test_a_device_that_gave_up_is_explained() -> None:
+    """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
+    drafter = fakes.always_right([[1]])
+    drafter.propose = raises(RuntimeError("CUDA error: device-side assert triggered"))  # type: ignore[method-assign]
+    with pytest.raises(
+        ContractError, match=r"device-side assert triggered, at .* \(on CUDA a token id beyond the vocabulary"
+    ):
+        harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
+
+
+def test_sentences_and_interruptions_pass() -> None:
+    """An error that is a sentence already, and an interruption, are seen as they are."""
+    for error in (PluginError("a sentence"), KeyboardInterrupt()):
+        drafter = fakes.always_right([[1]])
+        drafter.propose = raises(error)  # type: ignore[method-assign]
+        with pytest.raises(type(error)) as raised:
+            harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
+        assert raised.value is error
+
+
+def test_an_object_of_ones_own_is_named_by_its_class() -> None:
+    """A strategy that no plugin registered is told by its class, with what it raised as the cause."""
+
+    class Mine(fakes.ScriptedDrafter):
+        def propose(self, batch: Batch, draft_length: int) -> Draft:
+            raise ValueError("not today")
+
+    with pytest.raises(
+        ContractError, match=r"^drafter .*Mine: propose\(\) raised ValueError: not today, at .*faults.py:\d+$"
+    ) as raised:
+        harness.decode(harness.pipeline(TARGET, Mine([[1]])), harness.requests([[5, 6]], 4))
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_batch_is_for_reading() -> None:
+    """The host's copies that a batch shows cannot be written to, and writing to them ends the run with the writer's name."""
+
+    class Writer(fakes.ScriptedDrafter):
+        def propose(self, batch: Batch, draft_length: int) -> Draft:
+            batch.lengths[:] = 1
+            return super().propose(batch, draft_length)
+
+    with pytest.raises(ContractError, match=r"Writer: propose\(\) raised ValueError: .*read-only"):
+        harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
+
+
+def test_writing_is_seen_in_inference_mode_too() -> None:
+    """A run inside a caller's inference mode counts who writes to its batches as any other does."""
+
+    class Writer(fakes.ScriptedDrafter):
+        def propose(self, batch: Batch, draft_length: int) -> Draft:
+            batch.tokens_BS[:, 0] = 1
+            return super().propose(batch, draft_length)
+
+    with torch.inference_mode(), pytest.raises(ContractError, match=r"Writer: propose\(\) must not write to the batch"):
+        harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
+
+
+def test_no_number_is_read_from_a_device() -> None:
+    """On a device other than the CPU a guard looks at types and shapes alone: tensors without numbers pass through all checks."""
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    host = np.array([3, 4])
+    sequences: Any = [None, None]
+    batch = Batch(sequences, tensor(2, 8), tensor(2), host, host, tensor(2), prefill=False)
+    draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
+    logits_BTV, verdict = tensor(2, 4, 61, dtype=torch.float32), Verdict(tensor(2), tensor(2, 4))
+    returns = types.SimpleNamespace(
+        propose=lambda *_: draft,
+        score=lambda *_: logits_BTV,
+        judge=lambda *_: verdict,
+        choose=lambda *_: tensor(2),
+        commit=lambda *_: Verdict(tensor(2), tensor(2, 4)),
+    )
+    assert guard.guard("drafter", returns).propose(batch, 3) is draft
+    assert guard.guard("verifier", returns).score(batch, draft) is logits_BTV
+    assert guard.guard("acceptance rule", returns).judge(batch, draft, logits_BTV) is verdict
+    assert guard.guard("acceptance rule", returns).choose(batch, 0, logits_BTV[:, 0]).shape == (2,)
+    assert guard.guard("alignment", returns).commit(batch, draft, verdict).tokens_BT.shape == (2, 4)
+
+
+def test_a_guard_is_put_around_once() -> None:
+    """A strategy that has its guard keeps it, and shows all that the strategy has."""
+    rule = registry().make("acceptance rule", "synthetic,rate=0.5")
+    once = guard.guard("acceptance rule", rule)
+    assert guard.guard("acceptance rule", once) is once
+    assert (once.lossless, once.__wrapped__) == (rule.lossless, rule)
+
+
+def test_nothing_is_running_after_a_run(known: Registry) -> None:
+    """The call that is under way is known while it is, and forgotten after it, whether it returned or raised."""
+    seen = []
+
+    class Curious(fakes.ScriptedDrafter):
+        def propose(self, batch: Batch, draft_length: int) -> Draft:
+            now = guard.RUNNING.now
+            assert now is not None
+            seen.append((guard.called(now[0].kind, now[0]).partition(".")[0], now[1]))
+            if draft_length:
+                raise ValueError("enough")
+            return super().propose(batch, draft_length)
+
+    with pytest.raises(ContractError, match="enough"):
+        harness.decode(harness.pipeline(TARGET, Curious([[1] * 9]), draft_length=3), harness.requests([[5, 6]], 4))
+    assert {member for _, member in seen} == {"propose"}
+    assert guard.RUNNING.now is None
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("none"), SystemExit(3), KeyError("lost")], ids=repr)
+def test_a_constructor_that_raises_is_told(error: BaseException, known: Registry) -> None:
+    """What a strategy's constructor raises is told with its name and distribution."""
+    add_entry(known, "faulty-dist", "drafter", "faulty", raises(error))
+    kind = type(error).__name__
+    with pytest.raises(SpecframeError, match=rf"^drafter 'faulty' of faulty-dist could not be made: {kind}: "):
+        known.make("drafter", "faulty")
+
+
+def test_warnings_are_no_faults() -> None:
+    """A warning that was made an error passes through as it is."""
+    drafter = fakes.always_right([[1]])
+    drafter.propose = raises(DeprecationWarning("old"))  # type: ignore[method-assign]
+    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="old"):
+        harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
+
+
+def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that has run for a minute is named once, with its strategy; a shorter one, and the next, are not."""
+    now = 0.0
+    dog = watchdog.Watchdog(lambda: now)
+    running = guard.guard("drafter", registry().make("drafter", "prompt-lookup"))
+    monkeypatch.setattr(guard.RUNNING, "now", None)
+    assert dog.look() is None
+    monkeypatch.setattr(guard.RUNNING, "now", (running, "propose", 5.0))
+    now = 5.0 + watchdog.PATIENCE - 1
+    assert dog.look() is None
+    now += 1
+    said = (
+        "specframe: drafter 'prompt-lookup' of specframe-std: propose() has been running for 60 s; Ctrl-C ends the run"
+    )
+    assert [dog.look(), dog.look()] == [said, None]
+    monkeypatch.setattr(guard.RUNNING, "now", (running, "propose", now))
+    assert dog.look() is None
+
+
+def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """While a command runs its calls are looked at, and no thread is left after it."""
+    told = threading.Event()
+    monkeypatch.setattr(watchdog, "PACE", 0.001)
+    monkeypatch.setattr(watchdog.Watchdog, "look", lambda self: told.set() or "a line")
+    before = set(threading.enumerate())
+    with watchdog.watched():
+        assert told.wait(30)
+        watching = set(threading.enumerate()) - before
+    for thread in watching:
+        thread.join(30)
+    assert len(watching) == 1
+    assert not any(thread.is_alive() for thread in watching)
+    assert "a line" in capsys.readouterr().err
+
+
+def test_a_trace_goes_on_without_a_drafter_that_raises(known: Registry, tmp_path: Path) -> None:
+    """The page shows the other combinations, the one at fault is named, and the status is 1; alone it is an error."""
+    add_entry(known, "faulty-dist", "drafter", "faulty", faulty(FAULTS["drafter raises"]))
+    page = tmp_path / "page.html"
+    command = ["trace", "import os", "--max-new-tokens", "3", "--align", "ragged", "--output", str(page)]
+    done = CliRunner().invoke(cli, [*command, "--drafter", "faulty,prompt-lookup"], prog_name="specframe")
+    assert done.exit_code == 1, done.stderr
+    assert (
+        "left out: drafter faulty: drafter 'faulty' of faulty-dist: propose() raised ValueError: no luck" in done.stderr
+    )
+    assert "drafter prompt-lookup" in page.read_text()
+    page.unlink()
+    alone = CliRunner().invoke(cli, [*command, "--drafter", "faulty"], prog_name="specframe")
+    assert alone.exit_code == 2
+    assert alone.stderr.splitlines()[-1].startswith("Error: drafter 'faulty' of faulty-dist: propose() raised")
+    assert not page.exists()
