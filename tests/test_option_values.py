@@ -41,7 +41,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
     ("draft-length policy", "fixed", "length"): (1, 10**9),
-    ("draft-length policy", "goodput", "maximum"): (1, 256),
+    ("draft-length policy", "goodput", "maximum"): (1, 64),
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 
@@ -115,7 +115,7 @@ def test_an_option_given_twice_is_refused(option: tuple[str, str, str]) -> None:
         ("schedule", "same-length,window=1000000000,patience=1000000000"),
         ("schedule", "continuous,piece=1000000000"),
         ("drafter", "prompt-lookup,ngram=64"),
-        ("draft_length", "goodput,maximum=256"),
+        ("draft_length", "goodput,maximum=64"),
     ],
 )
 def test_the_greatest_values_decode(role: str, value: str) -> None:
