@@ -246,12 +246,17 @@ class Pipeline:
                 f"sampling: expected one for all or one for each of {count} prompts, got {len(samplings)}"
             )
         warmest = max((one.temperature for one in samplings), default=0.0)
-        if warmest and not (self._accept_auto or self.composition.rule.sharpen):
+        if warmest:
+            self.require_sampling(f"temperature {warmest:g}")
+        return samplings
+
+    def require_sampling(self, asked: str) -> None:
+        """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
+        if not (self._accept_auto or self.composition.rule.sharpen):
             raise OptionError(
-                f"temperature {warmest:g} has no effect on an acceptance rule that always takes the most likely "
+                f"{asked} has no effect on an acceptance rule that always takes the most likely "
                 "token: choose a rule that samples, such as gumbel, block or rejection"
             )
-        return samplings
 
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:

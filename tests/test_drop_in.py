@@ -26,7 +26,7 @@ from transformers import (
 
 import specframe
 from specframe import models
-from specframe.errors import OptionError, PromptError
+from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.testing import harness, zoo
 
 transformers.logging.set_verbosity_error()
@@ -320,6 +320,36 @@ def test_sampling_follows_the_seed_of_torch():
     assert not torch.equal(first, second)
     assert first.shape[0] == 16
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_greedy_rule_does_not_sample():
+    """``do_sample=True`` with a rule that always takes the most likely token is refused, as a pipeline refuses it."""
+    with pytest.raises(OptionError, match="do_sample=True has no effect on an acceptance rule that always takes"):
+        both(do_sample=True, options={"accept": "greedy"})
+
+
+UNUSABLE = {
+    "a number as draft": ((5,), "draft: expected a loaded model, .* got 5"),
+    "a fraction as draft length": ((DRAFT, 1.5), "draft_length: expected a whole number of at least 1, .* got 1.5"),
+    "a list as draft length": ((DRAFT, [1, 2]), "draft_length: expected a whole number of at least 1, .*, 2"),
+    "no draft length": ((DRAFT, None), "draft_length: .* got None"),
+    "a draft length of 0": ((DRAFT, 0), "expected at least 1, got 0"),
+    "an unknown policy": ((DRAFT, "goodputt"), "did you mean 'goodput'"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_what_no_pipeline_can_be_made_of_is_refused_at_once(what):
+    """A draft or a draft length that cannot be had is refused where it is given, by a sentence that names it."""
+    given, message = UNUSABLE[what]
+    with pytest.raises(SpecframeError, match=message):
+        specframe.assisted(*given)
+
+
+def test_an_unknown_strategy_is_refused_at_once():
+    """Strategies are looked up when the drop-in is made."""
+    with pytest.raises(SpecframeError, match="did you mean 'ragged'"):
+        specframe.assisted(DRAFT, align="raged")
 
 
 class Notes:
