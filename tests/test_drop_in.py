@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -249,6 +252,81 @@ def test_it_serves_one_call_after_another():
     model.to(torch.bfloat16)
     drafted = model.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted)
     assert drafted.shape == (8, 14 + 9)
+
+
+def test_a_model_may_change_between_two_calls():
+    """Embeddings that grew or shrank between two calls of one drop-in count: those of the target, and those of the draft."""
+    torch.manual_seed(0)
+    model, draft = copy.deepcopy(MODEL), copy.deepcopy(DRAFT)
+    assisted = specframe.assisted(draft, 3)
+    for changed, size in ((None, 0), (model, 120), (draft, 120), (model, 64), (draft, 64)):
+        if changed is not None:
+            changed.resize_token_embeddings(size, mean_resizing=False)
+            with torch.no_grad():
+                changed.get_input_embeddings().weight[97:].normal_()  # the new tokens are the likely ones
+        inputs = padded([[token % 64 for token in prompt] for prompt in PROMPTS])
+        plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
+        drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+        assert torch.equal(plain, drafted)
+
+
+def test_a_model_no_longer_used_is_let_go_of():
+    """A drop-in keeps hold of the model of its latest call, and of no other."""
+    assisted, gone = specframe.assisted(DRAFT, 3), []
+    for _ in range(3):
+        model = copy.deepcopy(MODEL)
+        model.generate(**padded(PROMPTS[:2]), max_new_tokens=4, do_sample=False, custom_generate=assisted)
+        gone.append(weakref.ref(model))
+    del model
+    gc.collect()
+    assert [reference() is None for reference in gone] == [True, True, False]
+
+
+def test_the_draft_is_loaded_once():
+    """What a call found out about its models serves the next call: the same pipeline decodes it."""
+    assisted, made = specframe.assisted("tiny-draft", 3), []
+    target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
+    inputs = dict(models.load_tokenizer("tiny")(["import os\n"], return_tensors="pt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "load_model", lambda *given, load=models.load_model: made.append(given) or load(*given))
+        for _ in range(3):
+            target.generate(**inputs, max_new_tokens=4, do_sample=False, custom_generate=assisted)
+    assert len([name for name, *_ in made if name == "tiny-draft"]) == 1
+
+
+def test_threads_take_turns():
+    """One drop-in serves calls from several threads on models that share a draft: each gets its own tokens."""
+    assisted = specframe.assisted(DRAFT, 3)
+    models_used = [copy.deepcopy(MODEL).train(), MODEL]
+    asked = [(models_used[turn % 2], padded(PROMPTS[turn : turn + 3])) for turn in range(6)]
+
+    def drafted(model, inputs):
+        return model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(drafted, *zip(*asked, strict=True)))
+    for (_, inputs), got in zip(asked, found, strict=True):
+        assert torch.equal(got, MODEL.generate(**inputs, max_new_tokens=9, do_sample=False))
+
+
+class Asking(LogitsProcessor):
+    """A user's processor that generates with the same drop-in."""
+
+    def __init__(self, assisted):
+        self.assisted = assisted
+
+    def __call__(self, input_ids, scores):
+        inner = MODEL.generate(input_ids[:, -3:], max_new_tokens=1, do_sample=False, custom_generate=self.assisted)
+        return scores.index_fill(1, inner[0, -1:], -10.0)
+
+
+def test_a_call_within_a_call():
+    """A processor may generate with the drop-in that calls it."""
+    assisted = specframe.assisted(DRAFT, 3)
+    inputs, one = padded(PROMPTS[:1]), {"logits_processor": LogitsProcessorList([Asking(assisted)])}
+    plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
+    drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
+    assert torch.equal(plain, drafted)
 
 
 def test_the_model_is_left_as_it_was():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import generation as hf
 
-from specframe.drop_in.kept import check
+from specframe.drop_in.kept import Kept, check
 from specframe.drop_in.outputs import StepOutputs, output
 from specframe.drop_in.rows import requests_of, unpadded
 from specframe.drop_in.streams import Streaming, streamers_of
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
     from transformers.generation.streamers import BaseStreamer
     from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+TURN = threading.RLock()
+"""Held by the call that decodes: how a model attends and its modes are set on the model, for one call at a time."""
 
 
 def assisted(
@@ -36,7 +39,7 @@ def assisted(
 
     Greedy output is that of ``generate`` without an assistant, token for token; sampled output is distributed as it is, with
     random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does, and their
-    scores and logits are 0 there.
+    scores and logits are 0 there. Calls from several threads take turns.
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
@@ -50,10 +53,11 @@ def assisted(
     """
     check(draft, draft_length, align, accept, kv)
 
-    @functools.cache
-    def pipeline(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> Pipeline:
-        on, precision = str(device), str(dtype)
-        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, draft_length, on, precision)
+    def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
+        on, precision = str(model.device), str(model.dtype)
+        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, length, on, precision)
+
+    pipelines = Kept(pipeline)
 
     def generate(
         model: PreTrainedModel,
@@ -66,8 +70,7 @@ def assisted(
         refuse_unsupported(model, generation_config, logits_processor, model_kwargs)
         streamers = streamers_of(streamer, len(input_ids))
         prompts = unpadded(input_ids, model_kwargs)
-        with evaluating(model):
-            pipe = pipeline(model, model.device, model.dtype)
+        with TURN, evaluating(model), pipelines.lend(model, draft, draft_length) as pipe:
             if generation_config.do_sample:
                 pipe.require_sampling("do_sample=True")
                 pipe.seed = int(torch.randint(2**62, ()))
