@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import generation as hf
 
+from specframe.drop_in.call import Call
 from specframe.drop_in.kept import Kept, check
 from specframe.drop_in.outputs import StepOutputs, output
-from specframe.drop_in.rows import requests_of, unpadded
-from specframe.drop_in.streams import Streaming, streamers_of
-from specframe.errors import OptionError
+from specframe.drop_in.plain import decode_plainly, obstacles
+from specframe.drop_in.rows import requests_of
+from specframe.drop_in.streams import Sink, sink_of
 from specframe.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
     from transformers.generation.streamers import BaseStreamer
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -62,24 +62,19 @@ def assisted(
     def generate(
         model: PreTrainedModel,
         input_ids: torch.Tensor,
-        logits_processor: hf.LogitsProcessorList,
-        stopping_criteria: hf.StoppingCriteriaList,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        refuse_unsupported(model, generation_config, logits_processor, model_kwargs)
-        streamers = streamers_of(streamer, len(input_ids))
-        prompts = unpadded(input_ids, model_kwargs)
-        with TURN, evaluating(model), pipelines.lend(model, draft, draft_length) as pipe:
-            if generation_config.do_sample:
-                pipe.require_sampling("do_sample=True")
-                pipe.seed = int(torch.randint(2**62, ()))
-            requests = requests_of(pipe, input_ids, prompts, logits_processor, stopping_criteria, generation_config)
-            pipe.batch_size = len(requests)
-            kept = StepOutputs(generation_config)
-            watching = [kept, *([Streaming(streamers, input_ids)] if streamers else [])]
-            results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
-        return output(input_ids, results, generation_config, kept)
+        call = Call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        sink = sink_of(streamer, call)
+        with sink or contextlib.nullcontext(), TURN, evaluating(model):
+            call.require_decoding()
+            if why := obstacles(call):
+                return decode_plainly(call, why, sink)
+            with pipelines.lend(model, *(looked_up(call) or (draft, draft_length))) as pipe:
+                return decode_drafted(call, pipe, sink)
 
     return generate
 
@@ -96,37 +91,22 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
             module.training = True
 
 
-def refuse_unsupported(
-    model: PreTrainedModel, config: GenerationConfig, processors: hf.LogitsProcessorList, model_kwargs: dict[str, Any]
-) -> None:
-    """Raise :class:`OptionError` naming what cannot be had."""
-    cache = model_kwargs.get("past_key_values")
-    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-    mode = config.get_generation_mode()
-    asked = {
-        "an encoder-decoder model": model.config.is_encoder_decoder,
-        f"{mode.value} (num_beams={config.num_beams})": mode not in DECODING,
-        "inputs_embeds": "inputs_embeds" in model_kwargs,
-        "past_key_values that hold tokens already": cache is not None and cache.get_seq_length() > 0,
-        "use_cache=False": config.use_cache is False,
-        "prompt_lookup_num_tokens (give assisted('prompt-lookup') instead)": config.prompt_lookup_num_tokens,
-        "assistant_early_exit": config.assistant_early_exit,
-        "output_attentions": config.output_attentions,
-        "output_hidden_states": config.output_hidden_states,
-        **{name: model_kwargs[name] is not None for name in sorted(model_kwargs.keys() - known)},
-    }
-    asked |= {type(one).__name__: isinstance(one, STATEFUL) for one in processors}
-    if unsupported := [name for name, wanted in asked.items() if wanted]:
-        raise OptionError(f"assisted generation in batches does not support {', '.join(unsupported)}")
+def looked_up(call: Call) -> tuple[str, int] | None:
+    """Return the drafter and the draft length of a call that asks for prompt lookup; None where it does not."""
+    if not call.config.prompt_lookup_num_tokens:
+        return None
+    ngram = call.config.max_matching_ngram_size
+    return f"prompt-lookup,ngram={ngram}" if ngram else "prompt-lookup", call.config.prompt_lookup_num_tokens
 
 
-DECODING = (hf.GenerationMode.GREEDY_SEARCH, hf.GenerationMode.SAMPLE, hf.GenerationMode.ASSISTED_GENERATION)
-"""What ``generate`` may be set to do."""
-
-STATEFUL = (
-    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor,
-    hf.SynthIDTextWatermarkLogitsProcessor,
-    hf.EncoderRepetitionPenaltyLogitsProcessor,
-    hf.EncoderNoRepeatNGramLogitsProcessor,
-)
-"""Processors that count on being called once per generated token, in order, or with all rows at once."""
+def decode_drafted(call: Call, pipe: Pipeline, sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Decode a call with a pipeline."""
+    if call.config.do_sample:
+        pipe.require_sampling("do_sample=True")
+        pipe.seed = int(torch.randint(2**62, ()))
+    requests = requests_of(pipe, call)
+    pipe.batch_size = len(requests)
+    kept = StepOutputs(call.config)
+    watching = [kept] if sink is None else [kept, sink]
+    results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
+    return output(call, results, kept)

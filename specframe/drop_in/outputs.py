@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from specframe.drop_in.call import Call
+from specframe.drop_in.reading import read, wanted
 from specframe.observers import Watcher
 from specframe.types import Result, RoundReport
 
@@ -41,20 +43,19 @@ class StepOutputs(Watcher):
         return tuple(padded[:count].unbind(0))
 
 
-def output(
-    input_ids: torch.Tensor, results: list[Result], config: GenerationConfig, kept: StepOutputs
-) -> torch.Tensor | GenerateDecoderOnlyOutput:
+def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Return what ``generate`` returns: prompts and continuations, padded on the right."""
     longest = max(len(result.token_ids) for result in results)
-    pad = config._pad_token_tensor
-    new_BN = input_ids.new_full((len(results), longest), 0 if pad is None else int(pad))
+    new_BN = call.input_ids.new_full((len(results), longest), call.pad)
     for row, result in enumerate(results):
         new_BN[row, : len(result.token_ids)] = torch.tensor(result.token_ids)
-    sequences = torch.cat([input_ids, new_BN], dim=1)
-    if not config.return_dict_in_generate:
+    sequences = torch.cat([call.input_ids, new_BN], dim=1)
+    told = read(call, sequences) if wanted(call) else {}
+    if not call.config.return_dict_in_generate:
         return sequences
     return GenerateDecoderOnlyOutput(
         sequences=sequences,  # type: ignore[arg-type]
         scores=kept.steps("scores", len(results), longest),  # type: ignore[arg-type]
         logits=kept.steps("logits", len(results), longest),  # type: ignore[arg-type]
+        **told,
     )

@@ -3,86 +3,67 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import generation as hf
 
+from specframe.drop_in.call import Call
 from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
 from specframe.plan import Plan
 from specframe.stopping import Criteria
 from specframe.types import Request
 
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
 
-
-def for_row(processor: Any, row: int) -> Any:
-    """Return a processor as it treats one row of the batch it was made for."""
+def for_row(processor: Any, row: int, rows: int) -> Any:
+    """Return a processor as it treats one of the ``rows`` that it was made for."""
     if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+    own: dict[str, Any] = {}
     if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
-        one = copy.copy(processor)
-        one.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
-        return one
-    return processor
+        own = {"prompt_ignore_length": processor.prompt_ignore_length[row : row + 1]}
+    elif isinstance(processor, hf.EncoderRepetitionPenaltyLogitsProcessor):
+        prompts = processor.encoder_input_ids
+        own = {"encoder_input_ids": prompts[row * len(prompts) // rows][None]}
+    elif isinstance(processor, hf.EncoderNoRepeatNGramLogitsProcessor):
+        own = {"batch_size": 1, "generated_ngrams": [processor.generated_ngrams[row * processor.batch_size // rows]]}
+    if not own:
+        return processor
+    one = copy.copy(processor)
+    vars(one).update(own)
+    return one
 
 
-def unpadded(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
-    """Return each row's own ids, its left padding taken away.
-
-    Raises:
-        OptionError: padding that is not on the left, or positions other than a token's place in its row.
-    """
-    mask_BS = model_kwargs.get("attention_mask")
-    mask_BS = torch.ones_like(input_ids) if mask_BS is None else mask_BS.to(input_ids.device)
-    if mask_BS.shape != input_ids.shape:
-        raise OptionError(
-            f"attention_mask: expected one value for each of input_ids {tuple(input_ids.shape)}, got {tuple(mask_BS.shape)}"
-        )
-    real_BS = mask_BS.bool()
-    if not (bool(real_BS[:, -1].all()) and bool((real_BS[:, 1:] >= real_BS[:, :-1]).all())):
-        raise OptionError("attention_mask: expected rows padded on the left only, with at least one token each")
-    positions_BS = model_kwargs.get("position_ids")
-    expected_BS = (real_BS.cumsum(-1) - 1).where(real_BS, 0)
-    if positions_BS is not None and not torch.equal(positions_BS.to(expected_BS).where(real_BS, 0), expected_BS):
-        raise OptionError("position_ids: expected the place of each token in its row, counted from 0")
-    rows, masks = input_ids.tolist(), real_BS.sum(1).tolist()
-    return [row[len(row) - count :] for row, count in zip(rows, masks, strict=True)]
-
-
-def requests_of(
-    pipe: Pipeline,
-    input_ids: torch.Tensor,
-    prompts: list[list[int]],
-    processors: hf.LogitsProcessorList,
-    criteria: hf.StoppingCriteriaList,
-    config: GenerationConfig,
-) -> list[Request]:
+def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
     """Return a request per row, with what ``generate`` prepared for it."""
-    width, device = input_ids.shape[1], pipe.target_model.device
-    lengths = [one.max_length for one in criteria if isinstance(one, hf.MaxLengthCriteria)]
-    new = min([config.max_length, *lengths]) - width
-    context = getattr(pipe.target_model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max(map(len, prompts)) + new > context:
-        raise OptionError(
-            f"max_new_tokens: the longest prompt has {max(map(len, prompts))} tokens: expected at most "
-            f"{context - max(map(len, prompts))} new ones in the model's context of {context}, got {new}"
-        )
+    width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
+    lengths = [one.max_length for one in call.criteria if isinstance(one, hf.MaxLengthCriteria)]
+    new = min([call.config.max_length, *lengths]) - width
+    require_context(pipe, max(map(len, prompts)), new)
     stops: set[int] = set()
     others = []
-    for one in criteria:
+    for one in call.criteria:
         if isinstance(one, hf.EosTokenCriteria):
             stops.update(one.eos_token_id.tolist())
         elif not isinstance(one, hf.MaxLengthCriteria):
             others.append(one)
     requests = []
     for index, ids in enumerate(prompts):
-        lead = tuple(input_ids[index, : width - len(ids)].tolist())
-        own = [for_row(processor, index) for processor in processors]
-        plan = Plan.split(own, greedy=not config.do_sample, lead=lead)
+        lead = tuple(call.input_ids[index, : width - len(ids)].tolist())
+        own = [for_row(processor, index, len(call)) for processor in call.processors]
+        plan = Plan.split(own, greedy=not call.config.do_sample, lead=lead)
         checks = (Criteria(others, lead, device),) if others else ()
         requests.append(Request(index, pipe.encode(ids), new, frozenset(stops), plan, stream=index, stop_checks=checks))
     return requests
+
+
+def require_context(pipe: Pipeline, longest: int, new: int) -> None:
+    """Raise :class:`OptionError` when the longest prompt's new tokens are more than the model's context holds."""
+    context = getattr(pipe.target_model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest + new > context:
+        raise OptionError(
+            f"max_new_tokens: the longest prompt has {longest} tokens: expected at most {context - longest} "
+            f"new ones in the model's context of {context}, got {new}"
+        )

@@ -1,0 +1,155 @@
+"""Processors and criteria of a user's own, tried on the prompt: whether they can be called for one row and one place at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCriteria
+from transformers import generation as hf
+
+from specframe.drop_in.call import Call
+from specframe.plan import POSITIONWISE
+
+ROW_BY_ROW = frozenset(
+    {
+        *POSITIONWISE,
+        hf.EncoderNoRepeatNGramLogitsProcessor,
+        hf.EncoderRepetitionPenaltyLogitsProcessor,
+        hf.EosTokenCriteria,
+        hf.ExponentialDecayLengthPenalty,
+        hf.ForcedBOSTokenLogitsProcessor,
+        hf.ForcedEOSTokenLogitsProcessor,
+        hf.MaxLengthCriteria,
+        hf.MinLengthLogitsProcessor,
+        hf.MinNewTokensLengthLogitsProcessor,
+        hf.NoBadWordsLogitsProcessor,
+        hf.NoRepeatNGramLogitsProcessor,
+        hf.PrefixConstrainedLogitsProcessor,
+        hf.RepetitionPenaltyLogitsProcessor,
+        hf.SequenceBiasLogitsProcessor,
+        hf.SuppressTokensAtBeginLogitsProcessor,
+        hf.WatermarkLogitsProcessor,
+        MaxTimeCriteria,
+        StopStringCriteria,
+    }
+)
+"""Classes of transformers that go by each row's ids alone. A class that inherits from one of them may do otherwise."""
+
+SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
+"""What is not copied with an object for its trial: large, and called without a change."""
+
+DEEPEST = 4
+"""Objects within objects that are looked into for a change."""
+
+ALL = slice(None)
+
+TRIED = 2
+"""Tokens that are added to the prompt, one by one, for further trials."""
+
+
+def unfit(call: Call) -> list[str]:
+    """Return the processors and criteria that have to be called once per token, with all rows, each with the reason why."""
+    vocabulary = int(call.model.config.get_text_config().vocab_size)
+    scores_BV = torch.randn(len(call), vocabulary, generator=torch.Generator().manual_seed(0)).to(call.model.device)
+    ways: list[tuple[Any, Callable[..., Any]]] = [
+        (call.processors, lambda one, ids_BS, rows: one(ids_BS[rows], scores_BV[rows].clone())),
+        (call.criteria, lambda one, ids_BS, rows: one(ids_BS[rows], None)),
+    ]
+    found = []
+    for own, show in ways:
+        for one in own:
+            if type(one) not in ROW_BY_ROW and (why := fault(one, show, call.input_ids, vocabulary)):
+                found.append(f"{named(one)}, which {why}")
+    return found
+
+
+def fault(
+    one: Any, show: Callable[[Any, torch.Tensor, slice], Any], ids_BS: torch.Tensor, vocabulary: int
+) -> str | None:
+    """Return why an object cannot be called for one row and one place at a time, as far as can be seen; None if it can.
+
+    A copy is called with the prompt, once more with the same, with each row alone, and all of it with some tokens more.
+    """
+    devices = [ids_BS.device] if ids_BS.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            twin = twin_of(one)
+            for shown_BS in longer(ids_BS, vocabulary):
+                together = show(twin, shown_BS, ALL)
+                before = noted(twin)
+                again = show(twin, shown_BS, ALL)
+                if noted(twin) != before or not same(together, again):
+                    return "changes from call to call"
+                alone = [show(twin, shown_BS, slice(row, row + 1)) for row in range(len(shown_BS))]
+                if len(alone) > 1 and not same(together, joined(alone)):
+                    return "compares rows"
+                if noted(twin) != before:
+                    return "counts its rows"
+        except Exception as error:  # whatever an object of a stranger raises when it is called in another way
+            return f"raises {type(error).__name__} when it is called for one row alone, or twice"
+    return None
+
+
+def longer(ids_BS: torch.Tensor, vocabulary: int) -> Iterator[torch.Tensor]:
+    """Yield the prompt, and then the prompt with random tokens, the same in some rows."""
+    generator = torch.Generator().manual_seed(0)
+    yield ids_BS
+    for _ in range(TRIED):
+        drawn_B1 = torch.randint(vocabulary, (len(ids_BS), 1), generator=generator).to(ids_BS)
+        drawn_B1[1::3] = drawn_B1[0]
+        ids_BS = torch.cat([ids_BS, drawn_B1], dim=1)
+        yield ids_BS
+
+
+def twin_of(one: Any) -> Any:
+    """Return a copy of an object that can be called in its place: what it holds is copied, too, where that can be."""
+    twin = copy.copy(one)
+    for name, value in vars(twin).items() if hasattr(twin, "__dict__") else ():
+        if not isinstance(value, SHARED):
+            try:
+                vars(twin)[name] = copy.deepcopy(value)
+            except Exception:  # locks, files, objects of other languages: the original serves
+                continue
+    return twin
+
+
+def noted(value: Any, depth: int = 0) -> Any:
+    """Return what an object holds as something to compare: numbers, texts and tensors, and the kind of whatever else."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        array = torch.as_tensor(value).detach().cpu()
+        return str(array.dtype), tuple(array.shape), array.flatten().tolist()
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    if depth == DEEPEST or isinstance(value, SHARED):
+        return type(value)
+    if isinstance(value, dict):
+        return [(noted(key, depth + 1), noted(held, depth + 1)) for key, held in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [noted(held, depth + 1) for held in value]
+    if hasattr(value, "__dict__"):
+        return type(value), noted(vars(value), depth + 1)
+    return type(value)
+
+
+def joined(parts: list[Any]) -> Any:
+    """Return what an object said of each row, as one."""
+    if isinstance(parts[0], torch.Tensor) and parts[0].ndim:
+        return torch.cat(parts)
+    return all(map(bool, parts))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two answers are equal, infinite scores included."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
+        return one.shape == other.shape and torch.allclose(one.float(), other.float(), **close)  # type: ignore[arg-type]
+    return bool(one == other)
+
+
+def named(one: Any) -> str:
+    """Return a class's name, or a function's."""
+    return getattr(one, "__name__", type(one).__name__)
