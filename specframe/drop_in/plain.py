@@ -39,6 +39,7 @@ def obstacles(call: Call) -> list[str]:
         "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
         "padding that is not on the left": lambda: not padded_on_the_left(call),
         "positions other than a token's place in its row": lambda: not counted_from_0(call),
+        "output_attentions along with a static cache": lambda: call.config.output_attentions and cache.is_compileable,
         "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
     for name, holds in checks.items():  # each takes for granted that those before it do not hold

@@ -151,5 +151,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def named(one: Any) -> str:
-    """Return a class's name, or a function's."""
-    return getattr(one, "__name__", type(one).__name__)
+    """Return the name of a class, or a function, with the package it is from."""
+    kind = one if hasattr(one, "__name__") else type(one)
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ if package == "__main__" else f"{package}.{kind.__name__}"
