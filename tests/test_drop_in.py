@@ -470,6 +470,7 @@ def test_a_greedy_rule_does_not_sample():
 
 UNUSABLE = {
     "a number as draft": ((5,), "draft: expected a loaded model, .* got 5"),
+    "any draft": (("auto",), "draft: expected a loaded model, .* got 'auto'"),
     "a fraction as draft length": ((DRAFT, 1.5), "draft_length: expected a whole number of at least 1, .* got 1.5"),
     "a list as draft length": ((DRAFT, [1, 2]), "draft_length: expected a whole number of at least 1, .*, 2"),
     "no draft length": ((DRAFT, None), "draft_length: .* got None"),

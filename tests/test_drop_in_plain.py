@@ -73,6 +73,7 @@ PLAIN = {
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
         "do_sample": True,
     },
+    "more tokens than the model's context holds": lambda: {**padded(), "max_new_tokens": 147},
     "criteria of your own without an eos id": lambda: {
         **padded(),
         "eos_token_id": None,
@@ -393,7 +394,6 @@ REFUSED = {
     "beam_search": lambda: {"num_beams": 2},
     "contrastive_search": lambda: {"penalty_alpha": 0.6, "top_k": 4},
     "assistant_early_exit": lambda: {"assistant_early_exit": 1},
-    "expected at most 146 new ones": lambda: {"max_new_tokens": 147},
 }
 
 

@@ -51,6 +51,12 @@ class Call:
         """The id that follows a row's end."""
         return 0 if self.config._pad_token_tensor is None else int(self.config._pad_token_tensor)
 
+    @property
+    def new(self) -> int:
+        """Tokens generated for each row, at most."""
+        lengths = [one.max_length for one in self.criteria if isinstance(one, hf.MaxLengthCriteria)]
+        return min([self.config.max_length, *lengths]) - self.input_ids.shape[1]
+
     def require_decoding(self) -> None:
         """Raise :class:`OptionError` naming what is no decoding of rows by a decoder."""
         mode = self.config.get_generation_mode()

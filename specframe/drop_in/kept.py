@@ -19,7 +19,7 @@ from specframe.plugins import registry
 def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> None:
     """Raise :class:`SpecframeError` for what no pipeline can be made of, before there is a target."""
     named = draft is None or isinstance(draft, str | os.PathLike | torch.nn.Module)
-    if not named and not hasattr(draft, "propose"):
+    if draft == "auto" or not (named or hasattr(draft, "propose")):
         raise OptionError(
             f"draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, got {draft!r}"
         )

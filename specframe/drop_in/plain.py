@@ -10,8 +10,8 @@ from transformers import generation as hf
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
 from specframe.drop_in.call import Call
-from specframe.drop_in.trial import unfit
 from specframe.errors import SpecframeWarning
+from specframe.trial import unfit
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -39,13 +39,22 @@ def obstacles(call: Call) -> list[str]:
         "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
         "padding that is not on the left": lambda: not padded_on_the_left(call),
         "positions other than a token's place in its row": lambda: not counted_from_0(call),
-        "output_attentions along with a static cache": lambda: call.config.output_attentions and cache.is_compileable,
+        "more tokens than the model's context holds": lambda: beyond_context(call),
+        "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
         "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
     for name, holds in checks.items():  # each takes for granted that those before it do not hold
         if not found and holds():
             found.append(name)
-    return found or unfit(call)
+    if found:
+        return found
+    vocabulary = int(call.model.config.get_text_config().vocab_size)
+    return unfit(call.processors, call.criteria, call.input_ids.to(call.model.device), vocabulary)
+
+
+def static(cache: Any) -> bool:
+    """Return whether a cache has room for more than it holds: attention weights have a place for all of it."""
+    return cache is not None and cache.is_compileable
 
 
 def prepares_otherwise(call: Call) -> bool:
@@ -79,6 +88,12 @@ def counted_from_0(call: Call) -> bool:
     real_BS = call.real_BS.to(positions_BS.device)
     expected_BS = real_BS.cumsum(-1) - 1
     return positions_BS.shape == real_BS.shape and bool((positions_BS == expected_BS)[real_BS].all())
+
+
+def beyond_context(call: Call) -> bool:
+    """Return whether a row may become longer than the context that the model was made for: ``generate`` only warns."""
+    context = getattr(call.model.config.get_text_config(), "max_position_embeddings", None)
+    return context is not None and max(map(len, call.prompts)) + call.new > context
 
 
 def goes_on_after_the_end(call: Call) -> bool:

@@ -9,7 +9,6 @@ import torch
 from transformers import generation as hf
 
 from specframe.drop_in.call import Call
-from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
 from specframe.plan import Plan
 from specframe.stopping import Criteria
@@ -39,9 +38,6 @@ def for_row(processor: Any, row: int, rows: int) -> Any:
 def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
     """Return a request per row, with what ``generate`` prepared for it."""
     width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
-    lengths = [one.max_length for one in call.criteria if isinstance(one, hf.MaxLengthCriteria)]
-    new = min([call.config.max_length, *lengths]) - width
-    require_context(pipe, max(map(len, prompts)), new)
     stops: set[int] = set()
     others = []
     for one in call.criteria:
@@ -55,15 +51,7 @@ def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
         own = [for_row(processor, index, len(call)) for processor in call.processors]
         plan = Plan.split(own, greedy=not call.config.do_sample, lead=lead)
         checks = (Criteria(others, lead, device),) if others else ()
-        requests.append(Request(index, pipe.encode(ids), new, frozenset(stops), plan, stream=index, stop_checks=checks))
-    return requests
-
-
-def require_context(pipe: Pipeline, longest: int, new: int) -> None:
-    """Raise :class:`OptionError` when the longest prompt's new tokens are more than the model's context holds."""
-    context = getattr(pipe.target_model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and longest + new > context:
-        raise OptionError(
-            f"max_new_tokens: the longest prompt has {longest} tokens: expected at most {context - longest} "
-            f"new ones in the model's context of {context}, got {new}"
+        requests.append(
+            Request(index, pipe.encode(ids), call.new, frozenset(stops), plan, stream=index, stop_checks=checks)
         )
+    return requests

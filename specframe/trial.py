@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCriteria
 from transformers import generation as hf
 
-from specframe.drop_in.call import Call
 from specframe.plan import POSITIONWISE
 
 ROW_BY_ROW = frozenset(
@@ -42,8 +41,8 @@ ROW_BY_ROW = frozenset(
 SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
 """What is not copied with an object for its trial: large, and called without a change."""
 
-DEEPEST = 4
-"""Objects within objects that are looked into for a change."""
+MOST = 10_000
+"""Entries of a list or dictionary that are looked at for a change, such as a vocabulary's; of more, their number."""
 
 ALL = slice(None)
 
@@ -51,18 +50,24 @@ TRIED = 2
 """Tokens that are added to the prompt, one by one, for further trials."""
 
 
-def unfit(call: Call) -> list[str]:
-    """Return the processors and criteria that have to be called once per token, with all rows, each with the reason why."""
-    vocabulary = int(call.model.config.get_text_config().vocab_size)
-    scores_BV = torch.randn(len(call), vocabulary, generator=torch.Generator().manual_seed(0)).to(call.model.device)
+def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tensor, vocabulary: int) -> list[str]:
+    """Return the processors and criteria that have to be called once per token, with all rows, each with the reason why.
+
+    Args:
+        processors, criteria: a user's own and others.
+        ids_BS: the prompts, (B, S).
+        vocabulary: tokens that have a score.
+    """
+    drawn_BV = torch.randn(len(ids_BS), vocabulary, generator=torch.Generator().manual_seed(0))
+    scores_BV = drawn_BV.to(ids_BS.device)
     ways: list[tuple[Any, Callable[..., Any]]] = [
-        (call.processors, lambda one, ids_BS, rows: one(ids_BS[rows], scores_BV[rows].clone())),
-        (call.criteria, lambda one, ids_BS, rows: one(ids_BS[rows], None)),
+        (processors, lambda one, ids_BS, rows: one(ids_BS[rows], scores_BV[rows].clone())),
+        (criteria, lambda one, ids_BS, rows: one(ids_BS[rows], None)),
     ]
     found = []
     for own, show in ways:
         for one in own:
-            if type(one) not in ROW_BY_ROW and (why := fault(one, show, call.input_ids, vocabulary)):
+            if type(one) not in ROW_BY_ROW and (why := fault(one, show, ids_BS, vocabulary)):
                 found.append(f"{named(one)}, which {why}")
     return found
 
@@ -117,21 +122,28 @@ def twin_of(one: Any) -> Any:
     return twin
 
 
-def noted(value: Any, depth: int = 0) -> Any:
-    """Return what an object holds as something to compare: numbers, texts and tensors, and the kind of whatever else."""
+def noted(value: Any, seen: frozenset[int] = frozenset()) -> Any:
+    """Return what an object holds as something to compare: numbers, texts and tensors, and the kind of whatever else.
+
+    Args:
+        value: the object.
+        seen: the ids of the objects that it is part of.
+    """
     if isinstance(value, torch.Tensor | np.ndarray):
-        array = torch.as_tensor(value).detach().cpu()
-        return str(array.dtype), tuple(array.shape), array.flatten().tolist()
+        array = torch.as_tensor(value).detach().cpu().contiguous()
+        return str(array.dtype), tuple(array.shape), array.flatten().view(torch.uint8).numpy().tobytes()
     if value is None or isinstance(value, str | bytes | int | float):
         return value
-    if depth == DEEPEST or isinstance(value, SHARED):
+    if id(value) in seen or isinstance(value, SHARED):
         return type(value)
+    seen |= {id(value)}
     if isinstance(value, dict):
-        return [(noted(key, depth + 1), noted(held, depth + 1)) for key, held in value.items()]
+        entries = value.items() if len(value) <= MOST else ()
+        return type(value), len(value), [(noted(key, seen), noted(held, seen)) for key, held in entries]
     if isinstance(value, list | tuple | set | frozenset):
-        return [noted(held, depth + 1) for held in value]
+        return type(value), len(value), [noted(held, seen) for held in (value if len(value) <= MOST else ())]
     if hasattr(value, "__dict__"):
-        return type(value), noted(vars(value), depth + 1)
+        return type(value), noted(vars(value), seen)
     return type(value)
 
 
