@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -40,6 +41,9 @@ ROW_BY_ROW = frozenset(
 
 SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
 """What is not copied with an object for its trial: large, and called without a change."""
+
+PLAIN = (type(None), str, bytes, int, float)
+"""What is compared as it is."""
 
 MOST = 10_000
 """Entries of a list or dictionary that are looked at for a change, such as a vocabulary's; of more, their number."""
@@ -113,38 +117,51 @@ def longer(ids_BS: torch.Tensor, vocabulary: int) -> Iterator[torch.Tensor]:
 def twin_of(one: Any) -> Any:
     """Return a copy of an object that can be called in its place: what it holds is copied, too, where that can be."""
     twin = copy.copy(one)
-    for name, value in vars(twin).items() if hasattr(twin, "__dict__") else ():
-        if not isinstance(value, SHARED):
-            try:
-                vars(twin)[name] = copy.deepcopy(value)
-            except Exception:  # locks, files, objects of other languages: the original serves
-                continue
+    if not hasattr(twin, "__dict__"):
+        return twin
+    shared = {id(held): held for held in within(vars(twin), set()) if isinstance(held, SHARED)}
+    for name, value in vars(twin).items():
+        try:
+            vars(twin)[name] = copy.deepcopy(value, dict(shared))
+        except Exception:  # locks, files, objects of other languages: the original serves
+            continue
     return twin
 
 
-def noted(value: Any, seen: frozenset[int] = frozenset()) -> Any:
-    """Return what an object holds as something to compare: numbers, texts and tensors, and the kind of whatever else.
+def noted(value: Any) -> list[Any]:
+    """Return what an object holds as something to compare: numbers, texts and tensors, and the kinds and sizes of all else."""
+    return [simple(held) for held in within(value, set())]
 
-    Args:
-        value: the object.
-        seen: the ids of the objects that it is part of.
-    """
+
+def within(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield an object and what it holds, however deep, but nothing twice, and nothing of what is shared."""
+    if isinstance(value, PLAIN):
+        yield value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        yield value
+        for part in parts(value):
+            yield from within(part, seen)
+
+
+def parts(value: Any) -> Iterable[Any]:
+    """Return what an object holds itself."""
+    if isinstance(value, (*SHARED, torch.Tensor, np.ndarray)):
+        return ()
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        entries = itertools.chain(*value.items()) if isinstance(value, dict) else value
+        return entries if len(value) <= MOST else ()
+    return vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+def simple(value: Any) -> Any:
+    """Return a number, a text or a tensor as something to compare; of anything else its kind and size."""
     if isinstance(value, torch.Tensor | np.ndarray):
         array = torch.as_tensor(value).detach().cpu().contiguous()
         return str(array.dtype), tuple(array.shape), array.flatten().view(torch.uint8).numpy().tobytes()
-    if value is None or isinstance(value, str | bytes | int | float):
+    if isinstance(value, PLAIN):
         return value
-    if id(value) in seen or isinstance(value, SHARED):
-        return type(value)
-    seen |= {id(value)}
-    if isinstance(value, dict):
-        entries = value.items() if len(value) <= MOST else ()
-        return type(value), len(value), [(noted(key, seen), noted(held, seen)) for key, held in entries]
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value), len(value), [noted(held, seen) for held in (value if len(value) <= MOST else ())]
-    if hasattr(value, "__dict__"):
-        return type(value), noted(vars(value), seen)
-    return type(value)
+    return type(value), len(value) if isinstance(value, dict | list | tuple | set | frozenset) else None
 
 
 def joined(parts: list[Any]) -> Any:

@@ -82,9 +82,11 @@ def test_what_remembers_nothing_is_not(what):
 
 
 def test_a_model_is_not_copied():
-    """A copy shares the modules of the original."""
-    processor = Holding(torch.nn.Linear(2, 2), lambda one: None)
-    assert twin_of(processor).held is processor.held
+    """A copy shares the modules of the original, however deep they are, and nothing else that changes."""
+    processor = Holding({"within": [torch.nn.Linear(2, 2)]}, lambda one: None)
+    twin = twin_of(processor)
+    assert twin.held["within"][0] is processor.held["within"][0]
+    assert twin.held["within"] is not processor.held["within"]
 
 
 ANSWERS = {
