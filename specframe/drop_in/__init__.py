@@ -39,13 +39,15 @@ def assisted(
 
     Greedy output is that of ``generate`` without an assistant, token for token; sampled output is distributed as it is, with
     random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does, and their
-    scores and logits are 0 there. Calls from several threads take turns.
+    scores and logits are 0 there. What drafts do not go with is decoded by transformers' own loop, and a
+    :class:`specframe.errors.SpecframeWarning` says why. Calls from several threads take turns.
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
         draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
         align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
-        streamer: told the prompt's ids and then every round's; a list has one for each row. One streamer serves one row.
+        streamer: told the prompt's ids and then every round's; a list has one for each row. One streamer serves one row; that which
+            ``generate`` is given is told of steps, one token of every row.
 
     Raises:
         SpecframeError: at once, a draft, draft length or strategy that cannot be had; on the call, before any work, what
