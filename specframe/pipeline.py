@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
-from specframe.errors import OptionError, SpecframeWarning, UnknownNameError
+from specframe.errors import OptionError, UnknownNameError
 from specframe.graphs import RECORDINGS
 from specframe.intake import Intake, Prompt
 from specframe.logprobs import Logprobs
@@ -31,7 +30,7 @@ from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
 from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
-from specframe.trial import unfit
+from specframe.trial import warn_of_unfit
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
@@ -236,23 +235,11 @@ class Pipeline:
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
         samplings = self._samplings(sampling, len(prompts))
         requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
-        self._try_objects(samplings, requests)
+        if requests:
+            warn_of_unfit(samplings, requests[0].prompt_ids, self._runner.vocabulary, self._runner.device)
         if sort:
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
-
-    def _try_objects(self, samplings: Rows[Sampling], requests: Rows[Request]) -> None:
-        """Warn of processors and criteria that do not go by the ids they are shown alone, tried on the first prompt."""
-        processors = {id(one): one for sampling in samplings for one in sampling.processors}.values()
-        criteria = {id(one): one for sampling in samplings for one in sampling.criteria}.values()
-        if requests and (processors or criteria):
-            ids_1S = torch.tensor([requests[0].prompt_ids], device=self._runner.device)
-            for found in unfit(processors, criteria, ids_1S, self._runner.vocabulary):
-                warnings.warn(
-                    f"{found}: it is called for drafted tokens, too, so its tokens may be others than one token at a time gives",
-                    SpecframeWarning,
-                    stacklevel=4,
-                )
 
     def _samplings(self, given: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
         """Return the sampling parameters of each prompt."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCriteria
 from transformers import generation as hf
 
+from specframe.errors import SpecframeWarning
 from specframe.plan import POSITIONWISE
+
+if TYPE_CHECKING:
+    from specframe.sampling import Sampling
 
 ROW_BY_ROW = frozenset(
     {
@@ -74,6 +80,23 @@ def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tens
             if type(one) not in ROW_BY_ROW and (why := fault(one, show, ids_BS, vocabulary)):
                 found.append(f"{named(one)}, which {why}")
     return found
+
+
+def warn_of_unfit(
+    asked: Iterable[Sampling], prompt_ids: Rows[int], vocabulary: int, device: torch.device | str
+) -> None:
+    """Warn of the processors and criteria asked for that have to be called once per token, tried on one prompt."""
+    distinct = {id(one): one for one in asked}.values()
+    processors = {id(one): one for sampling in distinct for one in sampling.processors}.values()
+    criteria = {id(one): one for sampling in distinct for one in sampling.criteria}.values()
+    if not (processors or criteria):
+        return
+    for found in unfit(processors, criteria, torch.tensor([prompt_ids], device=device), vocabulary):
+        warnings.warn(
+            f"{found}: it is called for drafted tokens, too, so its tokens may be others than one token at a time gives",
+            SpecframeWarning,
+            stacklevel=4,
+        )
 
 
 def fault(
