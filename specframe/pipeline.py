@@ -288,13 +288,18 @@ class Pipeline:
         """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
         return self._accept_auto or self.composition.rule.sharpen
 
+    def require_sampling(self, asked: str) -> None:
+        """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
+        if not self._draws:
+            raise OptionError(
+                f"{asked} has no effect on an acceptance rule that always takes the most likely "
+                "token: choose a rule that samples, such as gumbel, block or rejection"
+            )
+
     def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
         try:
-            if settings.temperature and not self._draws:
-                raise OptionError(
-                    f"temperature {settings.temperature:g} has no effect on an acceptance rule that always takes the most "
-                    "likely token: choose a rule that samples, such as gumbel, block or rejection"
-                )
+            if settings.temperature:
+                self.require_sampling(f"temperature {settings.temperature:g}")
             return settings.check(max_new_tokens, self._runner.vocabulary)
         except OptionError as fault:
             return fault
