@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from specframe.contract import require_members
 from specframe.errors import CompositionError, OptionError
 from specframe.plugins import Registry
 from specframe.protocols import (
@@ -17,6 +19,18 @@ from specframe.protocols import (
     Scheduler,
     Verifier,
 )
+from specframe.values import of_type
+
+OPTIONS: Mapping[str, str] = {
+    "drafter": "drafter",
+    "verifier": "verify",
+    "acceptance rule": "accept",
+    "alignment": "align",
+    "scheduler": "schedule",
+    "KV backend": "kv",
+    "draft-length policy": "draft_length",
+}
+"""The option of each role."""
 
 SAMPLING_RULE = "block"
 """The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
@@ -47,8 +61,16 @@ class Composition:
 
 
 def strategy(registry: Registry, kind: str, given: Any) -> Any:
-    """Return a strategy from ``name``, ``name,key=value`` or an object that is one already."""
-    return registry.make(kind, given) if isinstance(given, str) else given
+    """Return a strategy from ``name``, ``name,key=value`` or an object that is one already.
+
+    Raises:
+        OptionError: an object that has not the members its role asks for.
+    """
+    if isinstance(given, str):
+        return registry.make(kind, given)
+    number = "a whole number of at least 1, " if kind == "draft-length policy" else ""
+    require_members(kind, given, OPTIONS[kind], f"{number}a name or ")
+    return given
 
 
 def compose(
@@ -71,7 +93,7 @@ def compose(
     """
     alignment: Alignment = strategy(registry, "alignment", align)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept)
-    kv = kv or alignment.kv
+    kv = alignment.kv if kv is None else kv
     backend: KVBackend = strategy(registry, "KV backend", kv)
     if not alignment.requires <= backend.provides:
         raise CompositionError(
@@ -83,7 +105,7 @@ def compose(
         verifier=strategy(registry, "verifier", verify),
         rule=rule,
         alignment=alignment,
-        scheduler=strategy(registry, "scheduler", schedule or alignment.scheduler),
+        scheduler=strategy(registry, "scheduler", alignment.scheduler if schedule is None else schedule),
         policy=draft_length_policy(registry, auto_length(rule, drafter) if draft_length == "auto" else draft_length),
         kv=backend,
     )
@@ -96,9 +118,7 @@ def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
 
 def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
     """Return the policy for a number of draft tokens, a policy's name or an object."""
-    if isinstance(given, bool) or given is None:
-        raise OptionError(f"draft_length: expected a number of at least 1 or a policy's name, got {given!r}")
-    if isinstance(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit()):
+    if of_type(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit()):
         if int(given) < 1:
             raise OptionError(
                 f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"

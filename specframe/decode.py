@@ -12,7 +12,7 @@ import torch
 
 from specframe.pool import Pool
 from specframe.protocols import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
-from specframe.sampling import shape, sharpen
+from specframe.sampling import shape, sharpen, undecided
 from specframe.types import Batch, Draft, RoundReport
 from specframe.watch import Watch
 
@@ -56,8 +56,12 @@ def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
         with watch.stage("accept"):
             scores_BTV = shape(batch, draft.tokens_BK, logits_BTV)
             verdict = use.rule.judge(batch, draft, sharpen(batch, scores_BTV) if use.rule.sharpen else scores_BTV)
+            if (undecided_BT := undecided(batch, scores_BTV)) is not None:
+                verdict.mark(undecided_BT)
         with watch.stage("align"):
             verdict = use.alignment.commit(batch, draft, verdict)
+            if undecided_BT is not None:
+                verdict.mark(undecided_BT)  # an alignment may have made another
         with watch.stage("accept"):
             report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
         use.policy.observe(report)

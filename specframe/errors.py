@@ -30,7 +30,7 @@ class UnknownNameError(SpecframeError):
         super().__init__(f"unknown {kind} {name!r}: expected one of {listing}{hint}")
 
 
-class OptionError(SpecframeError):
+class OptionError(SpecframeError, ValueError):
     """A value outside of what an option accepts."""
 
 
@@ -65,3 +65,20 @@ class InvariantError(SpecframeError):
 def sentence(error: BaseException) -> str:
     """Return an error's text as part of a sentence."""
     return textwrap.shorten(str(error) or type(error).__name__, 400, placeholder=" ...").rstrip(".")
+
+
+SHOWN = 60
+"""Characters of a value that an error shows at most."""
+
+
+def shown(value: object) -> str:
+    """Return a value as part of a sentence, with its type where that is not plain from it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's object may raise anything
+        return f"an object of type {type(value).__name__}"
+    text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    plain = value is None or isinstance(value, str | bytes | int | float | list | tuple | dict)
+    return text if plain else f"{text} ({type(value).__name__})"

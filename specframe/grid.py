@@ -83,8 +83,9 @@ def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
     from specframe import aliases, models
     from specframe.compose import compose
-    from specframe.pipeline import at_least_one, choose
+    from specframe.pipeline import choose
     from specframe.plugins import registry
+    from specframe.values import whole
 
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
     for name in (target, draft_model):
@@ -93,7 +94,7 @@ def check_cell(cell: Cell) -> None:
     defaults: Cell = {"verify": "chain", "accept": "greedy", "align": "ragged", "schedule": None, "kv": None}
     roles = {role: cell.get(role, default) for role, default in {**defaults, "draft_length": 5}.items()}
     compose(registry(), drafter=drafter, **roles)
-    at_least_one("batch_size", cell.get("batch_size", 8))
+    whole("batch_size", cell.get("batch_size", 8), 1)
     models.pick_dtype(cell.get("dtype", "auto"), models.pick_device(cell.get("device", "auto")))
 
 

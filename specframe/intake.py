@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specframe.errors import ModelError, PromptError
+from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
+from specframe.generation import Settings
+from specframe.prompts import text_fault
 from specframe.runner import ModelRunner
-from specframe.sampling import Sampling
 from specframe.stopping import Criteria, StopCheck, StopStrings
 from specframe.types import Request, Result, SequenceMetrics
 
@@ -16,6 +17,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Rows[int]
+
+
+def listed(prompts: Any) -> list[Any]:
+    """Return prompts as a list; each of them is looked at later.
+
+    Raises:
+        OptionError: what is given is one prompt, or has no order.
+    """
+    expected = "expected a list of prompts, each a text or a list of token ids"
+    one = isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable)
+    asked = [] if one else list(prompts)
+    if one or (asked and all(map(is_token_id, asked))):
+        hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
+        raise OptionError(f"prompts: {expected}, got {shown(prompts)}{hint}")
+    return asked
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """Return a prompt's token ids as plain numbers; raise :class:`PromptError` where it is no list of whole numbers."""
+    if isinstance(prompt, bytes | Mapping | Set) or not isinstance(prompt, Iterable):
+        raise PromptError(f"expected a text or a list of token ids, got {shown(prompt)}")
+    ids = [plain(token) for token in plain(prompt)]
+    if wrong := [token for token in ids if not is_token_id(token)]:
+        raise PromptError(f"the prompt holds {shown(wrong[0])}: expected token ids, which are whole numbers")
+    return ids
+
+
+def plain(value: Any) -> Any:
+    """Return what an array or a tensor holds as Python's own numbers, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_token_id(value: Any) -> bool:
+    """Return whether a value, or the one that a tensor without dimensions holds, is a whole number."""
+    return isinstance(plain(value), int) and not isinstance(plain(value), bool)
 
 
 class Intake:
@@ -31,33 +67,38 @@ class Intake:
         self, runner: ModelRunner, tokenizer: PreTrainedTokenizerBase | None, stop_token_ids: frozenset[int]
     ) -> None:
         self._runner, self._tokenizer, self._stop_token_ids = runner, tokenizer, stop_token_ids
-        self._stop_strings: dict[tuple[tuple[str, ...], int], StopStrings] = {}
 
     def take(
-        self, prompts: Iterable[Prompt], max_new_tokens: int, arrivals: Iterable[float], samplings: Iterable[Sampling]
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int,
+        arrivals: Iterable[float],
+        settings: Iterable[Settings | OptionError],
     ) -> tuple[list[Request], list[Result]]:
-        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
+        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            max_new_tokens: tokens generated per prompt, where its settings do not say.
+            arrivals: seconds after the start of the run at which each may first be seen.
+            settings: how each is decoded, or why it cannot be.
+        """
         requests: list[Request] = []
         failed: list[Result] = []
-        for index, (prompt, arrival, how) in enumerate(zip(prompts, arrivals, samplings, strict=True)):
+        for index, (prompt, arrival, how) in enumerate(zip(prompts, arrivals, settings, strict=True)):
             try:
-                ids = self.encode(prompt)
-            except PromptError as error:
+                if isinstance(how, OptionError):
+                    raise how
+                asked = self._samples(index, self.encode(prompt), max_new_tokens, arrival, how)
+            except (PromptError, OptionError) as error:
                 failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
             else:
-                requests += self._samples(index, ids, how.max_new_tokens or max_new_tokens, arrival, how)
+                requests += asked
         return requests, failed
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise ModelError(
-                    "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
-                )
-            ids = self._tokenizer(prompt).input_ids if prompt.strip() else []
-        else:
-            ids = [int(token) for token in prompt]
+        ids = self._tokens(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise PromptError("the prompt is empty: expected at least one token")
         if len(ids) >= self._runner.context:
@@ -71,9 +112,23 @@ class Intake:
             )
         return ids
 
-    def _samples(self, index: int, ids: list[int], new: int, arrival: float, sampling: Sampling) -> list[Request]:
+    def _tokens(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        if self._tokenizer is None:
+            raise ModelError(
+                "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
+            )
+        if fault := text_fault(text):
+            raise PromptError(fault)
+        try:
+            return list(self._tokenizer(text).input_ids) if text.strip() else []
+        except Exception as error:  # a tokenizer may raise anything, and the other prompts go on
+            raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error
+
+    def _samples(self, index: int, ids: list[int], new: int, arrival: float, settings: Settings) -> list[Request]:
         """Return the requests for all samples of one prompt."""
-        stops = self._stop_token_ids
+        stops, sampling = self._stop_token_ids, settings.sampling
+        new = sampling.max_new_tokens or new
         limit = min(len(ids) + new, self._runner.context)
         return [
             Request(
@@ -81,25 +136,25 @@ class Intake:
                 ids,
                 new,
                 stops,
-                plan=sampling.plan(len(ids), limit, sorted(stops), self._runner.device),
+                plan=settings.plan(len(ids), limit, sorted(stops), self._runner.device),
                 stream=index + (sample << 32),
                 arrival=arrival,
-                stop_checks=self._stop_checks(sampling),
-                max_time=sampling.max_time,
+                stop_checks=self._stop_checks(settings),
+                max_time=settings["max_time"],
                 sample=sample,
                 logprobs=sampling.logprobs,
             )
             for sample in range(sampling.samples)
         ]
 
-    def _stop_checks(self, sampling: Sampling) -> tuple[StopCheck, ...]:
+    def _stop_checks(self, settings: Settings) -> tuple[StopCheck, ...]:
         checks: list[StopCheck] = []
-        if sampling.stop:
+        if strings := settings["stop_strings"]:
             if self._tokenizer is None:
                 raise ModelError(
                     "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
                 )
-            checks.append(StopStrings(self._tokenizer, sampling.stop, sampling.min_new_tokens))
-        if sampling.criteria:
-            checks.append(Criteria(sampling.criteria, device=self._runner.device))
+            checks.append(StopStrings(self._tokenizer, strings, settings["min_new_tokens"] or 0))
+        if settings.sampling.criteria:
+            checks.append(Criteria(settings.sampling.criteria, device=self._runner.device))
         return tuple(checks)

@@ -28,14 +28,17 @@ class LoadedModels:
         return self._model(name, "target", cell)
 
     def pipeline(self, cell: Cell, observers: Iterable[Observer] = ()) -> Pipeline:
-        """Return a new pipeline for a cell, on models that are loaded already where that is possible."""
+        """Return a new pipeline for a cell, on models that are loaded already where that is possible.
+
+        Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
+        """
         name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
         if draft_model is not None:
             drafter = self._model(draft_model, "draft", cell)
         if name not in self._tokenizers:
             self._tokenizers[name] = models.load_tokenizer(name)
         loaded = {"target": self._model(name, "target", cell), "drafter": drafter, "tokenizer": self._tokenizers[name]}
-        return Pipeline(**{**cell, **loaded}, observers=observers)
+        return Pipeline(**{"generation_config": None, **cell, **loaded}, observers=observers)
 
     def _model(self, name: Any, role: str, cell: Cell) -> PreTrainedModel:
         device = models.pick_device(cell.get("device", "auto"))

@@ -93,11 +93,15 @@ def load_tokenizer(name_or_model: str | os.PathLike[str] | PreTrainedModel) -> P
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    """Return the ids that end a sequence: those of the generation settings, the configuration and the tokenizer."""
+    """Return the ids that end a sequence: those that ``generate`` stops at.
+
+    They are the generation config's. Where that has none, they are those of the first that has any: the model's configuration, the
+    language model's own, the tokenizer.
+    """
     owners = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer)
     found = (getattr(owner, "eos_token_id", None) for owner in owners)
-    lists = [ids if isinstance(ids, list | tuple) else [ids] for ids in found if ids is not None]
-    return frozenset(int(token_id) for ids in lists for token_id in ids)
+    ids: Any = next((ids for ids in found if ids is not None), [])
+    return frozenset(int(token_id) for token_id in (ids if isinstance(ids, list | tuple) else [ids]))
 
 
 @attrs.frozen

@@ -121,7 +121,7 @@ class Counts(Watcher):
         """Count a round and what it finished."""
         self.tokens += int(report.gained.sum())
         for sequence in report.finished:
-            self.sequences += 1
+            self.sequences += sequence.finish_reason != "error"
             add(self.total, sequence.metrics)
         if report.prefill:
             return

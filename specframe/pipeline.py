@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from specframe import aliases, models
+from specframe import aliases, arguments, models
+from specframe.arguments import flag, one_of, seconds
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
 from specframe.checks import Checks
 from specframe.compose import SAMPLING_RULE, Composition, compose
-from specframe.errors import OptionError, UnknownNameError
+from specframe.errors import OptionError, SpecframeWarning, shown
+from specframe.evaluating import evaluating
+from specframe.generation import Settings, not_done, of_checkpoint
 from specframe.graphs import RECORDINGS
-from specframe.intake import Intake, Prompt
+from specframe.intake import Intake, Prompt, listed
 from specframe.logprobs import Logprobs
 from specframe.observers import Counts, RunReport, Stopwatch, run_report
 from specframe.plugins import parse_specification, registry
@@ -32,11 +36,16 @@ from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
 from specframe.trial import warn_of_unfit
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
+from specframe.values import whole
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+UNDECIDED = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
+"""Why a sequence ends after whose last token none can be chosen."""
 
 
 class Pipeline:
@@ -53,7 +62,8 @@ class Pipeline:
         batch_size: rows decoded together.
         draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the policy
             ``goodput``, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same tokens again.
-        device, dtype: where and in what precision models are loaded; a loaded model stays as it is.
+        device, dtype: where and in what precision models are loaded; a loaded model stays as it is. Of a PEFT model with
+            adapters in its layers, or one that torch.compile returned, the transformers model inside is used.
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.protocols.Observer`.
@@ -91,16 +101,22 @@ class Pipeline:
         attention: str = "auto",
         graphs: str = "auto",
         layers: str = "eager",
+        generation_config: str | None = "auto",
     ) -> None:
-        self.batch_size = at_least_one("batch_size", batch_size)
-        self.seed = seed
-        self._observers, self._check = list(observers), check
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.seed = whole("seed", seed, 0, arguments.LARGEST_SEED)
+        self._observers, self._check = arguments.observers(observers), flag("check", check)
+        arguments.tokenizer(tokenizer)
         self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
+        settings = "none" if generation_config is None else generation_config
+        self._configured = one_of("generation_config", settings, ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
-        target, drafting, draft_name = choose(target, drafter)
+        target, drafting, draft_name = choose(
+            arguments.target(arguments.unwrapped(target, "target")), arguments.unwrapped(drafter, "draft")
+        )
         self.composition = compose(
             registry(),
             drafter=drafting,
@@ -114,15 +130,20 @@ class Pipeline:
         on = models.pick_device(device)
         precision = models.pick_dtype(dtype, on)
         self.target_model: PreTrainedModel = models.load_model(target, "target", on, precision)
-        self.tokenizer = tokenizer or models.load_tokenizer(target)
+        self.tokenizer = models.load_tokenizer(target) if tokenizer is None else tokenizer
         self.draft_model: PreTrainedModel | None = None
         self._draft_tokenizer: PreTrainedTokenizerBase | None = None
+        self._draft_context: int | None = None
+        """Of a draft model that drafts token for token, where it has one."""
         if draft_name is not None:
             self.draft_model = models.load_model(draft_name, "draft", on, precision)
             self._draft_tokenizer = models.load_tokenizer(draft_name)
             fitting = fitting_drafter(self.target_model, self.draft_model, self.tokenizer, self._draft_tokenizer)
             if fitting != drafting:
                 self.composition = attrs.evolve(self.composition, drafter=registry().make("drafter", fitting))
+            else:
+                config = self.draft_model.config.get_text_config()
+                self._draft_context = getattr(config, "max_position_embeddings", None)
         self._runner = ModelRunner(self.target_model, "target")
         if (longest := self.composition.policy.maximum) >= self._runner.context:
             raise OptionError(
@@ -157,10 +178,11 @@ class Pipeline:
             arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
             sort: take up the shortest prompts first, among those that arrive together.
             sampling: how tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None:
-                greedy decoding. Each prompt has random numbers of its own, by its index.
+                what the generation config says. Each prompt has random numbers of its own, by its index.
 
         Raises:
-            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores.
+            OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
+                that cannot be decoded is none: its result has ``finish_reason`` "error", and the others go on.
         """
         requests, failed = self._ask(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
@@ -230,40 +252,65 @@ class Pipeline:
         sampling: Sampling | Iterable[Sampling] | None,
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded."""
-        at_least_one("max_new_tokens", max_new_tokens)
-        prompts = list(prompts)
-        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(arrivals, len(prompts))
-        samplings = self._samplings(sampling, len(prompts))
-        requests, failed = self._intake.take(prompts, max_new_tokens, moments, samplings)
+        whole("max_new_tokens", max_new_tokens, 1)
+        prompts = listed(prompts)
+        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
+        if ignored := not_done(self._generation_config):
+            warnings.warn(
+                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=3
+            )
+        settings = self.settings(sampling, len(prompts), max_new_tokens)
+        requests, failed = self._intake.take(prompts, max_new_tokens, moments, settings)
         if requests:
-            warn_of_unfit(samplings, requests[0].prompt_ids, self._runner.vocabulary, self._runner.device)
-        if sort:
+            asked = one_each(sampling, len(prompts))
+            warn_of_unfit(asked, requests[0].prompt_ids, self._runner.vocabulary, self._runner.device)
+        if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
 
-    def _samplings(self, given: Sampling | Iterable[Sampling] | None, count: int) -> list[Sampling]:
-        """Return the sampling parameters of each prompt."""
-        samplings = [given or Sampling()] * count if given is None or isinstance(given, Sampling) else list(given)
-        if len(samplings) != count:
-            raise OptionError(
-                f"sampling: expected one for all or one for each of {count} prompts, got {len(samplings)}"
-            )
-        warmest = max((one.temperature for one in samplings), default=0.0)
-        if warmest:
-            self.require_sampling(f"temperature {warmest:g}")
-        return samplings
+    def settings(
+        self, sampling: Sampling | Iterable[Sampling] | None, count: int, max_new_tokens: int
+    ) -> list[Settings | OptionError]:
+        """Return how each of ``count`` prompts is decoded: as its sampling parameters say, and else as the generation config does.
+
+        Where some cannot be decoded as asked, their error takes the place; where none can, it is raised.
+        """
+        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
+        samplings = one_each(sampling, count)
+        made = {id(one): self._checked(Settings(one, checkpoint), max_new_tokens) for one in samplings}
+        if made and (faults := [one for one in made.values() if isinstance(one, OptionError)]) == list(made.values()):
+            raise faults[0]
+        return [made[id(one)] for one in samplings]
+
+    @property
+    def _generation_config(self) -> Any:
+        """The generation config that holds where nothing else is said; None: there is none."""
+        return getattr(self.target_model, "generation_config", None) if self._configured else None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
+        return self._accept_auto or self.composition.rule.sharpen
 
     def require_sampling(self, asked: str) -> None:
         """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
-        if not (self._accept_auto or self.composition.rule.sharpen):
+        if not self._draws:
             raise OptionError(
                 f"{asked} has no effect on an acceptance rule that always takes the most likely "
                 "token: choose a rule that samples, such as gumbel, block or rejection"
             )
 
+    def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
+        try:
+            if settings.temperature:
+                self.require_sampling(f"temperature {settings.temperature:g}")
+            return settings.check(max_new_tokens, self._runner.vocabulary)
+        except OptionError as fault:
+            return fault
+
     @contextlib.contextmanager
     def _begun(self, failed: Rows[Result]) -> Iterator[None]:
-        """Claim the pipeline for one run and start its figures afresh."""
+        """Claim the pipeline for one run, start its figures afresh, and evaluate its models until the run has ended."""
         if self._busy:
             raise OptionError("this pipeline is still decoding other prompts: finish those, or make another pipeline")
         self._busy = True
@@ -271,7 +318,8 @@ class Pipeline:
             self._meters = Counts(), Stopwatch(self._runner.device)
             self._logprobs = Logprobs()
             self._errors, self._kv_bytes = len(failed), 0
-            yield
+            with evaluating(self.target_model, self.draft_model):
+                yield
         finally:
             self._busy = False
 
@@ -290,6 +338,7 @@ class Pipeline:
         if self._check:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
+        self._warn_of_short_draft(longest)
         capacity = longest + use.policy.maximum + 1
         pool = Pool(requests, 0, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
         start = checks[0].run if self._check else Run
@@ -317,6 +366,16 @@ class Pipeline:
                 self._kv_bytes = max(self._kv_bytes, run.kv_bytes)
             yield report
 
+    def _warn_of_short_draft(self, longest: int) -> None:
+        """Say that a draft model drafts badly beyond its context, where sequences of ``longest`` tokens come there."""
+        if self._draft_context is not None and longest > self._draft_context:
+            warnings.warn(
+                f"the draft model's context of {self._draft_context} tokens is shorter than sequences of up to {longest}: beyond "
+                "it little of what is drafted stands; the tokens are the target's all the same",
+                SpecframeWarning,
+                stacklevel=2,
+            )
+
     def composition_for(self, greedy: bool) -> Composition:
         """Return the strategies of a run that decodes greedily, or of one that samples."""
         if greedy or not self._accept_auto:
@@ -330,6 +389,8 @@ class Pipeline:
     def _result(self, sequence: Sequence) -> Result:
         request = sequence.request
         assert sequence.finish_reason is not None
+        error = UNDECIDED if sequence.finish_reason == "error" else None
+        self._errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(
             request.index,
@@ -337,6 +398,7 @@ class Pipeline:
             sequence.token_ids,
             sequence.finish_reason,
             sequence.metrics,
+            error,
             prompt_tokens=len(request.prompt_ids),
             latency=self._meters[1].now - request.arrival,
             sample=request.sample,
@@ -355,6 +417,19 @@ def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> It
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(following, None)
+
+
+def one_each(given: Any, count: int) -> list[Sampling]:
+    """Return the sampling parameters of each of ``count`` prompts."""
+    if given is None or isinstance(given, Sampling):
+        return [given or Sampling()] * count
+    samplings = list(given) if isinstance(given, Iterable) else []
+    if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
+        samplings = []
+    if isinstance(given, Mapping | str) or len(samplings) != count:
+        got = len(samplings) if samplings else shown(given)
+        raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
+    return samplings
 
 
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
@@ -382,17 +457,3 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     if isinstance(drafter, torch.nn.Module):
         return target, "model", drafter
     return target, drafter, None
-
-
-def one_of(name: str, value: Any, known: Rows[str]) -> str:
-    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
-    if value not in known:
-        raise UnknownNameError(f"value of {name}", str(value), known)
-    return str(value)
-
-
-def at_least_one(name: str, value: Any) -> int:
-    """Return ``value`` when it is a whole number of at least 1; raise :class:`OptionError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return value

@@ -38,6 +38,8 @@ class Plan:
     greedy: bool = True
     lead: tuple[int, ...] = ()
     """Ids shown to processors before the sequence's own: the padding that transformers' ``generate`` shows them."""
+    own: bool = False
+    """Whether a user's own processors are among them: what they return is looked at."""
 
     @classmethod
     def split(cls, processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = ()) -> Plan:

@@ -15,6 +15,7 @@ import pluggy
 
 from specframe import hookspecs
 from specframe.errors import OptionError, PluginError, UnknownNameError
+from specframe.values import check_annotated
 
 GROUP = "specframe"
 LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
@@ -109,6 +110,7 @@ class Registry:
         name, options = parse_specification(specification)
         entry = self.entry(kind, name)
         try:
+            check_annotated(entry.factory, options)
             return entry.factory(**options)
         except TypeError as error:
             known = ", ".join(option_names(entry.factory)) or "none"
@@ -134,7 +136,9 @@ def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise OptionError(f"option {pair!r} of {name!r}: expected key=value, as in {name + ',key=value'!r}")
-        options[key.replace("-", "_")] = parse_value(value)
+        if (key := key.replace("-", "_")) in options:
+            raise OptionError(f"option {key!r} of {name!r} is given twice: expected one value, got {text!r}")
+        options[key] = parse_value(value)
     return name, options
 
 

@@ -222,6 +222,7 @@ class Pool:
         np.put_along_axis(self._tokens[self._seats], places, tokens, axis=1)
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
+        reasons |= cut_at_faults(verdict, gained)
         reasons |= self._checked_stops(batch, gained)
         reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
         batch.lengths[:] += gained
@@ -295,3 +296,13 @@ class Pool:
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
         return sequence
+
+
+def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:
+    """Cut what rows gained before the first place at which no token could be chosen, and return the rows that end there."""
+    if (undecided := verdict.undecided) is None:
+        return {}
+    places = np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1])
+    rows = np.flatnonzero(places < gained)
+    gained[rows] = places[rows]
+    return dict.fromkeys(rows.tolist(), "error")

@@ -162,6 +162,12 @@ def prompt_text(entry: Any) -> str:
 
 def checked(text: str, place: str) -> Prompt:
     """Return a prompt, with a fault if it is no text that a tokenizer can read."""
+    fault = text_fault(text)
+    return Prompt(text, fault and f"{place}: {fault}", place)
+
+
+def text_fault(text: str) -> str | None:
+    """Return why no tokenizer can read a text, or None when one can."""
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return Prompt(text, f"{place}: expected text, got half of a surrogate pair or a byte that is not UTF-8")
-    return Prompt(text, place=place)
+        return "expected text, got half of a surrogate pair or a byte that is not UTF-8"
+    return None

@@ -40,7 +40,7 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
-        self.model, self.role = model.eval(), role
+        self.model, self.role = model, role
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
         self.windows = attention_windows(self.config, role)

@@ -6,7 +6,7 @@ Tokens are chosen through transformers' own logits processors, at every position
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -14,30 +14,85 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.errors import OptionError, UnknownNameError
+from specframe.errors import OptionError, UnknownNameError, shown
 from specframe.plan import Plan
 from specframe.types import Batch
+from specframe.values import number, whole
 
-WHOLE = frozenset({"top_k", "min_new_tokens", "max_new_tokens", "logprobs", "samples"})
-"""Parameters that are whole numbers."""
-OPTIONAL = frozenset({"max_new_tokens", "max_time", "logprobs"})
-"""Parameters that may be left out."""
-ABOVE_ZERO = 1e-9
-"""The least that counts as more than nothing."""
+COUNT = functools.partial(whole, least=1)
+SHARE = functools.partial(number, least=0, most=1, above=True)
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "temperature": functools.partial(number, least=0),
+    "top_k": functools.partial(whole, least=0),
+    "top_p": SHARE,
+    "min_p": functools.partial(number, least=0, most=1),
+    "typical_p": SHARE,
+    "repetition_penalty": functools.partial(number, least=0, above=True),
+    "presence_penalty": number,
+    "min_new_tokens": functools.partial(whole, least=0),
+    "bad_words_ids": lambda name, value: each(name, value, is_word, "lists of token ids"),
+    "suppress_tokens": lambda name, value: each(name, value, is_id, "token ids"),
+    "forced_eos": lambda name, value: each(name, (value,), lambda one: isinstance(one, bool), "true or false"),
+    "processors": lambda name, value: each(name, value, is_callable, "a list of LogitsProcessor objects"),
+    "stop": lambda name, value: each(name, value, is_text, "a text or several, none of them empty"),
+    "criteria": lambda name, value: each(name, value, is_callable, "a list of StoppingCriteria objects"),
+    "max_new_tokens": COUNT,
+    "max_time": functools.partial(number, least=0, above=True),
+    "logprobs": functools.partial(whole, least=0),
+    "samples": COUNT,
+}
+"""What raises :class:`OptionError` for a value that a parameter does not accept, by the parameter."""
+
+NOT_LOGITS = frozenset({"processors", "criteria", "max_new_tokens", "logprobs", "samples"})
+"""Parameters that no generation config speaks of, or that are left to :meth:`specframe.Pipeline.generate`."""
+
+
+def each(name: str, values: Any, accepts: Callable[[Any], bool], expected: str) -> None:
+    """Raise :class:`OptionError` unless ``values`` is a list or a tuple of what is accepted."""
+    if not isinstance(values, tuple | list) or not all(map(accepts, values)):
+        raise OptionError(f"{name}: expected {expected}, got {shown(values)}")
+
+
+def is_id(value: Any) -> bool:
+    """Return whether a value may be a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_word(value: Any) -> bool:
+    """Return whether a value is a list of token ids, at least one."""
+    return isinstance(value, tuple | list) and len(value) > 0 and all(map(is_id, value))
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_callable(value: Any) -> bool:
+    """Return whether a value can be called and is no class, whose objects can."""
+    return callable(value) and not isinstance(value, type)
 
 
 def several(given: Any) -> Any:
     """Return one text as a tuple of it, anything else as it is."""
-    return (given,) if isinstance(given, str) else given
+    return (given,) if isinstance(given, str) else frozen(given)
 
 
-@attrs.frozen(slots=False)
+def frozen(value: Any) -> Any:
+    """Return lists as tuples, however deep."""
+    return tuple(map(frozen, value)) if type(value) is list else value
+
+
+@attrs.frozen
 class Sampling:
-    """How the tokens of one request are chosen, when it ends and what is told of it. The defaults are greedy decoding.
+    """How the tokens of one request are chosen, when it ends and what is told of it.
 
-    Names and meanings are those of transformers' ``GenerationConfig``, and beyond it:
+    A parameter that is not given (None) is what the target's generation config says, and else what changes nothing: without either,
+    decoding is greedy. Names and meanings are those of transformers' ``GenerationConfig``, and beyond it:
 
     - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part.
+    - ``forced_eos``: the last token that the length allows is an eos id.
     - ``processors`` are a user's own ``LogitsProcessor`` objects, applied first; ``criteria`` a user's own ``StoppingCriteria``.
     - ``stop``: strings that end the continuation. Its tokens reach to the one that completes the string, its text to before it.
       None is looked for among the first ``min_new_tokens`` tokens.
@@ -50,54 +105,30 @@ class Sampling:
         OptionError: a value outside of what it accepts.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    min_new_tokens: int = 0
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    forced_eos: bool = False
-    processors: tuple[Any, ...] = ()
-    stop: tuple[str, ...] = attrs.field(default=(), converter=several)
-    criteria: tuple[Any, ...] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_new_tokens: int | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(default=None, converter=frozen)
+    suppress_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=frozen)
+    forced_eos: bool | None = None
+    processors: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
+    stop: tuple[str, ...] | None = attrs.field(default=None, converter=several)
+    criteria: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
     max_new_tokens: int | None = None
     max_time: float | None = None
     logprobs: int | None = None
     samples: int = 1
 
     def __attrs_post_init__(self) -> None:
-        bounds = {
-            "temperature": (0.0, float("inf")),
-            "top_k": (0, float("inf")),
-            "top_p": (ABOVE_ZERO, 1.0),
-            "min_p": (0.0, 1.0),
-            "typical_p": (ABOVE_ZERO, 1.0),
-            "repetition_penalty": (ABOVE_ZERO, float("inf")),
-            "presence_penalty": (-float("inf"), float("inf")),
-            "min_new_tokens": (0, float("inf")),
-            "max_new_tokens": (1, float("inf")),
-            "max_time": (0.0, float("inf")),
-            "logprobs": (0, float("inf")),
-            "samples": (1, float("inf")),
-        }
-        for name, (least, most) in bounds.items():
-            value = getattr(self, name)
-            whole = name in WHOLE
-            if value is None and name in OPTIONAL:
-                continue
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int if whole else int | float)
-                or not least <= value <= most
-            ):
-                kind = "whole number" if whole else "number"
-                raise OptionError(f"{name}: expected a {kind} {bound(least, most)}, got {value!r}")
-        if not isinstance(self.stop, tuple | list) or not all(isinstance(one, str) and one for one in self.stop):
-            raise OptionError(f"stop: expected a text or several, none of them empty, got {self.stop!r}")
+        for field in attrs.fields(type(self)):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                CHECKS[field.name](field.name, value)
 
     @classmethod
     def parameters(cls) -> list[str]:
@@ -113,64 +144,18 @@ class Sampling:
         for name in given:
             if name not in self.parameters():
                 raise UnknownNameError("sampling parameter", name, self.parameters())
-        return attrs.evolve(self, **{name: frozen(value) for name, value in given.items()})
+        return attrs.evolve(self, **given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters that were given and that a generation config may speak of, too."""
+        values = attrs.asdict(self, recurse=False)
+        return {name: value for name, value in values.items() if name not in NOT_LOGITS and value is not None}
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
-
-    def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:
-        """Return what the logits of one request go through, in the order transformers applies it.
-
-        Args:
-            prompt_length: tokens of the prompt.
-            limit: length at which the sequence ends, prompt included.
-            stop_token_ids: ids that end it.
-            device: where the logits are.
-        """
-        stops, device = list(stop_token_ids), str(device)
-        made: list[Any] = list(self.processors)
-        if self.repetition_penalty != 1:
-            made.append(hf.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
-        if self.presence_penalty:
-            made.append(PresencePenalty(self.presence_penalty, prompt_length))
-        if self.bad_words_ids:
-            made.append(hf.NoBadWordsLogitsProcessor([list(word) for word in self.bad_words_ids], stops or None))
-        if self.min_new_tokens and stops:
-            made.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, stops, device=device))
-        if self.forced_eos and stops:
-            made.append(hf.ForcedEOSTokenLogitsProcessor(limit, stops, device=device))
-        if self.suppress_tokens:
-            made.append(hf.SuppressTokensLogitsProcessor(list(self.suppress_tokens), device=device))
-        return Plan.split([*made, *self._warpers], self.greedy)
-
-    @functools.cached_property
-    def _warpers(self) -> list[Any]:
-        if self.greedy:
-            return []
-        made: list[Any] = [] if self.temperature == 1 else [hf.TemperatureLogitsWarper(float(self.temperature))]
-        if self.top_k:
-            made.append(hf.TopKLogitsWarper(self.top_k))
-        if self.top_p < 1:
-            made.append(hf.TopPLogitsWarper(self.top_p))
-        if self.min_p > 0:
-            made.append(hf.MinPLogitsWarper(self.min_p))
-        if self.typical_p < 1:
-            made.append(hf.TypicalLogitsWarper(self.typical_p))
-        return made
-
-
-def bound(least: float, most: float) -> str:
-    """Return what a number has to be, in words."""
-    if least == ABOVE_ZERO:
-        return "above 0" if most == float("inf") else f"above 0 and at most {most:g}"
-    return f"of at least {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
-
-
-def frozen(value: Any) -> Any:
-    """Return lists as tuples, however deep."""
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
+        """Whether no temperature above 0 is given."""
+        return not self.temperature
 
 
 class PresencePenalty(hf.LogitsProcessor):
@@ -217,6 +202,18 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     scores_BTV = scores_BTV.float()
     peaks = torch.full_like(scores_BTV, float("-inf")).scatter_(-1, scores_BTV.argmax(-1, keepdim=True), 0.0)
     return torch.where(greedy_B11, peaks, scores_BTV)
+
+
+def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
+    """Return where a user's own processors leave no token to choose, (B, T): a score is nan, or none is above minus infinity.
+
+    None where no row has processors of its own. Nothing leaves the device.
+    """
+    own = [sequence.request.plan.own for sequence in batch.sequences]
+    if not any(own):
+        return None
+    best_BT = scores_BTV.amax(-1)
+    return torch.tensor(own, device=best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
 
 
 def _shape_by_prefix(plan: Plan, tokens_L: torch.Tensor, drafted_K: torch.Tensor, logits_TV: torch.Tensor) -> None:

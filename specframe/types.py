@@ -98,6 +98,7 @@ class Sequence:
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; filled when it finishes, or has to give its row back."""
     finish_reason: FinishReason | None = None
+    """Why it ended; "error": no token could be chosen after its last one."""
     waited: int = 0
     """Rounds since it was last in a batch, the bound schedulers keep."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
@@ -192,13 +193,32 @@ class Verdict:
     accepted_B: torch.Tensor
     tokens_BT: torch.Tensor
     _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
+    _undecided: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
         if not self._host:
-            packed = torch.cat([self.accepted_B[:, None], self.tokens_BT], dim=1).cpu().numpy()
-            self._host.extend((packed[:, 0], packed[:, 1:]))
+            width = self.tokens_BT.shape[1] + 1
+            packed = torch.cat([self.accepted_B[:, None], self.tokens_BT, *self._undecided], dim=1).cpu().numpy()
+            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:]))
         return self._host[0], self._host[1]
+
+    def mark(self, undecided_BT: torch.Tensor) -> None:
+        """Say at which places no token can be chosen, (B, K + 1), bool; it goes to the host with the rest.
+
+        The first mark holds.
+        """
+        if not self._undecided:
+            self._undecided.append(undecided_BT.to(self.tokens_BT.dtype))
+
+    @property
+    def undecided(self) -> np.ndarray | None:
+        """At which places no token can be chosen, (B, K + 1), on the host; None where all could be."""
+        if not self._undecided:
+            return None
+        self.host()
+        packed = self._host[2] if self._host[2].size else self._undecided[0].cpu().numpy()  # marked after the transfer
+        return packed.astype(bool)
 
 
 @attrs.frozen(eq=False)

@@ -7,6 +7,8 @@ stop; a length that differs is a divergence.
 
 With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
 draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
+
+The target's generation config is left aside on both sides: penalties and other processors change what both choose from.
 """
 
 from __future__ import annotations
@@ -304,7 +306,7 @@ class Reference:
             return logits_V
         at = torch.tensor(position, device=logits_V.device)
         noise_V = gumbel(self._seed, torch.tensor(index, device=at.device), at, Stream.TARGET, len(logits_V))
-        return logits_V + self._sampling.temperature * noise_V
+        return logits_V + (self._sampling.temperature or 0) * noise_V
 
 
 def common_start(one: Sequence[int], other: Sequence[int]) -> int:

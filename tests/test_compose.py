@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import types
 
 import pytest
 
@@ -69,7 +68,8 @@ def test_refused_before_a_model_is_looked_for():
 
 def test_nothing_fits_an_alignment_with_needs_of_its_own():
     """An alignment that needs what no backend offers is refused, saying that none is installed."""
-    needy = types.SimpleNamespace(requires=frozenset({"teleport"}), kv="slab", scheduler="fixed", lossless=True)
+    needy = registry().make("alignment", "ragged")
+    needy.requires = frozenset({"teleport"})
     with pytest.raises(CompositionError, match=r"can teleport, as none that is installed can"):
         composed(align=needy)
 
@@ -125,7 +125,8 @@ def test_draft_lengths_out_of_range(given):
 
 def test_lossless_is_what_rule_and_alignment_promise():
     """A combination is lossless when both its rule and its alignment are."""
-    bent = types.SimpleNamespace(lossless=False)
+    bent = registry().make("acceptance rule", "greedy")
+    bent.lossless = False
     assert composed().lossless
     assert not composed(accept=bent).lossless
 

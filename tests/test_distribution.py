@@ -23,6 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
+from specframe.generation import Settings
 from specframe.plugins import registry
 from specframe.sampling import Sampling
 from specframe.testing import zoo
@@ -107,7 +108,7 @@ def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
     chances = torch.ones(len(new), dtype=torch.float64)
     for place in range(FIRST):
         scores = logits[:, place]
-        for processor in sampling.plan(len(prompt), 32, [], "cpu").positionwise:
+        for processor in Settings(sampling).plan(len(prompt), 32, [], "cpu").positionwise:
             scores = processor(ids[:, : len(prompt) + place], scores)
         chances *= scores.softmax(-1).gather(1, new[:, place : place + 1])[:, 0]
     return chances

@@ -343,14 +343,17 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
         models.load_tokenizer(copy)
 
 
-def test_stop_tokens_of_every_source(llama: Path) -> None:
-    """Numbers and lists from the generation settings, the configuration and the tokenizer are joined."""
+def test_stop_tokens_are_those_of_generate(llama: Path) -> None:
+    """The generation config's count alone; without any the configuration's do, and without those the tokenizer's."""
     model = models.load_model(llama, "target", CPU, torch.float32)
     tokenizer = models.load_tokenizer(llama)
     model.generation_config.eos_token_id = [7, 8]
     model.config.eos_token_id = 9
-    assert models.stop_token_ids(model, tokenizer) == {7, 8, 9, 256}
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    assert models.stop_token_ids(model, tokenizer) == {7, 8}
+    model.generation_config.eos_token_id = None
+    assert models.stop_token_ids(model, tokenizer) == {9}
+    model.config.eos_token_id = None
+    assert models.stop_token_ids(model, tokenizer) == {256}
     assert models.stop_token_ids(model, None) == frozenset()
 
 

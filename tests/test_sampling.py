@@ -85,7 +85,7 @@ OUT_OF_RANGE = {
     "max_new_tokens": (0, "a whole number of at least 1"),
     "min_new_tokens": (1.5, "a whole number of at least 0"),
     "logprobs": (True, "a whole number of at least 0"),
-    "max_time": (-0.1, "a number of at least 0"),
+    "max_time": (-0.1, "a number above 0"),
     "stop": (("a", ""), "a text or several, none of them empty"),
 }
 
@@ -137,3 +137,76 @@ def test_random_numbers_are_keyed_by_use():
     noise = gumbel(1, rows, places, Stream.TARGET, 3)
     assert noise.shape == (50, 2000, 3)
     assert abs(float(noise.mean()) - 0.5772) < 4 * (1.645 / noise.numel()) ** 0.5
+
+
+WRONG_TYPES = {
+    "temperature": ("warm", [1], True, float("inf"), float("nan")),
+    "top_p": ("x", float("nan")),
+    "repetition_penalty": (0, -1, float("inf"), "x"),
+    "presence_penalty": (float("inf"), "x"),
+    "bad_words_ids": ([1, 2], 5, "ab", [[1.5]], [[]], [[-1]]),
+    "suppress_tokens": (5, [[1]], ["a"], [True], [-1]),
+    "forced_eos": (1, "yes"),
+    "processors": (5, len, [5], [RepetitionPenaltyLogitsProcessor]),
+    "criteria": (5, len, ["x"]),
+    "stop": (5, [5], [""], ""),
+    "max_time": (0, float("inf"), "x"),
+    "samples": (None, 0, 1.5),
+    "min_new_tokens": (-1, "3"),
+    "max_new_tokens": (0, 2.5),
+    "logprobs": (-1, 1.5),
+    "top_k": (-1, 2.5),
+    "min_p": (2, "x"),
+    "typical_p": (0, "x"),
+}
+
+
+@pytest.mark.parametrize("name", [*Sampling.parameters(), "processors", "criteria"])
+def test_every_parameter_checks_its_type(name):
+    """A value of another type, or outside of the range, is one sentence that names the parameter, and what it expects and got."""
+    for value in WRONG_TYPES[name]:
+        with pytest.raises(OptionError, match=rf"^{name}: expected .*, got ") as raised:
+            Sampling(**{name: value})
+        assert "\n" not in str(raised.value)
+
+
+NO_EFFECT = [
+    (Sampling(top_k=5), "top_k: expected a temperature above 0 with it, got 5 where no token is drawn"),
+    (Sampling(top_p=0.9, temperature=0), "top_p: expected a temperature above 0 with it, got 0.9 where"),
+    (Sampling(min_p=0.1), "min_p: expected a temperature above 0 with it"),
+    (Sampling(typical_p=0.2), "typical_p: expected a temperature above 0 with it"),
+    (Sampling(min_new_tokens=5), "min_new_tokens: expected at most the 4 of max_new_tokens, got 5"),
+    (Sampling(min_new_tokens=3, max_new_tokens=2), "min_new_tokens: expected at most the 2 of max_new_tokens, got 3"),
+    (Sampling(bad_words_ids=[[1], [VOCABULARY]]), "bad_words_ids: expected ids from 0 to 4, got 5"),
+    (Sampling(suppress_tokens=[9]), "suppress_tokens: expected ids from 0 to 4, got 9"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "why"), NO_EFFECT, ids=lambda one: str(one)[:30])
+def test_a_value_without_effect_is_refused(sampling, why):
+    """For all prompts it is an error on the call; for one of several prompts it is that prompt's, and the others go on."""
+    pipe = Pipeline(TARGET, DRAFT, draft_length=3)
+    with pytest.raises(OptionError, match=re.escape(why)):
+        pipe.generate([[1, 2], [3]], 4, sampling=sampling)
+    alone = [result.token_ids for result in pipe.generate([[1, 2], [3]], 4)]
+    first, failed, last = pipe.generate([[1, 2], [2], [3]], 4, sampling=[Sampling(), sampling, Sampling()])
+    assert [first.token_ids, last.token_ids] == alone
+    assert why in str(failed.error)
+
+
+def test_neutral_values_need_no_temperature():
+    """A filter that lets everything pass is no filter, and may be written down beside greedy decoding."""
+    neutral = Sampling(top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, repetition_penalty=1, min_new_tokens=4)
+    pipe = Pipeline(TARGET, DRAFT, draft_length=3)
+    assert [r.token_ids for r in pipe.generate([[1]], 4, sampling=neutral)] == [
+        r.token_ids for r in pipe.generate([[1]], 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1}, "x", 5, [{"temperature": 1}, None], [Sampling()], 1.5], ids=str
+)
+def test_sampling_has_to_be_sampling_parameters(sampling):
+    """Anything else than one ``Sampling``, or one for each prompt, is refused by name."""
+    with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 2 prompts, got "):
+        Pipeline(TARGET, DRAFT, draft_length=3).generate([[1], [2]], 4, sampling=sampling)

@@ -140,7 +140,7 @@ def test_what_the_prompt_holds_does_not_count():
     assert (result.token_ids, result.finish_reason) == (tokens[:NEW], "length")
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 12, 40])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 12, NEW])
 def test_no_string_counts_before_the_least_number_of_new_tokens(after):
     """A string that ends among the first ``min_new_tokens`` does not stop, nor is it cut off; one that begins there may."""
     strings = (text(TRUTH[0][2:4])[1:-1], text(TRUTH[0][8:9]), ";")
@@ -311,7 +311,7 @@ def test_a_reason_of_its_own_goes_before_the_time():
 
 def test_no_time_gives_one_round():
     """A prompt that is given no time gets the token that reading it gives."""
-    samplings = [Sampling(max_time=0), Sampling(), Sampling(max_time=1e9)]
+    samplings = [Sampling(max_time=1e-9), Sampling(), Sampling(max_time=1e9)]
     results = list(pipeline().generate(PROMPTS[:3], 6, sampling=samplings))
     assert [result.token_ids for result in results] == [TRUTH[0][:1], TRUTH[1][:6], TRUTH[2][:6]]
     assert {result.finish_reason for result in results} == {"length"}

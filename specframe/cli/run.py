@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens generated per prompt, unless it stops before.",
 )
+@click.option(
+    "--generation-config",
+    metavar="C",
+    default="auto",
+    show_default=True,
+    help="auto: what the target's generation config asks for holds where no option says otherwise; none: it does not.",
+)
 @click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
 @click.option("--output", metavar="FILE.jsonl", help="Write each result to a file as it finishes.")
@@ -129,7 +136,7 @@ def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], str
     failed = reasons.count("error")
     if pipe:
         show_figures(pipe.report, failed)
-        click.echo(combination(pipe, options, work.samplings))
+        click.echo(combination(pipe, options, work.samplings, work.max_new_tokens))
     elif file:
         click.echo(f"{file.path} holds all {work.total} results already", err=True)
     return failed
@@ -177,13 +184,17 @@ def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Itera
             yield chunk.result
 
 
-def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling]) -> str:
+def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling], max_new_tokens: int) -> str:
     """Return one line that names what was combined and says whether the output is the target's own."""
     from specframe.compose import SAMPLING_RULE, auto_length
+    from specframe.generation import inherited, told
     from specframe.pipeline import choose
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    greedy = not any(how.temperature for how in samplings)
+    settings = [
+        one for one in pipe.settings(samplings, len(samplings), max_new_tokens) if not isinstance(one, OptionError)
+    ]
+    greedy = all(one.greedy for one in settings)
     use = pipe.composition_for(greedy)
     chosen = options | {
         "accept": ("greedy" if greedy else SAMPLING_RULE) if options["accept"] == "auto" else options["accept"],
@@ -199,4 +210,6 @@ def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Samplin
     named = ", ".join(f"{role.replace('_', ' ')} {chosen[role]}" for role in roles)
     precision = str(pipe.target_model.dtype).removeprefix("torch.")
     verdict = "lossless" if use.lossless else "NOT lossless"
-    return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}"
+    taken_over = told(inherited(settings))
+    checkpoint = f"; generation config: {taken_over}" if taken_over else ""
+    return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}{checkpoint}"

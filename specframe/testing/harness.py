@@ -52,10 +52,11 @@ def pipeline(target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipe
     Args:
         target: the target.
         draft: a draft model, a drafter, or None for plain decoding.
-        options: those of :class:`specframe.Pipeline`. With ``drafter=`` the draft model goes to that drafter.
+        options: those of :class:`specframe.Pipeline`; the target's generation config is left aside. With ``drafter=`` the draft
+            model goes to that drafter.
     """
     model = draft if isinstance(draft, torch.nn.Module) else None
-    pipe = Pipeline(target=target, **{"drafter": draft, **options})
+    pipe = Pipeline(target=target, **{"drafter": draft, "generation_config": None, **options})
     if pipe.draft_model is None:
         pipe.draft_model = model  # type: ignore[assignment]
     return pipe

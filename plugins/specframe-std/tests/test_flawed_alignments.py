@@ -110,10 +110,10 @@ def test_only_what_is_fixed_is_lossless() -> None:
 @pytest.mark.parametrize(
     ("align", "says"),
     [
-        ("masking,positions=fixed", "positions must be 'published' or 'content', got 'fixed'"),
-        ("padding,mask=target", "mask must be"),
-        ("padding,positions=1", "positions must be"),
-        ("padding,bonus=content", "bonus must be 'published' or 'target'"),
+        ("masking,positions=fixed", "positions: expected 'published' or 'content', got 'fixed'"),
+        ("padding,mask=target", "mask: expected"),
+        ("padding,positions=1", "positions: expected a text, got 1"),
+        ("padding,bonus=content", "bonus: expected 'published' or 'target'"),
     ],
 )
 def test_an_unknown_fix_is_refused(align: str, says: str) -> None:

@@ -232,7 +232,7 @@ def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
 
 def test_a_maximum_below_one_is_refused() -> None:
     """The option says what it accepts."""
-    with pytest.raises(ValueError, match="maximum must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="maximum: expected a whole number from 1 to 256, got 0"):
         Goodput(0)
 
 

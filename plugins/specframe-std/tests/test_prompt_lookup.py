@@ -131,7 +131,7 @@ def test_repetition_is_found() -> None:
 def test_bad_options() -> None:
     """An n-gram of no tokens is refused."""
     for value in ("0", "-2", "1.5", "true", "many"):
-        with pytest.raises(OptionError, match="ngram must be a whole number of at least 1"):
+        with pytest.raises(OptionError, match="ngram: expected a whole number"):
             registry().make("drafter", f"prompt-lookup,ngram={value}")
 
 

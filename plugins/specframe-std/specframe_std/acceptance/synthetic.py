@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from specframe.errors import OptionError
 from specframe.noise import Stream, uniform
 from specframe.run import Run
 from specframe.types import Batch, Draft, Verdict
+from specframe.values import number
 from specframe_std.acceptance.greedy import Greedy
 
 
@@ -30,9 +32,9 @@ class Synthetic(Greedy):
     ) -> None:
         given = {"rate": rate, "profile": profile, "length": length}
         if len(named := [option for option, value in given.items() if value is not None]) > 1:
-            raise ValueError(f"expected one of rate, profile and length, got {' and '.join(named)}")
-        self._length = None if length is None else at_least_zero("length", length)
-        self._rates = rates(profile) if profile is not None else [probability("rate", 0.7 if rate is None else rate)]
+            raise OptionError(f"expected one of rate, profile and length, got {' and '.join(named)}")
+        self._length = None if length is None else number("length", length, 0)
+        self._rates = rates(profile) if profile is not None else [number("rate", 0.7 if rate is None else rate, 0, 1)]
 
     def start(self, run: Run) -> None:
         """Take the seed."""
@@ -56,24 +58,14 @@ class Synthetic(Greedy):
 
 
 def rates(profile: str | float) -> list[float]:
-    """Return the probabilities of a profile."""
-    return [probability("profile", part) for part in str(profile).split("/")]
+    """Return the probabilities of a profile: a number, or several with / between them."""
+    parts = profile.split("/") if isinstance(profile, str) else [profile]
+    return [number("profile", as_number(part), 0, 1) for part in parts]
 
 
-def probability(option: str, given: str | float) -> float:
-    """Return a number from 0 to 1."""
-    number = at_least_zero(option, given)
-    if number > 1:
-        raise ValueError(f"{option}: expected probabilities from 0 to 1, got {given!r}")
-    return number
-
-
-def at_least_zero(option: str, given: str | float) -> float:
-    """Return a finite number of at least 0."""
+def as_number(text: str | float) -> str | float:
+    """Return the number that a text stands for; a text that stands for none as it is."""
     try:
-        number = float(given)
+        return float(text)
     except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{option}: expected a number of at least 0, got {given!r}")
-    return number
+        return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specframe.types import Batch, Draft, Verdict
+from specframe.values import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, verdict
 
 
@@ -21,9 +22,8 @@ class Typical(Rejection):
     compares = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
-        if not 0 < epsilon <= 1 or delta <= 0:
-            raise ValueError(f"epsilon must be in (0, 1] and delta above 0, got {epsilon} and {delta}")
-        self._epsilon, self._delta = epsilon, delta
+        self._epsilon = number("epsilon", epsilon, 0, 1, above=True)
+        self._delta = number("delta", delta, 0, above=True)
 
     def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
         """Return the longest typical prefix and a sample from the target after it."""

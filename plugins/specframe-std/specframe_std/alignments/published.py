@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from specframe.errors import OptionError
+
 
 def choice(option: str, given: str, fix: str) -> bool:
-    """Return whether the fix was asked for; raise :class:`ValueError` when the value is neither "published" nor it."""
+    """Return whether the fix was asked for; raise :class:`OptionError` when the value is neither "published" nor it."""
     if given not in ("published", fix):
-        raise ValueError(f"{option} must be 'published' or {fix!r}, got {given!r}")
+        raise OptionError(f"{option}: expected 'published' or {fix!r}, got {given!r}")
     return given == fix

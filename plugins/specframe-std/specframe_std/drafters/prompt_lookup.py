@@ -11,9 +11,12 @@ import torch.nn.functional as F
 
 from specframe.run import Run
 from specframe.types import Batch, Draft
+from specframe.values import whole
 
 NO_TOKEN = -1
 """In place of the tokens before a row's first."""
+MOST_COMPARED = 64
+"""Every place of every row is compared with so many tokens at once: memory grows with it."""
 
 
 class PromptLookup:
@@ -25,13 +28,11 @@ class PromptLookup:
     model, and takes place on the device in shapes that do not depend on what is found.
 
     Options:
-        ngram: tokens compared at most.
+        ngram: tokens compared at most, from 1 to 64.
     """
 
     def __init__(self, ngram: int = 3) -> None:
-        if isinstance(ngram, bool) or not isinstance(ngram, int) or ngram < 1:
-            raise ValueError(f"ngram must be a whole number of at least 1, got {ngram}")
-        self._ngram = ngram
+        self._ngram = whole("ngram", ngram, 1, MOST_COMPARED)
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from specframe.types import Batch, RoundReport
+from specframe.values import whole
 
 
 class FixedLength:
-    """Drafts the same number of tokens every round."""
+    """Drafts the same number of tokens every round.
+
+    Options:
+        length: that number, at least 1; for plain decoding there is the drafter "none".
+    """
 
     def __init__(self, length: int = 5) -> None:
-        if length < 1:
-            raise ValueError(f"draft length must be at least 1, got {length}; for plain decoding use drafter none")
-        self.maximum = length
+        self.maximum = whole("length", length, 1)
 
     def draft_length(self, batch: Batch) -> int:
         """Return the fixed length."""

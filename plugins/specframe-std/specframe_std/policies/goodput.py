@@ -9,8 +9,11 @@ import attrs
 import numpy as np
 
 from specframe.types import Batch, RoundReport
+from specframe.values import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
+LONGEST = 256
+"""The greatest maximum: what is estimated takes (maximum + 1)² numbers and the time to go through them."""
 DWELL = 8
 """Rounds a batch size keeps its draft length before it is thought over; as few as a trial has when it is new."""
 MARGIN = 0.01
@@ -52,13 +55,11 @@ class Goodput:
     earns one percent of all time, and when it is empty nothing is tried. What is learnt stays for the pipeline's next run.
 
     Options:
-        maximum: the longest draft.
+        maximum: the longest draft, from 1 to 256.
     """
 
     def __init__(self, maximum: int = 8) -> None:
-        if maximum < 1:
-            raise ValueError(f"maximum must be at least 1, got {maximum}")
-        self.maximum = maximum
+        self.maximum = whole("maximum", maximum, 1, LONGEST)
         self.clock: Callable[[], float] = time.perf_counter
         """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specframe.pool import Pool
 from specframe.types import Batch, Sequence
+from specframe.values import whole
 
 
 class Continuous:
@@ -12,15 +13,13 @@ class Continuous:
     A prompt longer than a piece is read in pieces, a round of the others between two of them, so that nobody waits for long.
 
     Options:
-        piece: tokens of a prompt read between two rounds.
+        piece: tokens of a prompt read between two rounds, at least 1.
     """
 
     equal_lengths = False
 
     def __init__(self, piece: int = 512) -> None:
-        if piece < 1:
-            raise ValueError(f"piece must be at least 1, got {piece}")
-        self._piece = piece
+        self._piece = whole("piece", piece, 1)
 
     def rows(self, batch_size: int) -> int:
         """One row per place in the batch."""

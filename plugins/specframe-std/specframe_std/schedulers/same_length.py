@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from specframe.pool import Pool
 from specframe.types import Batch, Sequence
+from specframe.values import whole
 
 
 class SameLength:
@@ -24,11 +25,7 @@ class SameLength:
     equal_lengths = True
 
     def __init__(self, window: int = 48, patience: int = 16) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1, got {patience}")
-        self._window, self._patience = window, patience
+        self._window, self._patience = whole("window", window, 1), whole("patience", patience, 1)
 
     def rows(self, batch_size: int) -> int:
         """One row per sequence of the window."""

@@ -1,0 +1,93 @@
+"""Arguments of the Python interface, checked on the call: the error names the argument, what it accepts and what was given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import torch
+
+from specframe.contract import require_members
+from specframe.errors import ModelError, OptionError, UnknownNameError, shown
+from specframe.values import number, of_type
+
+LARGEST_SEED = 2**64 - 1
+"""As of torch.manual_seed; random numbers are hashes of 64 bits."""
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return true or false; raise :class:`OptionError` for anything else."""
+    if not of_type(value, bool):
+        raise OptionError(f"{name}: expected true or false, got {shown(value)}")
+    return value
+
+
+def one_of(name: str, value: Any, known: Rows[str]) -> str:
+    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
+    if not isinstance(value, str) or value not in known:
+        raise UnknownNameError(f"value of {name}", str(value), known)
+    return value
+
+
+def listed(name: str, value: Any, expected: str) -> list[Any]:
+    """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
+    return list(value)
+
+
+def observers(given: Any) -> list[Any]:
+    """Return observers as a list; raise :class:`OptionError` for an object that is none."""
+    watching = listed("observers", given, "a list of observers")
+    for place, one in enumerate(watching):
+        require_members("observer", one, f"observers[{place}]")
+    return watching
+
+
+def seconds(given: Any) -> list[float]:
+    """Return the moments at which prompts arrive; raise :class:`OptionError` for what is none."""
+    return [number("arrivals", moment) for moment in listed("arrivals", given, "a list of seconds")]
+
+
+def tokenizer(given: Any) -> Any:
+    """Return a tokenizer or None; raise :class:`OptionError` for what cannot be asked for tokens and text."""
+    if given is not None and not (callable(given) and callable(getattr(given, "decode", None))):
+        raise OptionError(
+            f"tokenizer: expected a loaded tokenizer, which can be called and decodes, got {shown(given)}"
+        )
+    return given
+
+
+def target(given: Any) -> Any:
+    """Return what names a target or is one; raise :class:`OptionError` for anything else."""
+    if not isinstance(given, str | os.PathLike | torch.nn.Module | None):
+        expected = "expected an alias, a directory, a hub id or a loaded transformers model"
+        raise OptionError(f"target: {expected}, got {shown(given)}")
+    return given
+
+
+def unwrapped(given: Any, role: str) -> Any:
+    """Return the transformers model inside what torch.compile or PEFT put around one; anything else as it is.
+
+    Adapters in a model's layers, such as LoRA's, go on working there.
+
+    Raises:
+        ModelError: what PEFT added is not in the model's layers but before its tokens.
+    """
+    if not isinstance(given, torch.nn.Module):
+        return given
+    wrapper: Any = given
+    if isinstance(inner := getattr(wrapper, "_orig_mod", None), torch.nn.Module):
+        return unwrapped(inner, role)
+    if not (hasattr(wrapper, "peft_config") and hasattr(wrapper, "get_base_model")):
+        return given
+    added = wrapper.active_peft_config
+    if added.is_prompt_learning:
+        kind = getattr(added.peft_type, "value", added.peft_type)
+        raise ModelError(
+            f"the {role} is a {type(wrapper).__name__} of type {kind}, with learned keys or embeddings before its tokens: expected "
+            "adapters in its layers, as LoRA has"
+        )
+    return unwrapped(wrapper.get_base_model(), role)

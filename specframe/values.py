@@ -1,0 +1,87 @@
+"""Checks of values, written once: the error names the value, the range expected and the value got."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specframe.errors import OptionError
+
+KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+"""The types an option can have, in words."""
+
+
+def whole(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
+    """Return a whole number from ``least`` to ``most``, both included.
+
+    Raises:
+        OptionError: ``value`` is no such number; true and false are none.
+    """
+    if not of_type(value, int) or not least <= value <= most:
+        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {value!r}")
+    return value
+
+
+def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False) -> float:
+    """Return a finite number from ``least`` to ``most``, both included, or greater than ``least`` when ``above``.
+
+    Raises:
+        OptionError: ``value`` is no such number; true, false and nan are none.
+    """
+    finite = of_type(value, float) and abs(value) <= sys.float_info.max
+    if not finite or not least <= value <= most or (above and value == least):
+        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {value!r}")
+    return float(value)
+
+
+def bound(least: float, most: float, above: bool = False) -> str:
+    """Return a range in words, to follow the word "number"; infinite ends are left out."""
+    if above:
+        return f" above {least:,}" + ("" if math.isinf(most) else f" and at most {most:,}")
+    if math.isinf(most):
+        return "" if math.isinf(least) else f" of at least {least:,}"
+    return f" from {least:,} to {most:,}"
+
+
+def of_type(value: Any, kind: type) -> bool:
+    """Return whether a value can stand for a type: a whole number is a number, and true is no number."""
+    if kind is float:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        )  # nan differs from itself
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check keyword arguments against the types that a function's parameters are annotated with.
+
+    Only annotations made of ``bool``, ``int``, ``float``, ``str`` and ``None`` are looked at, as the options of a strategy
+    have. Whether a number lies within a range is for the function to say.
+
+    Raises:
+        OptionError: an argument of another type, or nan.
+    """
+    for name, kinds in plain_annotations(function).items():
+        if name in given and not any(of_type(given[name], kind) for kind in kinds):
+            words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
+            raise OptionError(f"{name}: expected {words}, got {given[name]!r}")
+
+
+def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
+    """Return the types of those parameters whose annotations name nothing but types that an option can have."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception:  # an annotation may name something that is imported for type checkers alone
+        return {}
+    found = {p.name: alternatives(p.annotation) for p in parameters}
+    return {name: kinds for name, kinds in found.items() if kinds and set(kinds) <= {*KINDS, types.NoneType}}
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type there is."""
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)

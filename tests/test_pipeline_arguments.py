@@ -1,0 +1,147 @@
+"""Every argument of the Python interface names itself, what it accepts and what it was given when that is wrong."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specframe
+from specframe.contract import PROTOCOLS, members
+from specframe.errors import SpecframeError
+from specframe.observers import Watcher
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, zoo
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+TOKENIZER = fakes.fake_tokenizer()
+
+ROLES = {
+    "drafter": "drafter",
+    "align": "alignment",
+    "schedule": "scheduler",
+    "accept": "acceptance rule",
+    "verify": "verifier",
+    "kv": "KV backend",
+    "draft_length": "draft-length policy",
+}
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "target": (5, 1.5, [TARGET], {}, type(TARGET)),
+    "drafter": (5, 1.5, [], {}, type(DRAFT), b"tiny"),
+    "align": (None, 5, [], {}, ""),
+    "schedule": (5, [], {}, False, ""),
+    "accept": (None, 5, [], 0.5, ""),
+    "verify": (None, 5, True, ""),
+    "kv": (1, 0, [], False, ""),
+    "batch_size": (0, -1, 1.5, "4", None, True, float("nan")),
+    "draft_length": (None, True, 2.5, [1, 2], {}, "", 0, -3, "0", float("nan")),
+    "device": (5, None, "gpu", "cuda:x"),
+    "dtype": (5, None, "float", "int8"),
+    "seed": (None, 1.5, "a", -1, 2**64, 10**30, True),
+    "tokenizer": (5, "tiny", object(), len),
+    "observers": (5, None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
+    "check": (1, None, "yes"),
+    "attention": (None, 5, "sdpa"),
+    "graphs": (None, True, "yes"),
+    "layers": (None, 1, "fast"),
+    "generation_config": (5, False, "", "off", {}),
+}
+ASKED: dict[str, tuple[Any, ...]] = {
+    "max_new_tokens": (0, -1, 1.5, "4", None, True),
+    "arrivals": (5, "0 1", [0], [0, -1], [0, "x"], [0, float("inf")], [0, None], {}),
+    "sort": (1, None, "yes"),
+    "sampling": (5, "x", {"temperature": 1}, [None, None], [{}, {}]),
+}
+SHOWN = {"draft_length": "draft.length"}
+
+
+def cases(table: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """Return an (argument, value) pair for each value in a table."""
+    return [pytest.param(name, value, id=f"{name}-{str(value)[:20]}") for name in table for value in table[name]]
+
+
+def one_sentence(error: pytest.ExceptionInfo[SpecframeError], name: str) -> None:
+    """Assert that an error is one sentence with the argument's name, what was expected and what was got."""
+    text = str(error.value)
+    assert re.search(rf"\b{SHOWN.get(name, name)}\b|\b{ROLES.get(name, name)}\b", text), text
+    assert re.search(r"expected", text), text
+    assert "\n" not in text
+
+
+def test_every_argument_is_in_a_table() -> None:
+    """No argument of the pipeline or of what it is asked for is left out here."""
+    assert set(WRONG) == set(inspect.signature(Pipeline).parameters)
+    assert set(ASKED) | {"prompts"} == set(inspect.signature(Pipeline.generate).parameters) - {"self"}
+
+
+@pytest.mark.parametrize(("name", "value"), cases(WRONG))
+def test_an_argument_of_the_pipeline(name: str, value: Any) -> None:
+    """A value of another type, or outside of the range, is refused when the pipeline is made."""
+    with pytest.raises(SpecframeError) as error:
+        Pipeline(**{"target": TARGET, "drafter": DRAFT, name: value})
+    one_sentence(error, name)
+
+
+@pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
+@pytest.mark.parametrize(("name", "value"), cases(ASKED))
+def test_an_argument_of_a_run(name: str, value: Any, method: str) -> None:
+    """It is refused on the call, before anything is decoded."""
+    pipe = Pipeline(TARGET, DRAFT)
+    with pytest.raises(SpecframeError) as error:
+        getattr(pipe, method)([[1], [2]], **{name: value})
+    one_sentence(error, name)
+
+
+OBJECTS = [pytest.param(a, m, id=f"{a}-{m}") for a, kind in ROLES.items() for m in members(kind)]
+
+
+@pytest.mark.parametrize(("argument", "member"), OBJECTS)
+def test_an_object_without_a_member_of_its_role(argument: str, member: str) -> None:
+    """A strategy given as an object that lacks one member is refused by the argument's name and the member's."""
+    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset()}
+    has = {name: made[kind] for name, kind in members(ROLES[argument]).items() if name != member}
+    with pytest.raises(SpecframeError) as error:
+        Pipeline(**{"target": TARGET, "drafter": DRAFT, argument: types.SimpleNamespace(**has)})
+    one_sentence(error, argument)
+    assert member in str(error.value)
+
+
+def test_all_roles_are_tried() -> None:
+    """The roles above are those that have a protocol, observers aside."""
+    assert {*ROLES.values(), "observer"} == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("given", [{}, {"draft_length": 1.5}, {"align": 5}, {"accept": None}, {"kv": 1}], ids=str)
+def test_an_argument_of_assisted(given: dict[str, Any]) -> None:
+    """Inside ``generate`` a wrong argument of ``assisted`` is one sentence, too."""
+    ids, model = torch.tensor([[1, 2]]), zoo.build("llama")
+    with pytest.raises(SpecframeError) as error:
+        model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=2,
+            custom_generate=specframe.assisted(**{"draft": model if given else 5, **given}),
+        )
+    one_sentence(error, next(iter(given), "drafter"))
+
+
+@pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])
+def test_every_seed_in_range_draws(seed: int) -> None:
+    """The largest seed that is accepted gives random numbers like any other."""
+    pipe = Pipeline(TARGET, DRAFT, seed=seed, draft_length=2)
+    results = list(pipe.generate([[1], [2]], 4, sampling=specframe.Sampling(temperature=1.0)))
+    assert [len(result.token_ids) > 0 for result in results] == [True, True]
+
+
+def test_what_is_right_is_taken() -> None:
+    """Arrays of moments, tokenizers, observers in a tuple and objects of a class of their own are no faults."""
+    pipe = Pipeline(TARGET, DRAFT, tokenizer=TOKENIZER, observers=(Watcher(),), draft_length="2", check=True)
+    results = list(pipe.generate(["001;", [2]], 4, arrivals=np.array([0.0, 0.5]), sort=True))
+    assert [result.error for result in results] == [None, None]

@@ -1,0 +1,110 @@
+"""A processor of the user's own that leaves no token to choose ends its prompt with an error, and no other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from specframe import Pipeline, Sampling
+from specframe.sampling import undecided
+from specframe.testing import harness, zoo
+from specframe.types import Verdict
+
+TARGET = zoo.build("llama", eos_token_id=None)
+DRAFT = zoo.good_draft(TARGET)
+PROMPTS = harness.random_prompts([4, 9, 2, 6], zoo.VOCABULARY)
+NEW = 12
+FAULTS = {"nan": float("nan"), "nothing": float("-inf"), "one nan": None}
+
+
+class Breaks(LogitsProcessor):
+    """Spoils the scores of the token that follows so many."""
+
+    def __init__(self, length: int, fault: str) -> None:
+        self._length, self._fault = length, FAULTS[fault]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] != self._length:
+            return scores
+        if self._fault is not None:
+            return torch.full_like(scores, self._fault)
+        scores = scores.clone()
+        scores[:, -1] = float("nan")
+        return scores
+
+
+def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling]:
+    """Return sampling parameters of which the second prompt's break after so many generated tokens."""
+    broken = Sampling(temperature=temperature, processors=(Breaks(len(PROMPTS[1]) + after, fault),))
+    usual = Sampling(temperature=temperature)
+    return [usual, broken, usual, usual]
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_greedily(after: int, fault: str, align: str) -> None:
+    """The prompt keeps what it had; the others have the tokens they have anyway; the figures count one error."""
+    expected = [harness.continuation(TARGET, prompt, NEW) for prompt in PROMPTS]
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=4, batch_size=3, align=align)
+    results = list(pipe.generate(PROMPTS, NEW, sampling=samplings(after, fault)))
+    assert [result.finish_reason for result in results] == ["length", "error", "length", "length"]
+    assert [result.token_ids for result in results] == [expected[0], expected[1][:after], *expected[2:]]
+    assert "got nan, or minus infinity for every token" in str(results[1].error)
+    assert (pipe.report.sequences, pipe.report.errors) == (3, 1)
+
+
+@pytest.mark.parametrize("rule", ["gumbel", "rejection", "block"])
+def test_where_tokens_are_drawn(rule: str) -> None:
+    """Rules that go by a distribution end the prompt at the same place, and draw the others' tokens as ever."""
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=4, batch_size=4, accept=rule)
+    usual = [r.token_ids for r in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
+    results = list(pipe.generate(PROMPTS, NEW, sampling=samplings(3, "nan", 0.9)))
+    assert [len(result.token_ids) for result in results] == [NEW, 3, NEW, NEW]
+    assert [results[row].token_ids for row in (0, 2, 3)] == [usual[row] for row in (0, 2, 3)]
+
+
+def test_what_ends_it_before_goes_before() -> None:
+    """A sequence that has reached its length or its stop at the last sound place ends as it would without the fault."""
+    third = harness.continuation(TARGET, PROMPTS[1], NEW)[2]
+    for how, reason in ((Sampling(max_new_tokens=3), "length"), (Sampling(processors=()), "eos")):
+        sampling = Sampling(max_new_tokens=how.max_new_tokens, processors=(Breaks(len(PROMPTS[1]) + 3, "nan"),))
+        model = TARGET if reason == "length" else zoo.build("llama", eos_token_id=third)
+        (result,) = Pipeline(model, DRAFT, draft_length=6).generate(PROMPTS[1:2], NEW, sampling=sampling)
+        assert (result.finish_reason, result.error) == (reason, None)
+
+
+def test_a_stream_ends_with_the_error() -> None:
+    """The last chunk of the prompt holds the result that says why; its tokens are those of the chunks."""
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=4)
+    chunks = [c for c in pipe.stream(PROMPTS, NEW, sampling=samplings(5, "nan")) if c.index == 1]
+    result = chunks[-1].result
+    assert result is not None
+    assert result.finish_reason == "error"
+    assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
+
+
+def test_the_flag_travels_with_the_verdict() -> None:
+    """Marked before it is asked for, a verdict comes to the host in one transfer; marked after, the mark is not lost."""
+    marks = torch.tensor([[False, True, False]])
+    for early in (True, False):
+        verdict = Verdict(torch.tensor([2]), torch.tensor([[5, 6, 7]]))
+        if early:
+            verdict.mark(marks)
+        accepted, tokens = verdict.host()
+        verdict.mark(marks)
+        assert (accepted.tolist(), tokens.tolist()) == ([2], [[5, 6, 7]])
+        assert verdict.undecided is not None
+        assert verdict.undecided.tolist() == marks.tolist()
+    assert Verdict(torch.tensor([2]), torch.tensor([[5, 6, 7]])).undecided is None
+
+
+def test_nothing_is_looked_at_without_processors_of_ones_own() -> None:
+    """Rows whose processors are transformers' alone cost no look at their scores, not even where those are nan."""
+    pipe = harness.pipeline(TARGET, DRAFT)
+    asked, _ = pipe._ask(PROMPTS, NEW, None, False, Sampling(repetition_penalty=1.2))
+    batch = SimpleNamespace(sequences=[SimpleNamespace(request=request) for request in asked])
+    assert undecided(batch, torch.full((len(asked), 1, 3), float("nan"))) is None  # type: ignore[arg-type]
