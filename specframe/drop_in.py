@@ -74,7 +74,7 @@ def assisted(
                 pipe.seed = int(torch.randint(2**62, ()))
             kept = StepOutputs(generation_config)
             watching = [kept, *([Streaming(streamers, input_ids)] if streamers else [])]
-            results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
+            results = sorted(decodable(pipe.decode(requests, observers=watching)), key=lambda result: result.index)
         return output(input_ids, results, generation_config, kept)
 
     return generate
@@ -196,6 +196,14 @@ def requests_of(
         checks = (Criteria(others, lead, device),) if others else ()
         requests.append(Request(index, pipe.encode(ids), new, frozenset(stops), plan, stream=index, stop_checks=checks))
     return requests
+
+
+def decodable(results: Iterator[Result]) -> Iterator[Result]:
+    """Yield results; raise :class:`OptionError` for a row that cannot be decoded, which is told before any other is."""
+    for result in results:
+        if result.error is not None:
+            raise OptionError(f"row {result.index}: {result.error}")
+        yield result
 
 
 def streamers_of(given: BaseStreamer | list[BaseStreamer] | None, rows: int) -> list[BaseStreamer]:

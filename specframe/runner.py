@@ -21,6 +21,7 @@ from specframe.attention.masks import masks
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.probes import Dense, Reordered, Scratch, narrowed, uneven
 from specframe.protocols import KVStore
+from specframe.rope import Rope
 from specframe.types import KVShape, Placement
 
 COMPILING_PAYS = 100_000
@@ -62,26 +63,43 @@ class ModelRunner:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
+        if (attends := self.config._attn_implementation or "").startswith(("flex", "flash")):
+            raise ModelError(
+                f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
+                "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
+            )
         self._takes_logits_to_keep = "logits_to_keep" in takes
         self._layers_run = 0
         self._dense = False
+        self.rope = Rope(model, self.context, str(self))
 
     def __str__(self) -> str:
         return f"the {self.role} ({type(self.model).__name__})"
 
-    @functools.cached_property
+    @property
     def kv_shapes(self) -> list[KVShape]:
         """The shape of every layer's keys and values, found by feeding a few tokens.
 
         Raises:
             ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
-                given, or it attends in another way when it makes its masks itself.
+                given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
         """
+        kind, own = self.device.type, self.model.dtype
+        if torch.is_autocast_enabled(kind) and (cast := torch.get_autocast_dtype(kind)) != own:
+            raise ModelError(
+                f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "
+                "model in that, or decode outside of autocast"
+            )
+        return self._kv_shapes
+
+    @functools.cached_property
+    def _kv_shapes(self) -> list[KVShape]:
         probe = Reordered([0, 1, 2])
         logits_BTV = self._tried(probe)
         if not logits_BTV.isfinite().all():
             raise ModelError(
-                f"the logits of {self} are not finite after three tokens: expected numbers, from weights without NaN"
+                f"the logits of {self} are not finite after three tokens: expected weights without NaN, in a precision that holds "
+                "their products"
             )
         self._require_equal(
             self._tried(Reordered([2, 0, 1])),
@@ -212,9 +230,10 @@ class ModelRunner:
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
             maskless = WAYS[way](placement, slots)
         store.expect(placement)
-        positions_BT = placement.positions_BT.clamp(0, self.context - 1)
+        positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self._masks(placement) if maskless is None else self._unread
-        return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
+        with self.rope.factors():
+            return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
 
     @functools.cached_property
     def attention(self) -> Choice:
