@@ -223,6 +223,7 @@ class Pipeline:
             failed: results of prompts that cannot be decoded: they come first.
             observers: told about this run beside those of the pipeline.
         """
+        failed = [*failed, *self._runner.rope.crossing(requests)]
         with self._begun(failed):
             yield from failed
             for report in self._rounds(requests, observers):
@@ -231,6 +232,7 @@ class Pipeline:
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         texts: dict[tuple[int, int], TextStream] = {}
+        failed = [*failed, *self._runner.rope.crossing(requests)]
         with self._begun(failed):
             for result in failed:
                 yield Chunk(result.index, result.sample, "", [], result)
@@ -328,7 +330,12 @@ class Pipeline:
         return self._intake.encode(prompt)
 
     def _rounds(self, requests: Rows[Request], observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
-        """Decode requests and yield a report of every round."""
+        """Decode requests, those together that the target can decode together, and yield a report of every round."""
+        for group in self._runner.rope.groups(requests):
+            yield from self._rounds_of(group, observers)
+
+    def _rounds_of(self, requests: Rows[Request], observers: Iterable[Observer]) -> Iterator[RoundReport]:
+        """Decode the requests of one group and yield a report of every round."""
         if not requests:
             return
         checks = [Checks()] if self._check else []

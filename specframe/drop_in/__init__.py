@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from specframe.drop_in.outputs import StepOutputs, output
 from specframe.drop_in.plain import decode_plainly, obstacles
 from specframe.drop_in.rows import requests_of
 from specframe.drop_in.streams import Sink, sink_of
+from specframe.evaluating import evaluating
 from specframe.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def assisted(
 
     def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
         on, precision = str(model.device), str(model.dtype)
-        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, length, on, precision)
+        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, length, on, precision, generation_config=None)
 
     pipelines = Kept(pipeline)
 
@@ -79,18 +80,6 @@ def assisted(
                 return decode_drafted(call, pipe, sink)
 
     return generate
-
-
-@contextlib.contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Put a model in evaluation mode inside the block, and each of its modules back in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def looked_up(call: Call) -> tuple[str, int] | None:
