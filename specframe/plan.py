@@ -14,6 +14,7 @@ POSITIONWISE = (
     hf.TopPLogitsWarper,
     hf.MinPLogitsWarper,
     hf.TypicalLogitsWarper,
+    hf.TopHLogitsWarper,
     hf.EpsilonLogitsWarper,
     hf.EtaLogitsWarper,
     hf.SuppressTokensLogitsProcessor,

@@ -19,7 +19,7 @@ from transformers import (
 
 import specframe
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.testing import zoo
+from specframe.testing import harness, zoo
 from specframe.testing.generating import NEW, PROMPTS, padded
 
 PAIRS = {name: (zoo.build(name), zoo.good_draft(zoo.build(name))) for name in ("qwen3", "gpt2", "gemma3", "phi3")}
@@ -111,6 +111,35 @@ def test_embeddings_and_ids(name):
     alone = assert_plain(lambda: dict(given), "inputs_embeds", model, draft)
     beside = assert_plain(lambda: {**given, "input_ids": ids}, "inputs_embeds", model, draft)
     assert torch.equal(beside, torch.cat([ids, alone], dim=1))
+
+
+BOUNDARY = 24
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [4.0, 9.0, 2.0, 16.0],
+    "original_max_position_embeddings": BOUNDARY,
+    "factor": 4.0,
+}
+LENGTHS = {
+    "short and long rows": ((5, 30), 6, True),
+    "rows that may cross": ((20, 22), 6, True),
+    "the longest may cross": ((3, 20), 6, True),
+    "short rows": ((5, 16), 6, False),
+    "long rows": ((26, 31), 6, False),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_rotary_factors_are_those_of_generate(case, recwarn):
+    """Where factors change with a batch's longest row, rows get those of ``generate``; where they do not, tokens are drafted."""
+    lengths, new, plain = LENGTHS[case]
+    model = zoo.build("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=BOUNDARY)
+    prompts = padded(harness.random_prompts(lengths, zoo.VOCABULARY, seed=5))
+    got = generated(model, PAIRS["phi3"][1], lambda: {**prompts, "max_new_tokens": new})
+    assert any("rotary factors that change" in str(one.message) for one in recwarn) == plain
+    assert torch.equal(got, generated(model, None, lambda: {**prompts, "max_new_tokens": new}, custom=False))
 
 
 class Counting(LogitsProcessor):

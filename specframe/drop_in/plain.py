@@ -40,6 +40,7 @@ def obstacles(call: Call) -> list[str]:
         "padding that is not on the left": lambda: not padded_on_the_left(call),
         "positions other than a token's place in its row": lambda: not counted_from_0(call),
         "more tokens than the model's context holds": lambda: beyond_context(call),
+        "rotary factors that change with the longest row": lambda: changes_factors(call),
         "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
         "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
@@ -94,6 +95,18 @@ def beyond_context(call: Call) -> bool:
     """Return whether a row may become longer than the context that the model was made for: ``generate`` only warns."""
     context = getattr(call.model.config.get_text_config(), "max_position_embeddings", None)
     return context is not None and max(map(len, call.prompts)) + call.new > context
+
+
+def changes_factors(call: Call) -> bool:
+    """Return whether some row is, or may become, so long that all rows get other rotary factors: rope type "longrope".
+
+    Rows go together where all begin beyond that length, or none ever gets there: the last token is never fed.
+    """
+    told = getattr(call.model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [told] if "rope_type" in told else told.values()
+    bounds = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
+    counts = list(map(len, call.prompts))
+    return any(min(counts) <= bound < max(counts) + call.new - 1 for bound in bounds)
 
 
 def goes_on_after_the_end(call: Call) -> bool:
