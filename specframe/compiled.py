@@ -8,7 +8,7 @@ compiled for one row and for several, with one token per row and with more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,19 +46,28 @@ class Layers:
     def over(self, store: Any) -> Iterator[Cache]:
         """Run compiled layers inside the block; yield the cache to call the model with in the place of ``store``."""
         global _store
-        own = [vars(layer).get("forward") for layer in self._layers]  # what other libraries hang on a module
-        for layer, compiled in zip(self._layers, self._compiled, strict=True):
-            layer.forward = compiled
         _store = store
         try:
-            yield _Through(store)
+            with forwards_replaced(self._layers, self._compiled):
+                yield _Through(store)
         finally:
             _store = None
-            for layer, before in zip(self._layers, own, strict=True):
-                if before is None:
-                    del layer.forward
-                else:
-                    layer.forward = before
+
+
+@contextlib.contextmanager
+def forwards_replaced(modules: list[torch.nn.Module], forwards: Iterable[Callable[..., Any]]) -> Iterator[None]:
+    """Call other functions in the place of the modules' ``forward`` inside the block."""
+    own = [vars(module).get("forward") for module in modules]  # what other libraries hang on a module
+    for module, forward in zip(modules, forwards, strict=True):
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, own, strict=True):
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
 
 
 @contextlib.contextmanager

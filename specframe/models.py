@@ -67,6 +67,7 @@ def load_model(
         ModelError: the model cannot be found or read, or is not a causal language model.
     """
     if isinstance(name_or_model, PreTrainedModel):
+        _require_language_model(name_or_model, role)
         return name_or_model
     source = _source(role, name_or_model)
     _require_causal(source)
@@ -173,6 +174,17 @@ def _require_causal(source: _Source) -> None:
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:
         raise ModelError(f"{source} is a {kind}: expected a causal language model")
+
+
+def _require_language_model(model: PreTrainedModel, role: str) -> None:
+    """Refuse loaded models of other kinds: base models, classifiers, models of images, encoder-decoder models."""
+    if model.config.is_encoder_decoder or not model.can_generate():
+        kind = (
+            "an encoder-decoder model"
+            if model.config.is_encoder_decoder
+            else "a model without a language modelling head"
+        )
+        raise ModelError(f"the {role} is a {type(model).__name__}, {kind}: expected a causal language model")
 
 
 def _ask_hub(repository: str) -> Exception | None:

@@ -34,6 +34,7 @@ from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
 from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
+from specframe.trial import warn_of_unfit
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
 from specframe.values import whole
 from specframe.vocabulary import fitting_drafter
@@ -222,6 +223,7 @@ class Pipeline:
             failed: results of prompts that cannot be decoded: they come first.
             observers: told about this run beside those of the pipeline.
         """
+        failed = [*failed, *self._runner.rope.crossing(requests)]
         with self._begun(failed):
             yield from failed
             for report in self._rounds(requests, observers):
@@ -230,6 +232,7 @@ class Pipeline:
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         texts: dict[tuple[int, int], TextStream] = {}
+        failed = [*failed, *self._runner.rope.crossing(requests)]
         with self._begun(failed):
             for result in failed:
                 yield Chunk(result.index, result.sample, "", [], result)
@@ -260,6 +263,9 @@ class Pipeline:
             )
         settings = self.settings(sampling, len(prompts), max_new_tokens)
         requests, failed = self._intake.take(prompts, max_new_tokens, moments, settings)
+        if requests:
+            asked = one_each(sampling, len(prompts))
+            warn_of_unfit(asked, requests[0].prompt_ids, self._runner.vocabulary, self._runner.device)
         if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
@@ -288,13 +294,18 @@ class Pipeline:
         """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
         return self._accept_auto or self.composition.rule.sharpen
 
+    def require_sampling(self, asked: str) -> None:
+        """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
+        if not self._draws:
+            raise OptionError(
+                f"{asked} has no effect on an acceptance rule that always takes the most likely "
+                "token: choose a rule that samples, such as gumbel, block or rejection"
+            )
+
     def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
         try:
-            if settings.temperature and not self._draws:
-                raise OptionError(
-                    f"temperature {settings.temperature:g} has no effect on an acceptance rule that always takes the most "
-                    "likely token: choose a rule that samples, such as gumbel, block or rejection"
-                )
+            if settings.temperature:
+                self.require_sampling(f"temperature {settings.temperature:g}")
             return settings.check(max_new_tokens, self._runner.vocabulary)
         except OptionError as fault:
             return fault
@@ -319,7 +330,12 @@ class Pipeline:
         return self._intake.encode(prompt)
 
     def _rounds(self, requests: Rows[Request], observers: Iterable[Observer] = ()) -> Iterator[RoundReport]:
-        """Decode requests and yield a report of every round."""
+        """Decode requests, those together that the target can decode together, and yield a report of every round."""
+        for group in self._runner.rope.groups(requests):
+            yield from self._rounds_of(group, observers)
+
+    def _rounds_of(self, requests: Rows[Request], observers: Iterable[Observer]) -> Iterator[RoundReport]:
+        """Decode the requests of one group and yield a report of every round."""
         if not requests:
             return
         checks = [Checks()] if self._check else []

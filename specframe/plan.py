@@ -8,19 +8,22 @@ from typing import Any
 import attrs
 from transformers import generation as hf
 
-_POSITIONWISE = (
+POSITIONWISE = (
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
     hf.TopPLogitsWarper,
     hf.MinPLogitsWarper,
     hf.TypicalLogitsWarper,
+    hf.TopHLogitsWarper,
     hf.EpsilonLogitsWarper,
     hf.EtaLogitsWarper,
     hf.SuppressTokensLogitsProcessor,
     hf.InfNanRemoveLogitsProcessor,
     hf.LogitNormalization,
 )
-"""Processors that look at the scores of one position alone, so that all positions can go through at once."""
+"""Processors that look at the scores of one position alone, so that all positions can go through at once.
+
+A class that inherits from one of them may look at the prefix."""
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +45,7 @@ class Plan:
     @classmethod
     def split(cls, processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = ()) -> Plan:
         """Return the plan that applies ``processors`` in their order."""
-        looking = [place for place, one in enumerate(processors) if not isinstance(one, _POSITIONWISE)]
+        looking = [place for place, one in enumerate(processors) if type(one) not in POSITIONWISE]
         first = looking[-1] + 1 if looking else 0
         return cls(tuple(processors[:first]), tuple(processors[first:]), greedy, lead)
 

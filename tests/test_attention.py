@@ -11,9 +11,10 @@ import torch
 from specframe import graphs
 from specframe.attention import choice, packed
 from specframe.errors import ModelError, UnknownNameError
+from specframe.probes import uneven
 from specframe.runner import ModelRunner
 from specframe.sampling import Sampling
-from specframe.testing import harness, zoo
+from specframe.testing import architectures, harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
@@ -108,9 +109,13 @@ def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None
 @pytest.mark.parametrize(
     ("implementation", "asked", "message"),
     [
-        ("sdpa", "packed", "'packed' cannot be had for the target on cpu in float32: expected CUDA"),
-        ("eager", "packed", "takes the place of sdpa, but the target was loaded with eager"),
-        ("eager", "flex", "takes the place of sdpa, but the target was loaded with eager"),
+        (
+            "sdpa",
+            "packed",
+            r"'packed' cannot be had for the target \(Qwen3ForCausalLM\) on cpu in float32: expected CUDA",
+        ),
+        ("eager", "packed", r"takes the place of sdpa, but the target \(Qwen3ForCausalLM\) was loaded with eager"),
+        ("eager", "flex", r"takes the place of sdpa, but the target \(Qwen3ForCausalLM\) was loaded with eager"),
     ],
 )
 def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str, message: str) -> None:
@@ -119,6 +124,46 @@ def test_attention_that_cannot_be_had_is_refused(implementation: str, asked: str
     target.set_attn_implementation(implementation)
     with pytest.raises(ModelError, match=message):
         harness.decode(harness.pipeline(target, None, attention=asked), harness.requests(PROMPTS, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fault"),
+    [
+        ("falcon", {}, r"FalconForCausalLM\), because its logits are off by .* standard deviations without masks"),
+        ("phimoe", {}, r"PhimoeForCausalLM\), because its logits are off by .* standard deviations without masks"),
+        (
+            "phimoe",
+            {"sliding_window": 5000, "max_position_embeddings": 9000},
+            r"PhimoeForCausalLM\), because its layers do not tell attention their sliding windows:",
+        ),
+    ],
+    ids=["falcon", "phimoe", "phimoe-long"],
+)
+@pytest.mark.parametrize("way", ["packed", "flex"])
+def test_models_that_need_their_masks_keep_them(
+    name: str, options: dict[str, Any], fault: str, way: str, flash: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that attends by itself, or tells attention no window, is refused ``packed`` and ``flex``; ``auto`` is exact."""
+    monkeypatch.setattr(choice, "agrees", lambda way, *_: True)
+    target = architectures.build(name, **options)
+    asked = harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS})
+    with pytest.raises(ModelError, match=f"attention '{way}' cannot be had for the target .{fault}"):
+        harness.decode(harness.pipeline(target, None, attention=way), asked)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
+    harness.check(pipe, asked)
+    assert pipe._runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
+
+
+@pytest.mark.parametrize("way", ["packed", "flex"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[int]) -> None:
+    """Models that go by transformers' attention interface attend without masks, which is found out once per model and way."""
+    target = zoo.build(name)
+    assert ModelRunner(target, "target").without_masks(way) is None
+    flash.clear()
+    assert ModelRunner(target, "draft").without_masks(way) is None
+    assert not flash
+    assert (ModelRunner(zoo.build(name), "target").without_masks("packed") is None) == bool(flash)
 
 
 def test_shapes_are_recorded_once_and_replayed() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,41 +22,24 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkingConfig,
-    TextStreamer,
     WatermarkingConfig,
 )
 
 import specframe
 from specframe import models
-from specframe.errors import OptionError, PromptError
-from specframe.testing import harness, zoo
+from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.testing import generating, harness, zoo
+from specframe.testing.generating import NEW, PROMPTS, padded
 
 transformers.logging.set_verbosity_error()
 
-NEW = 16
 PAIRS = {name: (zoo.build(name), zoo.good_draft(zoo.build(name))) for name in zoo.NAMES}
 MODEL, DRAFT = PAIRS["qwen3"]
-PROMPTS = harness.random_prompts([3, 9, 1, 14, 6, 2, 11, 5], zoo.VOCABULARY, seed=3)
-for prompt in PROMPTS[1::2]:
-    prompt[len(prompt) // 2] = zoo.EOS
-PROMPTS[3][0] = PROMPTS[2][0] = zoo.EOS
 
 
-def padded(prompts=PROMPTS):
-    """Return ids padded on the left with the eos id, and their mask."""
-    width = max(map(len, prompts))
-    ids = [[zoo.EOS] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def both(model=MODEL, draft=DRAFT, inputs=None, draft_length=4, options=None, **asked):
+def both(model=MODEL, draft=DRAFT, inputs=None, **asked):
     """Return what ``generate`` gives without an assistant and with the drop-in."""
-    inputs, asked = inputs or padded(), {"max_new_tokens": NEW, "do_sample": False, **asked}
-    assisted = specframe.assisted(draft, draft_length, **(options or {}))
-    plain = model.generate(**inputs, **asked)
-    return plain, model.generate(**inputs, **asked, custom_generate=assisted)
+    return generating.both(model, draft, inputs, **asked)
 
 
 def assert_same(**asked):
@@ -102,6 +88,8 @@ PROCESSORS = {
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": list(range(0, 97, 3))},
     "min_length": {"min_length": 20, "eos_token_id": list(range(0, 97, 3))},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(row, 90, 2 + len(ids) % 3))},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.8},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
     "suppress_tokens": {"suppress_tokens": list(range(0, 97, 2))},
     "begin_suppress_tokens": {"begin_suppress_tokens": list(range(1, 97, 2))},
     "sequence_bias": {"sequence_bias": [[[5], 4.0], [[7, 9], -6.0], [[11], 3.0]]},
@@ -195,8 +183,85 @@ def test_scores_and_logits(processed):
 def test_what_is_not_asked_for_is_not_returned():
     """Without ``output_scores`` there are none, and without ``return_dict_in_generate`` there is a tensor."""
     _, drafted = both(return_dict_in_generate=True, output_logits=True)
-    assert (drafted.scores, drafted.past_key_values, len(drafted.logits)) == (None, None, NEW)
-    assert isinstance(both(output_scores=True)[1], torch.Tensor)
+    assert (drafted.scores, drafted.hidden_states, drafted.attentions, len(drafted.logits)) == (None, None, None, NEW)
+    assert isinstance(both(output_scores=True, output_hidden_states=True)[1], torch.Tensor)
+
+
+def assert_close(got, expected):
+    """Assert that nested tuples of tensors have the same structure, shapes and, nearly, values."""
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-3)
+        return
+    assert isinstance(got, tuple)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one, other)
+
+
+def keys_and_values(cache):
+    """Return what a cache holds, layer by layer."""
+    return tuple((layer.keys, layer.values) for layer in cache.layers)
+
+
+@pytest.mark.parametrize("new", [1, 2, NEW])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral", "phi3"])
+def test_what_forwards_gave(name, new):
+    """Hidden states, attention weights and the cache are those of ``generate``, in full and in sliding-window layers."""
+    model = zoo.build(name, attn_implementation="eager")
+    plain, drafted = both(
+        model=model,
+        draft=PAIRS[name][1],
+        max_new_tokens=new,
+        eos_token_id=[zoo.EOS, 3, 5, 7, 11],
+        return_dict_in_generate=True,
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+    assert torch.equal(plain.sequences, drafted.sequences)
+    assert_close(drafted.hidden_states, plain.hidden_states)
+    assert_close(drafted.attentions, plain.attentions)
+    assert type(drafted.past_key_values) is type(plain.past_key_values)
+    assert drafted.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+    assert_close(keys_and_values(drafted.past_key_values), keys_and_values(plain.past_key_values))
+
+
+@pytest.mark.filterwarnings("ignore:nothing is drafted")
+@pytest.mark.parametrize("implementation", ["static", "dynamic"])
+def test_generating_goes_on_from_what_is_returned(implementation):
+    """The cache that is returned serves another call, which goes on where the first ended."""
+    asked = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True}
+    asked["cache_implementation"] = implementation
+    whole = MODEL.generate(**padded(), max_new_tokens=9, **asked)
+    custom = {"custom_generate": specframe.assisted(DRAFT, 3)}
+    first = MODEL.generate(**padded(), max_new_tokens=5, **asked, **custom)
+    assert first.past_key_values.get_seq_length() == 14 + 4
+    if implementation == "static":
+        return  # transformers itself goes on from dynamic ones alone
+    mask = torch.cat([padded()["attention_mask"], torch.ones(8, 5, dtype=torch.long)], dim=1)
+    del asked["cache_implementation"]
+    following = {"attention_mask": mask, "past_key_values": first.past_key_values, "max_new_tokens": 4}
+    second = MODEL.generate(first.sequences, **following, **asked, **custom)
+    assert torch.equal(second.sequences, whole.sequences)
+
+
+def test_a_cache_of_the_users_own_is_filled():
+    """An empty cache that ``generate`` is given holds afterwards what ``generate`` leaves in it."""
+    plain, drafted = DynamicCache(config=MODEL.config), DynamicCache(config=MODEL.config)
+    asked = {**padded(), "max_new_tokens": 5, "do_sample": False}
+    MODEL.generate(**asked, past_key_values=plain)
+    MODEL.generate(**asked, past_key_values=drafted, custom_generate=specframe.assisted(DRAFT))
+    assert_close(keys_and_values(drafted), keys_and_values(plain))
+
+
+def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
+    """``prompt_lookup_num_tokens`` drafts from the prompt, as many tokens, and the model given to the drop-in is not asked."""
+    monkeypatch.setattr(DRAFT, "forward", None)
+    inputs, assisted = padded(), specframe.assisted(DRAFT)
+    inputs["input_ids"][:, 7:] = inputs["input_ids"][:, :7]
+    plain = MODEL.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for options in ({}, {"max_matching_ngram_size": 2}):
+        asked = {"max_new_tokens": NEW, "do_sample": False, "prompt_lookup_num_tokens": 3, **options}
+        assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
@@ -249,6 +314,81 @@ def test_it_serves_one_call_after_another():
     model.to(torch.bfloat16)
     drafted = model.generate(**padded(), max_new_tokens=9, do_sample=False, custom_generate=assisted)
     assert drafted.shape == (8, 14 + 9)
+
+
+def test_a_model_may_change_between_two_calls():
+    """Embeddings that grew or shrank between two calls of one drop-in count: those of the target, and those of the draft."""
+    torch.manual_seed(0)
+    model, draft = copy.deepcopy(MODEL), copy.deepcopy(DRAFT)
+    assisted = specframe.assisted(draft, 3)
+    for changed, size in ((None, 0), (model, 120), (draft, 120), (model, 64), (draft, 64)):
+        if changed is not None:
+            changed.resize_token_embeddings(size, mean_resizing=False)
+            with torch.no_grad():
+                changed.get_input_embeddings().weight[97:].normal_()  # the new tokens are the likely ones
+        inputs = padded([[token % 64 for token in prompt] for prompt in PROMPTS])
+        plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
+        drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+        assert torch.equal(plain, drafted)
+
+
+def test_a_model_no_longer_used_is_let_go_of():
+    """A drop-in keeps hold of the model of its latest call, and of no other."""
+    assisted, gone = specframe.assisted(DRAFT, 3), []
+    for _ in range(3):
+        model = copy.deepcopy(MODEL)
+        model.generate(**padded(PROMPTS[:2]), max_new_tokens=4, do_sample=False, custom_generate=assisted)
+        gone.append(weakref.ref(model))
+    del model
+    gc.collect()
+    assert [reference() is None for reference in gone] == [True, True, False]
+
+
+def test_the_draft_is_loaded_once():
+    """What a call found out about its models serves the next call: the same pipeline decodes it."""
+    assisted, made = specframe.assisted("tiny-draft", 3), []
+    target = models.load_model("tiny", "target", torch.device("cpu"), torch.float32)
+    inputs = dict(models.load_tokenizer("tiny")(["import os\n"], return_tensors="pt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "load_model", lambda *given, load=models.load_model: made.append(given) or load(*given))
+        for _ in range(3):
+            target.generate(**inputs, max_new_tokens=4, do_sample=False, custom_generate=assisted)
+    assert len([name for name, *_ in made if name == "tiny-draft"]) == 1
+
+
+def test_threads_take_turns():
+    """One drop-in serves calls from several threads on models that share a draft: each gets its own tokens."""
+    assisted = specframe.assisted(DRAFT, 3)
+    models_used = [copy.deepcopy(MODEL).train(), MODEL]
+    asked = [(models_used[turn % 2], padded(PROMPTS[turn : turn + 3])) for turn in range(6)]
+
+    def drafted(model, inputs):
+        return model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(drafted, *zip(*asked, strict=True)))
+    for (_, inputs), got in zip(asked, found, strict=True):
+        assert torch.equal(got, MODEL.generate(**inputs, max_new_tokens=9, do_sample=False))
+
+
+class Asking(LogitsProcessor):
+    """A user's processor that generates with the same drop-in."""
+
+    def __init__(self, assisted):
+        self.assisted = assisted
+
+    def __call__(self, input_ids, scores):
+        inner = MODEL.generate(input_ids[:, -3:], max_new_tokens=1, do_sample=False, custom_generate=self.assisted)
+        return scores.index_fill(1, inner[0, -1:], -10.0)
+
+
+def test_a_call_within_a_call():
+    """A processor may generate with the drop-in that calls it."""
+    assisted = specframe.assisted(DRAFT, 3)
+    inputs, one = padded(PROMPTS[:1]), {"logits_processor": LogitsProcessorList([Asking(assisted)])}
+    plain = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one)
+    drafted = MODEL.generate(**inputs, max_new_tokens=6, do_sample=False, **one, custom_generate=assisted)
+    assert torch.equal(plain, drafted)
 
 
 def test_the_model_is_left_as_it_was():
@@ -322,118 +462,35 @@ def test_sampling_follows_the_seed_of_torch():
     assert not torch.equal(first[0], first[1])
 
 
-class Notes:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self):
-        self.puts, self.ended = [], 0
-
-    def put(self, value):
-        assert not self.ended
-        self.puts.append(value)
-
-    def end(self):
-        self.ended += 1
+def test_a_greedy_rule_does_not_sample():
+    """``do_sample=True`` with a rule that always takes the most likely token is refused, as a pipeline refuses it."""
+    with pytest.raises(OptionError, match="do_sample=True has no effect on an acceptance rule that always takes"):
+        both(do_sample=True, options={"accept": "greedy"})
 
 
-def test_every_row_has_a_streamer():
-    """Each streamer gets its row's prompt, as ``generate`` gives it, and then its tokens, and is told of the end."""
-    streamers = [Notes() for _ in PROMPTS]
-    ends = common_tokens(3)
-    plain, _ = both(options={"streamer": streamers}, eos_token_id=ends)
-    for row, (streamer, prompt) in enumerate(zip(streamers, padded()["input_ids"], strict=True)):
-        assert streamer.ended == 1
-        assert torch.equal(streamer.puts[0], prompt[None])
-        told = [int(value) for value in streamer.puts[1:]]
-        new = plain[row, 14:].tolist()
-        assert told == new[: len(told)]
-        assert told[-1] in ends or len(told) == len(new)
-
-
-def test_a_streamer_of_transformers(capsys):
-    """For one row a streamer of transformers prints the text."""
-    streamer = TextStreamer(TOKENIZER, skip_prompt=True)
-    plain, _ = both(inputs=padded(PROMPTS[:1]), options={"streamer": streamer})
-    assert capsys.readouterr().out == TOKENIZER.decode(plain[0, 3:]) + "\n"
-
-
-def test_one_streamer_serves_one_row():
-    """One streamer for several rows, or too few of them, is refused."""
-    with pytest.raises(OptionError, match="streamer: expected one for each of 8 rows, got 1"):
-        both(options={"streamer": Notes()})
-    with pytest.raises(OptionError, match="streamer: expected one for each of 8 rows, got 2"):
-        both(options={"streamer": [Notes(), Notes()]})
-
-
-def filled_cache():
-    """Return a cache that holds tokens."""
-    cache = DynamicCache()
-    MODEL(padded([[1, 2, 3]])["input_ids"].repeat(8, 1), past_key_values=cache)
-    return cache
-
-
-def right_padded():
-    """Return a mask with padding on the right of one row."""
-    return padded()["attention_mask"].flip(1)
-
-
-REFUSED = {
-    "beam_search": lambda: {"num_beams": 2},
-    "contrastive_search": lambda: {"penalty_alpha": 0.6, "top_k": 4},
-    "prompt_lookup_num_tokens": lambda: {"prompt_lookup_num_tokens": 3},
-    "past_key_values that hold tokens": lambda: {"past_key_values": filled_cache()},
-    "use_cache=False": lambda: {"use_cache": False},
-    "output_hidden_states": lambda: {"output_hidden_states": True, "return_dict_in_generate": True},
-    "UnbatchedClassifierFreeGuidance": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": padded()["input_ids"]},
-    "SynthIDTextWatermark": lambda: {
-        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
-        "do_sample": True,
-    },
-    "rows padded on the left only": lambda: {"attention_mask": right_padded()},
-    "position_ids: expected the place": lambda: {"position_ids": torch.arange(14).expand(8, -1)},
-    "expected at most 146 new ones": lambda: {"max_new_tokens": 147},
+UNUSABLE = {
+    "a number as draft": ((5,), "draft: expected a loaded model, .* got 5"),
+    "any draft": (("auto",), "draft: expected a loaded model, .* got 'auto'"),
+    "a fraction as draft length": ((DRAFT, 1.5), "draft_length: expected a whole number of at least 1, .* got 1.5"),
+    "a list as draft length": ((DRAFT, [1, 2]), "draft_length: expected a whole number of at least 1, .*, 2"),
+    "no draft length": ((DRAFT, None), "draft_length: .* got None"),
+    "a draft length of 0": ((DRAFT, 0), "expected at least 1, got 0"),
+    "an unknown policy": ((DRAFT, "goodputt"), "did you mean 'goodput'"),
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_had_is_refused_by_name(what, monkeypatch):
-    """What the drop-in cannot do is named before the model is asked anything."""
-    asked = {**padded(), "max_new_tokens": NEW, **REFUSED[what]()}
-    monkeypatch.setattr(MODEL, "forward", unasked)
-    with pytest.raises(OptionError, match=what):
-        MODEL.generate(**asked, custom_generate=specframe.assisted(DRAFT))
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_what_no_pipeline_can_be_made_of_is_refused_at_once(what):
+    """A draft or a draft length that cannot be had is refused where it is given, by a sentence that names it."""
+    given, message = UNUSABLE[what]
+    with pytest.raises(SpecframeError, match=message):
+        specframe.assisted(*given)
 
 
-def unasked(input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **_):
-    """Stand in for a model's forward, which must not be called."""
-    raise AssertionError("the model was asked")
-
-
-def test_other_inputs_are_refused_by_name():
-    """Embeddings in the place of ids, token types and attention weights are named."""
-    assisted = specframe.assisted(DRAFT)
-    embedded = MODEL.get_input_embeddings()(padded()["input_ids"])
-    with pytest.raises(OptionError, match="does not support inputs_embeds"):
-        MODEL.generate(
-            inputs_embeds=embedded,
-            attention_mask=padded()["attention_mask"],
-            max_new_tokens=2,
-            custom_generate=assisted,
-        )
-    gpt2, draft = PAIRS["gpt2"]
-    types = torch.zeros_like(padded()["input_ids"])
-    with pytest.raises(OptionError, match="does not support token_type_ids"):
-        gpt2.generate(**padded(), token_type_ids=types, max_new_tokens=2, custom_generate=specframe.assisted(draft))
-    eager = zoo.build("qwen3", attn_implementation="eager")
-    with pytest.raises(OptionError, match="does not support output_attentions, output_hidden_states"):
-        eager.generate(
-            **padded(),
-            max_new_tokens=2,
-            output_attentions=True,
-            output_hidden_states=True,
-            return_dict_in_generate=True,
-            custom_generate=assisted,
-        )
+def test_an_unknown_strategy_is_refused_at_once():
+    """Strategies are looked up when the drop-in is made."""
+    with pytest.raises(SpecframeError, match="did you mean 'ragged'"):
+        specframe.assisted(DRAFT, align="raged")
 
 
 def test_an_encoder_decoder_model_is_refused():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import huggingface_hub.constants
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -29,10 +30,11 @@ from transformers import (
     T5Config,
 )
 
-from specframe import aliases, models
+from specframe import aliases, assisted, models
 from specframe.errors import ModelError, OptionError, UnknownNameError
 from specframe.pairing import choose
 from specframe.plugins import Entry, ModelAlias, Registry
+from specframe.testing import architectures, harness, zoo
 from specframe.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
 
 CPU = torch.device("cpu")
@@ -355,6 +357,145 @@ def test_stop_tokens_are_those_of_generate(llama: Path) -> None:
     model.config.eos_token_id = None
     assert models.stop_token_ids(model, tokenizer) == {256}
     assert models.stop_token_ids(model, None) == frozenset()
+
+
+# ---- loaded objects of other kinds, and models that cannot be told positions and masks ---------------------------------
+
+
+SMALL_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SMALL_T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+
+
+def text_config() -> LlamaConfig:
+    """Return a configuration of which other models are made."""
+    return LlamaConfig(**SIZES | {"vocab_size": zoo.VOCABULARY, "eos_token_id": 0, "pad_token_id": 0})
+
+
+def with_nan() -> PreTrainedModel:
+    """Return a model one of whose weights is broken."""
+    model = zoo.build("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 5] = torch.nan
+    return model
+
+
+def set_to(implementation: str) -> PreTrainedModel:
+    """Return a model that attends in a way that takes no mask tensor."""
+    model = zoo.build("llama")
+    model.config._attn_implementation = implementation
+    return model
+
+
+OTHER_KINDS = {
+    "headless": (
+        lambda: transformers.LlamaModel(text_config()),
+        "is a LlamaModel, a model without a language modelling head:",
+    ),
+    "classifier": (
+        lambda: transformers.LlamaForSequenceClassification(text_config()),
+        "is a LlamaForSequenceClassification, a model without a language modelling head:",
+    ),
+    "token classifier": (
+        lambda: transformers.LlamaForTokenClassification(text_config()),
+        "is a LlamaForTokenClassification, a model without a language modelling head:",
+    ),
+    "vision": (
+        lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL_VISION)),
+        "is a ViTForImageClassification, a model without a language modelling head:",
+    ),
+    "encoder-decoder": (
+        lambda: transformers.T5ForConditionalGeneration(T5Config(**SMALL_T5)),
+        "is a T5ForConditionalGeneration, an encoder-decoder model:",
+    ),
+    "encoder": (
+        lambda: architectures.build("bert", is_decoder=False),
+        r"\(BertLMHeadModel\) gives other logits when it makes its masks itself, off by .*: expected a causal language model",
+    ),
+    "own positions": (lambda: architectures.build("bloom"), r"\(BloomForCausalLM\) takes no position_ids:"),
+    "alibi": (
+        lambda: architectures.build("falcon", alibi=True),
+        r"\(FalconForCausalLM\) cannot be told the positions and masks of its tokens: it raises ValueError \(",
+    ),
+    "a window that is not kept": (
+        lambda: architectures.build("moshi"),
+        r"\(MoshiForCausalLM\) gives other logits when it makes its masks itself, off by .* sliding window",
+    ),
+    "NaN": (
+        with_nan,
+        r"the logits of the (target|draft) \(LlamaForCausalLM\) are not finite after three tokens: expected",
+    ),
+    "flex": (
+        lambda: set_to("flex_attention"),
+        r"\(LlamaForCausalLM\) is set to flex_attention, which takes no mask tensor: expected sdpa or eager",
+    ),
+    "flash": (lambda: set_to("flash_attention_2"), "is set to flash_attention_2, which takes no mask tensor: expected"),
+}
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_loaded_models_of_other_kinds_are_refused(kind: str, role: str) -> None:
+    """By one sentence that names the class, before anything is decoded, as the target and as the draft."""
+    make, message = OTHER_KINDS[kind]
+    model, usual = make().eval(), zoo.build("qwen3")
+    pair = (model, usual) if role == "target" else (usual, model)
+    with pytest.raises(ModelError, match=message) as caught:
+        harness.decode(harness.pipeline(*pair, batch_size=2, draft_length=2), harness.requests([[5, 7, 9]], 4))
+    assert "\n" not in str(caught.value)
+    assert f"the {role} " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("doge", {}), ("doge", {"keep_window_size": 6}), ("gpt_neox_japanese", {})]
+)
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_masks_of_each_head_and_keys_in_one_piece(name: str, options: dict[str, int], align: str) -> None:
+    """Models with a mask for each head over grouped heads, and models that take contiguous keys for granted, are exact."""
+    target = architectures.build(name, **options)
+    for key, weight in target.named_parameters():
+        if key.endswith(".A"):  # Doge starts with zeros here, by which all tokens are equally worth keeping
+            torch.nn.init.constant_(weight, 0.7)
+    pipe = harness.pipeline(target, zoo.good_draft(target), align=align, batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(harness.random_prompts((3, 19, 1, 7), zoo.VOCABULARY), [9, 12, 3, 7]))
+
+
+def test_a_multimodal_model_decodes_text() -> None:
+    """A loaded model of images and text is decoded as a language model, from token ids."""
+    vision = transformers.CLIPVisionConfig(**SMALL_VISION)
+    config = transformers.LlavaConfig(text_config=text_config(), vision_config=vision, image_token_index=96)
+    torch.manual_seed(0)
+    target = transformers.LlavaForConditionalGeneration(config).eval()
+    for weight in target.parameters():
+        torch.nn.init.normal_(weight, std=zoo.WIDTH)
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=3)
+    harness.check(pipe, harness.requests(harness.random_prompts((3, 19, 1), 96), 6))
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_another_precision_by_autocast_is_refused(role: str) -> None:
+    """Under autocast a model in another precision is refused by a pipeline and by ``generate``; outside of it, it works."""
+    usual, half = zoo.build("qwen3"), zoo.build("qwen3").to(torch.bfloat16)
+    target, draft = (usual, half) if role == "target" else (half, usual)
+    pipe, asked = harness.pipeline(target, draft, batch_size=2, draft_length=2), harness.requests([[5, 7, 9]], 4)
+    message = (
+        rf"the {role} \(Qwen3ForCausalLM\) is in float32 and torch.autocast is on for bfloat16: expected one precision"
+    )
+    ids = torch.tensor([[5, 7, 9]])
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ModelError, match=message):
+            harness.decode(pipe, asked)
+        with pytest.raises(ModelError, match=message):
+            target.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, custom_generate=assisted(draft, 2)
+            )
+    assert len(harness.decode(pipe, asked)[0].token_ids) == 4
 
 
 # ---- vocabularies ----------------------------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ def test_the_string_that_is_complete_first_counts():
     assert first_complete("ababab", ["ab"], start=6) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*Divides, which changes from call to call")
 @pytest.mark.parametrize("align", ALIGNMENTS)
 def test_a_criterion_ends_where_it_would_one_token_at_a_time(align):
     """A user's criterion is asked after every token, in order, with the exact prefix; it ends the row where it holds."""

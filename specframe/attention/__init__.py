@@ -39,6 +39,21 @@ class Maskless(Protocol):
         ...
 
 
+class Watched:
+    """What takes a mask's place, and the sliding windows that layers ask it for, one after the other."""
+
+    def __init__(self, maskless: Maskless) -> None:
+        self._maskless = maskless
+        self.windows: list[int | None] = []
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Attend, after noting the window."""
+        self.windows.append(window)
+        return self._maskless.attend(query, key, value, scaling, window)
+
+
 _maskless: Maskless | None = None
 """What takes the mask's place in the forward under way; None: it has a mask."""
 
@@ -67,7 +82,9 @@ def attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive (B, 1, T, S) mask or without.
+    """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
+
+    The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
 
     Returns:
         (B, T, H, D) and None, as transformers' attention functions do.
@@ -88,7 +105,9 @@ def attend(
     shared = heads // key.shape[1]
     if shared > 1:
         query = query.reshape(rows, key.shape[1], shared * length, size)
-        if length > 1:  # a single query's mask row holds for all that share the head
+        if attention_mask.shape[1] > 1:
+            attention_mask = attention_mask.reshape(rows, key.shape[1], shared * length, -1)
+        elif length > 1:  # a single query's mask row holds for all that share the head
             attention_mask = attention_mask.repeat(1, 1, shared, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
     return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None

@@ -42,13 +42,22 @@ class Choice:
 
     Args:
         model: on its device, in its precision.
-        role: "target" or "draft", for errors.
+        name: of the model, for errors.
         shapes: of every layer's keys and values.
         kinds: how many kinds of layers, and so masks, there are.
+        fault: tells in which way the model attends wrongly when "packed" or "flex" takes the place of its masks; None: in no way.
     """
 
-    def __init__(self, model: PreTrainedModel, role: str, shapes: list[KVShape], kinds: int) -> None:
-        self._config, self._role, self._shapes = model.config.get_text_config(), role, set(shapes)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        shapes: list[KVShape],
+        kinds: int,
+        fault: Callable[[str], str | None],
+    ) -> None:
+        self._config, self._name, self._shapes = model.config.get_text_config(), name, set(shapes)
+        self._fault = functools.cache(fault)
         self._device, self._dtype = model.device, model.dtype
         heads = getattr(self._config, "num_attention_heads", 1)
         shared = max(heads // shape.heads for shape in shapes)
@@ -79,13 +88,17 @@ class Choice:
         """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
         if asked in WAYS and self._config._attn_implementation != "sdpa":
             raise ModelError(
-                f"attention {asked!r} takes the place of sdpa, but the {self._role} was loaded with "
+                f"attention {asked!r} takes the place of sdpa, but {self._name} was loaded with "
                 f"{self._config._attn_implementation}: load it with sdpa, or ask for 'masked'"
             )
-        if asked == "packed" and not self._agrees("packed"):
+        if asked == "packed" and not self._has_kernel("packed"):
             raise ModelError(
-                f"attention 'packed' cannot be had for the {self._role} on {self._device.type} in {str(self._dtype)[6:]}: "
+                f"attention 'packed' cannot be had for {self._name} on {self._device.type} in {str(self._dtype)[6:]}: "
                 "expected CUDA, half precision and a flash kernel for its heads; 'auto' takes it where it can be had"
+            )
+        if asked in WAYS and (fault := self._fault(asked)):
+            raise ModelError(
+                f"attention {asked!r} cannot be had for {self._name}, because {fault}: ask for 'auto' or 'masked'"
             )
         if asked == "flex" and self._device.type != "cuda":
             slow = f"attention 'flex' holds all scores on {self._device.type}: it is there to be compared; 'masked' is faster"
@@ -98,12 +111,16 @@ class Choice:
     def _agrees(self, way: str) -> bool:
         """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
         if way not in self._found:
-            self._found[way] = self._config._attn_implementation == "sdpa" and all(
-                shape.key_size == shape.value_size
-                and agrees(way, self._device, shape.dtype, self._heads, shape.heads, shape.key_size)
-                for shape in self._shapes
-            )
+            sdpa = self._config._attn_implementation == "sdpa"
+            self._found[way] = sdpa and self._has_kernel(way) and self._fault(way) is None
         return self._found[way]
+
+    def _has_kernel(self, way: str) -> bool:
+        return all(
+            shape.key_size == shape.value_size
+            and agrees(way, self._device, shape.dtype, self._heads, shape.heads, shape.key_size)
+            for shape in self._shapes
+        )
 
 
 @functools.cache

@@ -11,7 +11,14 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch.nn.functional import one_hot
-from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    Cache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe.run import Run
@@ -42,7 +49,7 @@ class FakeConfig(PreTrainedConfig):
         super().__init__(**options)
 
 
-class FakeModel(PreTrainedModel):
+class FakeModel(PreTrainedModel, GenerationMixin):
     """A language model without weights, whose next token is a hash of every (token, position) pair it attends to.
 
     The pairs are read through the KV cache, from keys and values alike, and summed in whole numbers. One key too many,

@@ -136,7 +136,7 @@ def bad_draft(seed: int = 1) -> PreTrainedModel:
 def _make(family: str, options: dict[str, Any], seed: int) -> PreTrainedModel:
     config_name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, model_name)(getattr(transformers, config_name)(**options))
         _embed_padding(model)
@@ -152,7 +152,7 @@ def _embed_padding(model: PreTrainedModel) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers from remarking on unusual configurations."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

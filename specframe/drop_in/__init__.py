@@ -1,0 +1,103 @@
+"""Batched speculative decoding inside transformers' own ``generate``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specframe.drop_in.call import Call
+from specframe.drop_in.kept import Kept, check
+from specframe.drop_in.outputs import StepOutputs, output
+from specframe.drop_in.plain import decode_plainly, obstacles
+from specframe.drop_in.rows import requests_of
+from specframe.drop_in.streams import Sink, sink_of
+from specframe.evaluating import evaluating
+from specframe.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+TURN = threading.RLock()
+"""Held by the call that decodes: how a model attends and its modes are set on the model, for one call at a time."""
+
+
+def assisted(
+    draft: Any,
+    draft_length: Any = "auto",
+    *,
+    align: Any = "ragged",
+    accept: Any = "auto",
+    kv: Any = None,
+    streamer: BaseStreamer | list[BaseStreamer] | None = None,
+) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
+    """Return what ``model.generate(**batch, custom_generate=...)`` takes: assisted generation for batches of any size.
+
+    Greedy output is that of ``generate`` without an assistant, token for token; sampled output is distributed as it is, with
+    random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does, and their
+    scores and logits are 0 there. What drafts do not go with is decoded by transformers' own loop, and a
+    :class:`specframe.errors.SpecframeWarning` says why. Calls from several threads take turns.
+
+    Args:
+        draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
+        draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
+        align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
+        streamer: told the prompt's ids and then every round's; a list has one for each row. One streamer serves one row; that which
+            ``generate`` is given is told of steps, one token of every row.
+
+    Raises:
+        SpecframeError: at once, a draft, draft length or strategy that cannot be had; on the call, before any work, what
+            ``generate`` was asked for and cannot be had here, by name.
+    """
+    check(draft, draft_length, align, accept, kv)
+
+    def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
+        on, precision = str(model.device), str(model.dtype)
+        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, length, on, precision, generation_config=None)
+
+    pipelines = Kept(pipeline)
+
+    def generate(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        call = Call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        sink = sink_of(streamer, call)
+        with sink or contextlib.nullcontext(), TURN, evaluating(model):
+            call.require_decoding()
+            if why := obstacles(call):
+                return decode_plainly(call, why, sink)
+            with pipelines.lend(model, *(looked_up(call) or (draft, draft_length))) as pipe:
+                return decode_drafted(call, pipe, sink)
+
+    return generate
+
+
+def looked_up(call: Call) -> tuple[str, int] | None:
+    """Return the drafter and the draft length of a call that asks for prompt lookup; None where it does not."""
+    if not call.config.prompt_lookup_num_tokens:
+        return None
+    ngram = call.config.max_matching_ngram_size
+    return f"prompt-lookup,ngram={ngram}" if ngram else "prompt-lookup", call.config.prompt_lookup_num_tokens
+
+
+def decode_drafted(call: Call, pipe: Pipeline, sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Decode a call with a pipeline."""
+    if call.config.do_sample:
+        pipe.require_sampling("do_sample=True")
+        pipe.seed = int(torch.randint(2**62, ()))
+    requests = requests_of(pipe, call)
+    pipe.batch_size = len(requests)
+    kept = StepOutputs(call.config)
+    watching = [kept] if sink is None else [kept, sink]
+    results = sorted(pipe.decode(requests, observers=watching), key=lambda result: result.index)
+    return output(call, results, kept)

@@ -1,0 +1,69 @@
+"""What transformers' ``generate`` prepared for the loop that decodes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from transformers import generation as hf
+
+from specframe.errors import OptionError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+DECODING = (hf.GenerationMode.GREEDY_SEARCH, hf.GenerationMode.SAMPLE, hf.GenerationMode.ASSISTED_GENERATION)
+"""What ``generate`` may be set to do."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class Call:
+    """One call of ``generate``: what it hands to the loop that decodes."""
+
+    model: PreTrainedModel
+    input_ids: torch.Tensor
+    """(B, S), what each row starts with, padding included; (B, 0) where the prompt is given as embeddings."""
+    processors: hf.LogitsProcessorList
+    criteria: hf.StoppingCriteriaList
+    config: GenerationConfig
+    inputs: dict[str, Any]
+    """What else the model is fed: its mask, its positions, its cache."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @functools.cached_property
+    def real_BS(self) -> torch.Tensor:
+        """Which of the ids are tokens and no padding, (B, S): as the attention mask says."""
+        mask_BS = self.inputs.get("attention_mask")
+        return torch.ones_like(self.input_ids, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
+
+    @functools.cached_property
+    def prompts(self) -> list[list[int]]:
+        """Each row's own ids, its padding on the left taken away."""
+        counts = self.real_BS.sum(1).tolist()
+        return [row[len(row) - count :] for row, count in zip(self.input_ids.tolist(), counts, strict=True)]
+
+    @property
+    def pad(self) -> int:
+        """The id that follows a row's end."""
+        return 0 if self.config._pad_token_tensor is None else int(self.config._pad_token_tensor)
+
+    @property
+    def new(self) -> int:
+        """Tokens generated for each row, at most."""
+        lengths = [one.max_length for one in self.criteria if isinstance(one, hf.MaxLengthCriteria)]
+        return min([self.config.max_length, *lengths]) - self.input_ids.shape[1]
+
+    def require_decoding(self) -> None:
+        """Raise :class:`OptionError` naming what is no decoding of rows by a decoder."""
+        mode = self.config.get_generation_mode()
+        asked = {
+            "an encoder-decoder model": self.model.config.is_encoder_decoder,
+            f"{mode.value} (num_beams={self.config.num_beams})": mode not in DECODING,
+            "assistant_early_exit": self.config.assistant_early_exit,
+        }
+        if unsupported := [name for name, wanted in asked.items() if wanted]:
+            raise OptionError(f"assisted generation in batches does not support {', '.join(unsupported)}")

@@ -1,0 +1,61 @@
+"""What ``generate`` returns beside the tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from specframe.drop_in.call import Call
+from specframe.drop_in.reading import read, wanted
+from specframe.observers import Watcher
+from specframe.types import Result, RoundReport
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+
+class StepOutputs(Watcher):
+    """Keeps the target's logits and scores of every generated token, when ``generate`` was asked for them."""
+
+    def __init__(self, config: GenerationConfig) -> None:
+        wanted = config.return_dict_in_generate
+        self._kinds = [kind for kind in ("scores", "logits") if wanted and getattr(config, f"output_{kind}")]
+        self._kept: dict[str, dict[int, list[torch.Tensor]]] = {kind: defaultdict(list) for kind in self._kinds}
+
+    def round(self, report: RoundReport) -> None:
+        """Keep a float32 copy of what the gained tokens were chosen from."""
+        for kind in self._kinds:
+            given_BTV = report.scores_BTV if kind == "scores" else report.logits_BTV
+            assert given_BTV is not None
+            for row, sequence in enumerate(report.sequences):
+                values_TV = given_BTV[row, : report.gained[row]].to(torch.float32, copy=True)
+                self._kept[kind][sequence.request.index].append(values_TV)
+
+    def steps(self, kind: str, rows: int, count: int) -> tuple[torch.Tensor, ...] | None:
+        """Return one (B, V) tensor for each of ``count`` generated tokens, or None when they were not asked for."""
+        if kind not in self._kinds:
+            return None
+        values = [torch.cat(self._kept[kind][row]) for row in range(rows)]
+        padded = torch.nn.utils.rnn.pad_sequence(values)
+        return tuple(padded[:count].unbind(0))
+
+
+def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Return what ``generate`` returns: prompts and continuations, padded on the right."""
+    longest = max(len(result.token_ids) for result in results)
+    new_BN = call.input_ids.new_full((len(results), longest), call.pad)
+    for row, result in enumerate(results):
+        new_BN[row, : len(result.token_ids)] = torch.tensor(result.token_ids)
+    sequences = torch.cat([call.input_ids, new_BN], dim=1)
+    told = read(call, sequences) if wanted(call) else {}
+    if not call.config.return_dict_in_generate:
+        return sequences
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,  # type: ignore[arg-type]
+        scores=kept.steps("scores", len(results), longest),  # type: ignore[arg-type]
+        logits=kept.steps("logits", len(results), longest),  # type: ignore[arg-type]
+        **told,
+    )

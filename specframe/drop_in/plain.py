@@ -1,0 +1,135 @@
+"""Calls in which nothing can be drafted: transformers' own loop decodes them, and a warning says why."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import generation as hf
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
+
+from specframe.drop_in.call import Call
+from specframe.errors import SpecframeWarning
+from specframe.trial import unfit
+
+if TYPE_CHECKING:
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    from specframe.drop_in.streams import Sink
+
+PER_TOKEN = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
+"""Tensors a decoder is fed that say which tokens there are, and where."""
+
+UNDERSTOOD = PER_TOKEN | {"past_key_values", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}
+"""What ``generate`` feeds a model that is fed here, too, for rows of other lengths."""
+
+IN_ORDER = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
+"""Processors of transformers that count on being called once per generated token, in order, with all rows."""
+
+
+def obstacles(call: Call) -> list[str]:
+    """Return what drafts do not go with in a call, by the names a user knows."""
+    found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and value is not None)
+    found += [type(one).__name__ for one in call.processors if isinstance(one, IN_ORDER)]
+    cache = call.inputs.get("past_key_values")
+    checks = {
+        "use_cache=False": lambda: not call.config.use_cache,
+        "past_key_values that hold tokens": lambda: cache is not None and cache.get_seq_length() > 0,
+        "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
+        "padding that is not on the left": lambda: not padded_on_the_left(call),
+        "positions other than a token's place in its row": lambda: not counted_from_0(call),
+        "more tokens than the model's context holds": lambda: beyond_context(call),
+        "rotary factors that change with the longest row": lambda: changes_factors(call),
+        "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
+        "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
+    }
+    for name, holds in checks.items():  # each takes for granted that those before it do not hold
+        if not found and holds():
+            found.append(name)
+    if found:
+        return found
+    vocabulary = int(call.model.config.get_text_config().vocab_size)
+    return unfit(call.processors, call.criteria, call.input_ids.to(call.model.device), vocabulary)
+
+
+def static(cache: Any) -> bool:
+    """Return whether a cache has room for more than it holds: attention weights have a place for all of it."""
+    return cache is not None and cache.is_compileable
+
+
+def prepares_otherwise(call: Call) -> bool:
+    """Return whether a model with a ``prepare_inputs_for_generation`` of its own feeds itself more than ids, mask and positions.
+
+    Models tuned by prompts or prefixes do: they put embeddings or a cache before the tokens.
+    """
+    own: Any = call.model.prepare_inputs_for_generation
+    if getattr(own, "__func__", None) is GenerationMixin.prepare_inputs_for_generation:
+        return False
+    fed = own(call.input_ids, is_first_iteration=True, **call.inputs)
+    tensors = {name: value for name, value in fed.items() if isinstance(value, torch.Tensor)}
+    ids, cache = tensors.get("input_ids"), fed.get("past_key_values")
+    empty = cache is None or (hasattr(cache, "get_seq_length") and cache.get_seq_length() == 0)
+    return ids is None or not torch.equal(ids, call.input_ids) or not tensors.keys() <= PER_TOKEN or not empty
+
+
+def padded_on_the_left(call: Call) -> bool:
+    """Return whether every row has a token, and padding before its tokens at most."""
+    real_BS = call.real_BS
+    if real_BS.shape != call.input_ids.shape:
+        return False
+    return bool(real_BS[:, -1].all()) and bool((real_BS[:, 1:] >= real_BS[:, :-1]).all())
+
+
+def counted_from_0(call: Call) -> bool:
+    """Return whether each token's position is its place in its row."""
+    positions_BS = call.inputs.get("position_ids")
+    if positions_BS is None:
+        return True
+    real_BS = call.real_BS.to(positions_BS.device)
+    expected_BS = real_BS.cumsum(-1) - 1
+    return positions_BS.shape == real_BS.shape and bool((positions_BS == expected_BS)[real_BS].all())
+
+
+def beyond_context(call: Call) -> bool:
+    """Return whether a row may become longer than the context that the model was made for: ``generate`` only warns."""
+    context = getattr(call.model.config.get_text_config(), "max_position_embeddings", None)
+    return context is not None and max(map(len, call.prompts)) + call.new > context
+
+
+def changes_factors(call: Call) -> bool:
+    """Return whether some row is, or may become, so long that all rows get other rotary factors: rope type "longrope".
+
+    Rows go together where all begin beyond that length, or none ever gets there: the last token is never fed.
+    """
+    told = getattr(call.model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [told] if "rope_type" in told else told.values()
+    bounds = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
+    counts = list(map(len, call.prompts))
+    return any(min(counts) <= bound < max(counts) + call.new - 1 for bound in bounds)
+
+
+def goes_on_after_the_end(call: Call) -> bool:
+    """Return whether ``generate`` would go on with rows that have ended, until all have: it does where there is no eos id."""
+    ends = any(isinstance(one, hf.EosTokenCriteria) for one in call.criteria)
+    own = any(not isinstance(one, hf.MaxLengthCriteria | hf.MaxTimeCriteria) for one in call.criteria)
+    return len(call) > 1 and own and not ends
+
+
+def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Warn that nothing is drafted, and let the loop decode that ``generate`` uses without an assistant."""
+    warnings.warn(
+        f"nothing is drafted, for drafts do not go with {', '.join(why)}: transformers' own loop decodes this call",
+        SpecframeWarning,
+        stacklevel=5,  # the caller of generate
+    )
+    loop: Any = getattr(type(call.model), GENERATION_MODES_MAPPING[hf.GenerationMode.SAMPLE])
+    return loop(
+        call.model,
+        call.input_ids,
+        logits_processor=call.processors,
+        stopping_criteria=call.criteria if sink is None else sink.noting(call.criteria),
+        generation_config=call.config,
+        streamer=sink,
+        **call.inputs,
+    )

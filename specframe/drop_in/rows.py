@@ -1,0 +1,57 @@
+"""Rows that ``generate`` prepared, as requests."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import generation as hf
+
+from specframe.drop_in.call import Call
+from specframe.pipeline import Pipeline
+from specframe.plan import Plan
+from specframe.stopping import Criteria
+from specframe.types import Request
+
+
+def for_row(processor: Any, row: int, rows: int) -> Any:
+    """Return a processor as it treats one of the ``rows`` that it was made for."""
+    if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+    own: dict[str, Any] = {}
+    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        own = {"prompt_ignore_length": processor.prompt_ignore_length[row : row + 1]}
+    elif isinstance(processor, hf.EncoderRepetitionPenaltyLogitsProcessor):
+        prompts = processor.encoder_input_ids
+        own = {"encoder_input_ids": prompts[row * len(prompts) // rows][None]}
+    elif isinstance(processor, hf.EncoderNoRepeatNGramLogitsProcessor):
+        own = {"batch_size": 1, "generated_ngrams": [processor.generated_ngrams[row * processor.batch_size // rows]]}
+    if not own:
+        return processor
+    one = copy.copy(processor)
+    vars(one).update(own)
+    return one
+
+
+def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
+    """Return a request per row, with what ``generate`` prepared for it."""
+    width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
+    stops: set[int] = set()
+    others = []
+    for one in call.criteria:
+        if isinstance(one, hf.EosTokenCriteria):
+            stops.update(one.eos_token_id.tolist())
+        elif not isinstance(one, hf.MaxLengthCriteria):
+            others.append(one)
+    requests = []
+    for index, ids in enumerate(prompts):
+        lead = tuple(call.input_ids[index, : width - len(ids)].tolist())
+        own = [for_row(processor, index, len(call)) for processor in call.processors]
+        plan = Plan.split(own, greedy=not call.config.do_sample, lead=lead)
+        checks = (Criteria(others, lead, device),) if others else ()
+        requests.append(
+            Request(index, pipe.encode(ids), call.new, frozenset(stops), plan, stream=index, stop_checks=checks)
+        )
+    return requests

@@ -1,0 +1,162 @@
+"""Streamers of transformers, told of tokens while they come: in rounds where they are drafted, in steps where they are not."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.utils import GenerationMixin
+
+from specframe.drop_in.call import Call
+from specframe.errors import OptionError
+from specframe.observers import Watcher
+from specframe.types import RoundReport
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+
+
+def streamer_of_generate() -> BaseStreamer | None:
+    """Return the streamer that the ``generate`` under way was given.
+
+    It keeps it to itself: it gives a streamer the prompt, and a loop of one's own no streamer, so that who reads from it would
+    wait for ever. So it is looked up in the call that is under way.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not GENERATE:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("streamer")
+
+
+def sink_of(given: BaseStreamer | list[BaseStreamer] | None, call: Call) -> Sink | None:
+    """Return what tells the streamers that ``assisted`` or ``generate`` was given; None where there are none.
+
+    Raises:
+        OptionError: both were, or there is not one for each row.
+    """
+    outer = streamer_of_generate()
+    if given is None:
+        return None if outer is None else InSteps(outer, len(call), call.pad)
+    if outer is not None:
+        outer.end()
+        raise OptionError("streamer: expected one in generate or in assisted, got both")
+    streamers = given if isinstance(given, list) else [given]
+    if len(streamers) != len(call):
+        raise OptionError(f"streamer: expected one for each of {len(call)} rows, got {len(streamers)}")
+    return PerRow(streamers, call.input_ids)
+
+
+class Sink(Watcher):
+    """Tells streamers of tokens. It is an observer where tokens are drafted, and a streamer where transformers decodes."""
+
+    def round(self, report: RoundReport) -> None:
+        """Tell what each row gained."""
+        _, tokens = report.verdict.host()
+        for row, sequence in enumerate(report.sequences):
+            self.tell(sequence.request.index, tokens[row, : report.gained[row]].tolist(), sequence.finished)
+
+    @abstractmethod
+    def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:
+        """Tell of a row's next tokens, and whether it ends with them."""
+
+    @abstractmethod
+    def put(self, tokens_B: torch.Tensor) -> None:
+        """Tell of the next token of every row."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Tell everybody who was not told yet that there will be no more."""
+
+    def noting(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+        """Return criteria that let this object know which rows have ended."""
+        return criteria
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+
+class InSteps(Sink):
+    """Tells one streamer of all rows' tokens as ``generate`` does: step by step, with the pad id for rows that have ended."""
+
+    def __init__(self, streamer: BaseStreamer, rows: int, pad: int) -> None:
+        self._streamer, self._pad = streamer, pad
+        self._told: list[list[int]] = [[] for _ in range(rows)]
+        self._live, self._steps, self._open = set(range(rows)), 0, True
+
+    def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:
+        """Keep a row's tokens, and put the steps for which all rows have theirs."""
+        self._told[row].extend(tokens)
+        if finished:
+            self._live.discard(row)
+        shortest = min((len(self._told[row]) for row in self._live), default=max(map(len, self._told)))
+        for step in range(self._steps, shortest):
+            self._streamer.put(torch.tensor([ids[step] if step < len(ids) else self._pad for ids in self._told]))
+        self._steps = max(self._steps, shortest)
+
+    def put(self, tokens_B: torch.Tensor) -> None:
+        """Put a step."""
+        self._streamer.put(tokens_B)
+
+    def end(self) -> None:
+        """End the streamer."""
+        if self._open:
+            self._open = False
+            self._streamer.end()
+
+
+class PerRow(Sink):
+    """Tells each row's own streamer of its prompt, of its tokens, and of its end."""
+
+    def __init__(self, streamers: list[BaseStreamer], input_ids: torch.Tensor) -> None:
+        self._live = dict(enumerate(streamers))
+        self._done_B = torch.zeros(len(streamers), dtype=torch.bool)
+        for streamer, prompt in zip(streamers, input_ids.cpu(), strict=True):
+            streamer.put(prompt[None])
+
+    def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:
+        """Put each of the row's tokens."""
+        for token in tokens:
+            self._live[row].put(torch.tensor([token]))
+        if finished:
+            self._live.pop(row).end()
+
+    def put(self, tokens_B: torch.Tensor) -> None:
+        """Put a token of each row that had not ended before it."""
+        for row, (token, done) in enumerate(zip(tokens_B.tolist(), self._done_B.tolist(), strict=True)):
+            if row in self._live:
+                self.tell(row, [token], done)
+
+    def end(self) -> None:
+        """End the streamers of rows that nothing has ended."""
+        while self._live:
+            self._live.popitem()[1].end()
+
+    def noting(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+        """Return criteria that note which rows have ended."""
+        return Noting(criteria, self._note)
+
+    def _note(self, done_B: torch.Tensor) -> None:
+        self._done_B |= done_B.cpu()
+
+
+class Noting(StoppingCriteriaList):
+    """Criteria that tell ``note`` what they said."""
+
+    def __init__(self, criteria: StoppingCriteriaList, note: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(criteria)
+        self._note = note
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> Any:
+        """Return which rows have ended."""
+        done_B = super().__call__(input_ids, scores, **options)
+        self._note(done_B)
+        return done_B

@@ -1,0 +1,113 @@
+"""Every decoder architecture of transformers as a tiny random model, made from its configuration class alone.
+
+The fields of a configuration are set by their names, wherever they occur, to sizes that fit together; what one architecture
+needs beside that is in :data:`OWN`. Matrices are drawn anew and wide, so that no two logits come near a tie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specframe.testing.zoo import CONTEXT, EOS, VOCABULARY, WIDTH, quiet
+
+NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+"""The model types that ``AutoModelForCausalLM`` knows, in the transformers installed."""
+
+LARGEST = 8_000_000
+"""Parameters of a model that still counts as tiny: one forward takes milliseconds."""
+
+FIELDS: dict[Any, str] = {
+    VOCABULARY: "vocab_size decoder_vocab_size unpadded_vocab_size vocab_size_per_layer_input",
+    CONTEXT: "max_position_embeddings n_positions n_ctx max_seq_len context_length max_target_positions model_max_length",
+    32: "hidden_size n_embd d_model emb_dim embedding_size input_embedding_size output_embedding_size word_embed_proj_dim "
+    "embedding_dim attention_hidden_size rotary_ndims lru_width num_mel_bins max_source_positions",
+    48: "intermediate_size intermediate_size_mlp ffn_dim ffn_hidden_size dff dim_ff d_inner feed_forward_size "
+    "decoder_ffn_dim encoder_ffn_dim dense_intermediate_size n_inner",
+    24: "moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size shared_intermediate_size "
+    "shared_experts_intermediate_size moe_shared_expert_intermediate_size",
+    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers num_decoder_layers "
+    "num_key_value_heads num_kv_heads num_query_groups swa_num_key_value_heads num_experts_per_tok num_experts_per_token "
+    "moe_topk moe_k n_group topk_group num_expert_group depth",
+    4: "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
+    "num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads num_experts num_local_experts "
+    "n_routed_experts moe_num_experts mamba_n_heads qk_rope_head_dim rotary_dim zero_expert_num",
+    8: "head_dim dim_head d_head kv_channels swa_head_dim attention_head_dim qk_nope_head_dim v_head_dim "
+    "kv_lora_rank q_lora_rank hidden_size_per_layer_input",
+    7: "sliding_window sliding_window_size local_attention",
+    12: "qk_head_dim",
+    16: "mamba_d_head",
+    1: "n_shared_experts num_shared_experts moe_num_shared_experts pretraining_tp",
+    EOS: "eos_token_id pad_token_id bos_token_id",
+}
+"""The value of every field that is set, by its name."""
+
+SIZES = {name: value for value, names in FIELDS.items() for name in names.split()} | {"is_decoder": True}
+
+MLA = {"num_key_value_heads": 4, "head_dim": 4}
+"""Multi-head latent attention: as many key heads as query heads; what is called the size of a head is its rotated part."""
+
+OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots3_note": {"text_config": MLA},
+    "dots3_note_text": MLA,
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "reformer": {"axial_pos_embds": False},
+    "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 3},
+    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What a model type needs beside :data:`SIZES`, for the parts of its configuration, too."""
+
+
+def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+    """Return a tiny random model of a model type in :data:`NAMES`, the same one for the same seed.
+
+    Args:
+        name: of the model type.
+        seed: of its weights.
+        options: fields of the configuration, in the place of those of :data:`SIZES` and :data:`OWN`.
+
+    Raises:
+        Exception: whatever transformers raises on sizes that do not fit, or ValueError: the model is not tiny.
+    """
+    with quiet(), torch.random.fork_rng(devices=[]):
+        factory = CONFIG_MAPPING[name]
+        config = factory(**shrunk(factory(), OWN.get(name, {}) | options))
+        with torch.device("meta"):
+            parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+        if parameters > LARGEST:
+            raise ValueError(f"{name} has {parameters} parameters: expected at most {LARGEST}")
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for weight in dict.fromkeys(model.parameters()):
+            if weight.ndim > 1:
+                torch.nn.init.normal_(weight, std=WIDTH)
+    return model.eval()
+
+
+def shrunk(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a configuration like ``config`` tiny, those of its parts included."""
+    fields = {name: SIZES[name] for name in vars(config) if name in SIZES} | own
+    parts = {name: part for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
+    return fields | {
+        name: {"model_type": part.model_type} | shrunk(part, own.get(name, {})) for name, part in parts.items()
+    }

@@ -1,0 +1,440 @@
+"""What drafts do not go with is decoded by transformers' own loop, and a warning says why."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+    TemperatureLogitsWarper,
+)
+
+import specframe
+from specframe.errors import OptionError, SpecframeWarning
+from specframe.testing import harness, zoo
+from specframe.testing.generating import NEW, PROMPTS, padded
+
+PAIRS = {name: (zoo.build(name), zoo.good_draft(zoo.build(name))) for name in ("qwen3", "gpt2", "gemma3", "phi3")}
+MODEL, DRAFT = PAIRS["qwen3"]
+
+
+def generated(model, draft, asked, custom=True):
+    """Return what ``generate`` gives, with the drop-in or without, from the same random numbers."""
+    torch.manual_seed(0)
+    asked = {"max_new_tokens": NEW, "do_sample": False, **asked()}
+    return model.generate(**asked, **({"custom_generate": specframe.assisted(draft, 3)} if custom else {}))
+
+
+def assert_plain(asked, why, model=MODEL, draft=DRAFT):
+    """Assert that the drop-in gives what ``generate`` gives, and says why nothing is drafted; return the tokens."""
+    with pytest.warns(SpecframeWarning, match=f"nothing is drafted, for drafts do not go with .*{why}"):
+        got = generated(model, draft, asked)
+    expected = generated(model, draft, asked, custom=False)
+    assert torch.equal(got, expected)
+    return got
+
+
+def filled_cache():
+    """Return a cache that holds the first tokens of some prompts, and all of their ids."""
+    ids, cache = padded(PROMPTS[4:6] + PROMPTS[:1])["input_ids"], DynamicCache(config=MODEL.config)
+    MODEL(ids[:, :4], past_key_values=cache)
+    return {"input_ids": ids, "past_key_values": cache}
+
+
+def right_padded():
+    """Return prompts of which some are padded on the right."""
+    return {name: value.flip(1) for name, value in padded().items()}
+
+
+PLAIN = {
+    "use_cache=False": lambda: {**padded(), "use_cache": False},
+    "past_key_values that hold tokens": filled_cache,
+    "inputs_embeds": lambda: {
+        "inputs_embeds": MODEL.get_input_embeddings()(padded()["input_ids"]),
+        "attention_mask": padded()["attention_mask"],
+    },
+    "padding that is not on the left": right_padded,
+    "positions other than a token's place": lambda: {**padded(), "position_ids": torch.arange(14).expand(8, -1)},
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": lambda: {
+        **padded(),
+        "guidance_scale": 1.5,
+        "negative_prompt_ids": padded()["input_ids"].flip(0),
+    },
+    "SynthIDTextWatermarkLogitsProcessor": lambda: {
+        **padded(),
+        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5], ngram_len=2),
+        "do_sample": True,
+    },
+    "more tokens than the model's context holds": lambda: {**padded(), "max_new_tokens": 147},
+    "criteria of your own without an eos id": lambda: {
+        **padded(),
+        "eos_token_id": None,
+        "stopping_criteria": StoppingCriteriaList([Sums()]),
+    },
+}
+
+
+class Sums(StoppingCriteria):
+    """A user's criterion, which looks at the whole prefix of each row."""
+
+    def __call__(self, input_ids, scores, **options):
+        return input_ids.sum(-1) % 7 == 0
+
+
+@pytest.mark.parametrize("why", PLAIN)
+def test_what_drafts_do_not_go_with_is_decoded_plainly(why):
+    """Each call gives the tokens of ``generate``, and one sentence says why nothing is drafted."""
+    assert_plain(PLAIN[why], why)
+
+
+def test_token_types():
+    """Token types, which GPT-2 takes, are fed to it."""
+    types = torch.arange(14).expand(8, -1) % 3
+    tokens = assert_plain(lambda: {**padded(), "token_type_ids": types}, "token_type_ids", *PAIRS["gpt2"])
+    assert not torch.equal(tokens, generated(*PAIRS["gpt2"], padded))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_embeddings_and_ids(name):
+    """Prompts given as embeddings give their continuation alone, and with ids beside them the ids, too, in each architecture."""
+    model, draft = PAIRS[name]
+    ids, mask = padded()["input_ids"], padded()["attention_mask"]
+    given = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": mask}
+    alone = assert_plain(lambda: dict(given), "inputs_embeds", model, draft)
+    beside = assert_plain(lambda: {**given, "input_ids": ids}, "inputs_embeds", model, draft)
+    assert torch.equal(beside, torch.cat([ids, alone], dim=1))
+
+
+BOUNDARY = 24
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [4.0, 9.0, 2.0, 16.0],
+    "original_max_position_embeddings": BOUNDARY,
+    "factor": 4.0,
+}
+LENGTHS = {
+    "short and long rows": ((5, 30), 6, True),
+    "rows that may cross": ((20, 22), 6, True),
+    "the longest may cross": ((3, 20), 6, True),
+    "short rows": ((5, 16), 6, False),
+    "long rows": ((26, 31), 6, False),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_rotary_factors_are_those_of_generate(case, recwarn):
+    """Where factors change with a batch's longest row, rows get those of ``generate``; where they do not, tokens are drafted."""
+    lengths, new, plain = LENGTHS[case]
+    model = zoo.build("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=BOUNDARY)
+    prompts = padded(harness.random_prompts(lengths, zoo.VOCABULARY, seed=5))
+    got = generated(model, PAIRS["phi3"][1], lambda: {**prompts, "max_new_tokens": new})
+    assert any("rotary factors that change" in str(one.message) for one in recwarn) == plain
+    assert torch.equal(got, generated(model, None, lambda: {**prompts, "max_new_tokens": new}, custom=False))
+
+
+class Counting(LogitsProcessor):
+    """A user's processor that forbids a token at every third of its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores.index_fill(1, scores.argmax(-1), -9.0) if self.calls % 3 == 0 else scores
+
+
+class Kept(LogitsProcessor):
+    """A user's processor that keeps what it was shown."""
+
+    def __init__(self):
+        self.seen = {"lengths": []}
+
+    def __call__(self, input_ids, scores):
+        self.seen["lengths"].append(input_ids.shape[1])
+        return scores.roll(len(self.seen["lengths"]), 1)
+
+
+class Comparing(LogitsProcessor):
+    """A user's processor that takes what all rows have in common away."""
+
+    def __call__(self, input_ids, scores):
+        return scores - scores.mean(0)
+
+
+class ByRow(LogitsProcessor):
+    """A user's processor that forbids other tokens in each row."""
+
+    def __call__(self, input_ids, scores):
+        return torch.stack([scores[row].index_fill(0, torch.arange(5 * row, 40), -9.0) for row in range(len(scores))])
+
+
+class Matcher(LogitsProcessor):
+    """A processor made for so many rows, that follows each of them token by token, as those for structured output do."""
+
+    def __init__(self):
+        self.states = None
+
+    def __call__(self, input_ids, scores):
+        if self.states is None:
+            self.states, self.length = [0] * len(input_ids), input_ids.shape[1]
+        else:
+            assert (len(input_ids), input_ids.shape[1]) == (len(self.states), self.length + 1)
+            self.length += 1
+            self.states = [(state + int(ids[-1])) % 7 for state, ids in zip(self.states, input_ids, strict=True)]
+        allowed = [torch.arange(scores.shape[1]) % 7 != state for state in self.states]
+        return scores.masked_fill(torch.stack(allowed), float("-inf"))
+
+
+class Locked(LogitsProcessor):
+    """A user's processor that holds what cannot be copied, and counts."""
+
+    def __init__(self):
+        self.lock, self.calls = threading.Lock(), 0
+
+    def __call__(self, input_ids, scores):
+        with self.lock:
+            self.calls += 1
+        return scores.roll(self.calls, 1)
+
+
+class Warmer(TemperatureLogitsWarper):
+    """A user's processor that looks at the prefix, though the class it inherits from does not."""
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter(1, input_ids[:, -1:], -9.0)
+
+
+class Noise(LogitsProcessor):
+    """A user's processor that adds random numbers."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.randn_like(scores)
+
+
+IN_ORDER = {
+    "Counting, which changes from call to call": Counting,
+    "Kept, which changes from call to call": Kept,
+    "Comparing, which compares rows": Comparing,
+    "ByRow, which compares rows": ByRow,
+    "Matcher, which raises AssertionError when it is called for one row alone, or twice": Matcher,
+    "Locked, which changes from call to call": Locked,
+    "Noise, which changes from call to call": Noise,
+}
+
+
+@pytest.mark.parametrize("why", IN_ORDER)
+def test_processors_that_count_calls_or_compare_rows(why):
+    """A processor that has to be called once per token, with all rows, is: it does what it does in ``generate``."""
+    tokens = assert_plain(lambda: {**padded(), "logits_processor": LogitsProcessorList([IN_ORDER[why]()])}, why)
+    assert not torch.equal(tokens, generated(MODEL, DRAFT, padded)), "the processor does nothing"
+
+
+def test_the_trial_leaves_no_trace():
+    """Processors are tried on copies: those that were given are called by ``generate``'s loop alone."""
+    processor = Counting()
+    with pytest.warns(SpecframeWarning, match="Counting"):
+        generated(MODEL, DRAFT, lambda: {**padded(), "logits_processor": LogitsProcessorList([processor])})
+    assert processor.calls == NEW
+
+
+class CountingCalls(StoppingCriteria):
+    """A user's criterion that ends everything at its fifth call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores, **options):
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= 5)
+
+
+class AllTheSame(StoppingCriteria):
+    """A user's criterion that ends everything when the first row has ended."""
+
+    def __call__(self, input_ids, scores, **options):
+        return (input_ids[0, -1] >= 50).expand(len(input_ids))
+
+
+CRITERIA = {
+    "CountingCalls, which changes from call to call": CountingCalls,
+    "AllTheSame, which compares rows": AllTheSame,
+}
+
+
+@pytest.mark.parametrize("why", CRITERIA)
+def test_criteria_that_count_calls_or_compare_rows(why):
+    """A criterion that has to be asked once per token, about all rows, is: it ends what it ends in ``generate``."""
+    tokens = assert_plain(lambda: {**padded(), "stopping_criteria": StoppingCriteriaList([CRITERIA[why]()])}, why)
+    assert tokens.shape[1] < 14 + NEW
+
+
+class Lazy(LogitsProcessor):
+    """A user's processor that makes what it needs when it is first called, and holds a model."""
+
+    def __init__(self):
+        self.bias, self.model, self.stop = None, MODEL, threading.Event()
+
+    def __call__(self, input_ids, scores):
+        if self.bias is None:
+            self.bias = torch.arange(scores.shape[1]) % 3
+        return scores - self.bias * (input_ids.sum(-1, keepdim=True) % 2)
+
+
+FREE = {
+    "a processor that remembers nothing but constants": lambda: {"logits_processor": LogitsProcessorList([Lazy()])},
+    "a function": lambda: {"logits_processor": LogitsProcessorList([lambda ids, scores: scores.roll(1, 1)])},
+    "a class that inherits": lambda: {"logits_processor": LogitsProcessorList([Warmer(0.5)])},
+    "a criterion": lambda: {"stopping_criteria": StoppingCriteriaList([Sums()])},
+    "an older criterion": lambda: {
+        "input_ids": padded()["input_ids"][4:5],
+        "attention_mask": None,
+        "stopping_criteria": StoppingCriteriaList([lambda ids, scores, **options: ids.sum() % 7 == 0]),
+    },
+}
+
+
+@pytest.mark.parametrize("what", FREE)
+def test_what_goes_by_a_rows_ids_is_drafted_along(what, recwarn):
+    """Processors and criteria that go by the ids of a row alone see each prefix, and nothing is said."""
+    asked = lambda: {**padded(), **FREE[what]()}  # noqa: E731
+    got = generated(MODEL, DRAFT, asked)
+    assert not [warning for warning in recwarn if issubclass(warning.category, SpecframeWarning)]
+    assert torch.equal(got, generated(MODEL, DRAFT, asked, custom=False))
+    assert not torch.equal(got, generated(MODEL, DRAFT, padded))
+
+
+def tuned(model, change):
+    """Return a model whose inputs are prepared by somebody else, as prompt tuning does: ``change`` is given them."""
+    model = copy.deepcopy(model)
+    own = model.prepare_inputs_for_generation
+
+    def prepare(*args, **kwargs):
+        return change(model, own(*args, **kwargs), kwargs.get("is_first_iteration"))
+
+    model.prepare_inputs_for_generation = prepare
+    return model
+
+
+def behind_virtual_tokens(model, fed):
+    """Make room for four tokens before the prompt."""
+    rows = len(fed["input_ids"])
+    mask = fed.get("attention_mask")
+    mask = (
+        torch.ones(rows, fed["past_key_values"].get_seq_length() + fed["input_ids"].shape[1]) if mask is None else mask
+    )
+    fed["attention_mask"] = torch.cat([torch.ones(rows, 4, dtype=mask.dtype), mask], dim=1)
+    fed.pop("position_ids", None)
+    return rows
+
+
+def prompt_tuning(model, fed, first):
+    """Put the embeddings of four tokens before the prompt."""
+    rows = behind_virtual_tokens(model, fed)
+    if first:
+        embed = model.get_input_embeddings()
+        virtual = embed(torch.tensor([[5, 6, 7, 8]])).expand(rows, -1, -1)
+        fed["inputs_embeds"] = torch.cat([virtual, embed(fed.pop("input_ids"))], dim=1)
+        fed["input_ids"] = None
+    return fed
+
+
+def prefix_tuning(model, fed, first):
+    """Put the keys and values of four tokens before the prompt."""
+    rows = behind_virtual_tokens(model, fed)
+    if first:
+        fed["past_key_values"] = DynamicCache(config=model.config)
+        model(torch.tensor([[5, 6, 7, 8]]).expand(rows, -1), past_key_values=fed["past_key_values"])
+    return fed
+
+
+def other_ids(model, fed, first):
+    """Feed other ids than those given."""
+    return {**fed, "input_ids": fed["input_ids"].roll(1, 1)}
+
+
+@pytest.mark.parametrize("change", [prompt_tuning, prefix_tuning, other_ids])
+def test_models_that_prepare_their_inputs_in_another_way(change):
+    """A model tuned by a prompt or a prefix gives the tokens that it gives in ``generate``, and not those of its base."""
+    model = tuned(MODEL, change)
+    tokens = assert_plain(lambda: padded([[1, 2, 3], [4, 5, 6]]), "inputs that the model prepares", model)
+    assert not torch.equal(tokens, generated(MODEL, DRAFT, lambda: padded([[1, 2, 3], [4, 5, 6]])))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_model_that_prepares_the_usual_inputs_itself_is_drafted_for(name, recwarn):
+    """A model with a method of its own that prepares ids, mask and positions as usual is no exception."""
+    model, draft = PAIRS[name]
+    wrapped = tuned(model, lambda model, fed, first: fed)
+    got = generated(wrapped, draft, padded)
+    assert not [warning for warning in recwarn if issubclass(warning.category, SpecframeWarning)]
+    assert torch.equal(got, generated(model, draft, padded, custom=False))
+
+
+class LowRank(torch.nn.Module):
+    """A linear layer with something of low rank added to it, as adapters do."""
+
+    def __init__(self, base):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.down = base, torch.nn.Linear(base.in_features, 2, bias=False)
+        self.up = torch.nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, values):
+        return self.base(values) + self.up(self.down(values))
+
+
+class Adapted(torch.nn.Module):
+    """A model with adapters, wrapped as adapters' libraries do: ``generate`` is the base model's."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = copy.deepcopy(model)
+        for layer in self.base_model.model.layers:
+            layer.mlp.up_proj = LowRank(layer.mlp.up_proj)
+
+    def generate(self, *args, **options):
+        return self.base_model.generate(*args, **options)
+
+
+WRAPPED = {"adapters": Adapted, "torch.compile": lambda model: torch.compile(model, backend="eager")}
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+def test_wrapped_models_are_drafted_for(what, recwarn):
+    """A model with adapters in its layers, and one that was compiled, generate with the drop-in as without."""
+    model = WRAPPED[what](MODEL)
+    got = generated(model, DRAFT, padded)
+    assert not [warning for warning in recwarn if issubclass(warning.category, SpecframeWarning)]
+    assert torch.equal(got, generated(model, DRAFT, padded, custom=False))
+    assert torch.equal(got, generated(MODEL, DRAFT, padded)) == (what != "adapters")
+
+
+REFUSED = {
+    "beam_search": lambda: {"num_beams": 2},
+    "contrastive_search": lambda: {"penalty_alpha": 0.6, "top_k": 4},
+    "assistant_early_exit": lambda: {"assistant_early_exit": 1},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_had_is_refused_by_name(what, monkeypatch):
+    """What is no decoding of rows is named before the model is asked anything."""
+    asked = {**padded(), "max_new_tokens": NEW, **REFUSED[what]()}
+    monkeypatch.setattr(MODEL, "forward", unasked)
+    with pytest.raises(OptionError, match=what):
+        MODEL.generate(**asked, custom_generate=specframe.assisted(DRAFT))
+
+
+def unasked(input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **_):
+    """Stand in for a model's forward, which must not be called."""
+    raise AssertionError("the model was asked")

@@ -1,0 +1,153 @@
+"""Rotary factors that depend on the longest position: every row has those that ``generate`` gives it alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specframe import assisted
+from specframe.errors import SpecframeWarning
+from specframe.reference import reference_decode
+from specframe.testing import architectures, harness, zoo
+from specframe.types import Request
+
+BOUNDARY = 24
+"""Tokens up to which the models of these tests take short factors."""
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [4.0, 9.0, 2.0, 16.0],
+    "original_max_position_embeddings": BOUNDARY,
+    "factor": 4.0,
+}
+SHORT, LONG = (3, 19, 1, 12, 16), (BOUNDARY + 1, 40, 61)
+CROSSING = (20, BOUNDARY)
+
+
+@functools.cache
+def model(name: str) -> PreTrainedModel:
+    """Return a model whose factors change."""
+    if name == "phi3":
+        return zoo.build("phi3", rope_parameters=dict(LONGROPE), original_max_position_embeddings=BOUNDARY)
+    if name == "phimoe":
+        scales = {"short_mscale": 1.1, "long_mscale": 1.3}
+        return architectures.build("phimoe", rope_parameters={**LONGROPE, **scales})
+    parts = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    return zoo.build("llama", rope_parameters=parts, max_position_embeddings=BOUNDARY)
+
+
+def asked(lengths: tuple[int, ...], new: int = 6) -> list[Request]:
+    """Return requests of these lengths."""
+    return harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY, seed=3), new)
+
+
+def generated(target: PreTrainedModel, request: Request, new: int) -> list[int]:
+    """Return what transformers' ``generate`` gives a prompt alone."""
+    ids_1T = torch.tensor([request.prompt_ids])
+    output = target.generate(
+        ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=new, eos_token_id=None
+    )
+    return output[0, len(request.prompt_ids) :].tolist()
+
+
+def pipeline(target: PreTrainedModel, **options: Any) -> harness.Pipeline:
+    """Return a pipeline with a draft that overshoots."""
+    return harness.pipeline(target, zoo.good_draft(target), **{"batch_size": 3, "draft_length": 4, **options})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"align": "eqspec"}, {"align": "exspec"}, {"graphs": "on"}, {"drafter": None}], ids=str
+)
+@pytest.mark.parametrize("name", ["phi3", "phimoe"])
+def test_short_rows_beside_long_ones_are_exact(name: str, options: dict[str, Any]) -> None:
+    """Rows on both sides of the boundary, asked for in turns, have the reference's tokens and those of ``generate`` alone."""
+    target = model(name)
+    requests = asked((3, 40, 19, BOUNDARY + 1, 1, 61, 12))
+    results = harness.check(pipeline(target, **options), requests)
+    for request, result in zip(requests, results, strict=True):
+        assert result.token_ids == generated(target, request, 6)
+
+
+def test_the_factors_make_a_difference() -> None:
+    """A short row that is read with long factors has other tokens: the models of these tests can tell."""
+    target = model("phi3")
+    request = asked((19,))[0]
+    own = reference_decode(target, request.prompt_ids, 6)
+    for one in target.modules():
+        if hasattr(one, "rope_type"):
+            boundaries = one.config.rope_parameters
+    boundaries["original_max_position_embeddings"] = 1
+    try:
+        assert reference_decode(target, request.prompt_ids, 6) != own
+    finally:
+        boundaries["original_max_position_embeddings"] = BOUNDARY
+
+
+def test_long_prompts_are_read_in_pieces_with_long_factors() -> None:
+    """Pieces that end before the boundary belong to a prompt beyond it."""
+    harness.check(pipeline(model("phi3"), schedule="continuous,piece=7"), asked((61, 40, 50)))
+
+
+@pytest.mark.parametrize(("new", "fits"), [(5, True), (6, False)])
+def test_a_sequence_may_reach_the_boundary(new: int, fits: bool) -> None:
+    """Its last token is never fed, so one token more than short factors are for is still exact, and two are refused."""
+    target, requests = model("phi3"), asked((20,), new)
+    result = harness.decode(pipeline(target), requests)[0]
+    assert (result.error is None) == fits
+    assert not fits or result.token_ids == generated(target, requests[0], new)
+
+
+@pytest.mark.parametrize("call", ["generate", "as_completed", "stream"])
+def test_a_prompt_that_may_cross_fails_alone(call: str) -> None:
+    """It has an error with the numbers, and the others their tokens."""
+    pipe = pipeline(model("phi3"))
+    prompts = [request.prompt_ids for request in asked((3, 20, 40))]
+    results = [getattr(one, "result", one) for one in getattr(pipe, call)(prompts, 6)]
+    results = sorted((one for one in results if one is not None), key=lambda one: one.index)
+    assert [result.finish_reason for result in results] == ["length", "error", "length"]
+    assert results[1].error == (
+        "the prompt has 20 tokens and may grow to 26, and the rotary factors of the target (Phi3ForCausalLM) change beyond "
+        "24: expected at most 5 new tokens, or a prompt of more than 24 tokens"
+    )
+    assert pipe.report.errors == 1
+
+
+def test_assisted_generation_crosses_without_drafts() -> None:
+    """``generate`` with specframe's assistance drafts on either side, and crosses without drafts."""
+    target = model("phi3")
+    draft = zoo.good_draft(target)
+    for lengths in (SHORT[:1], LONG[:1]):
+        request = asked(lengths)[0]
+        ids_1T = torch.tensor([request.prompt_ids])
+        options = {
+            "attention_mask": torch.ones_like(ids_1T),
+            "max_new_tokens": 6,
+            "do_sample": False,
+            "eos_token_id": None,
+        }
+        output = target.generate(ids_1T, **options, custom_generate=assisted(draft, 3))
+        assert output[0, ids_1T.shape[1] :].tolist() == generated(target, request, 6)
+    request = asked((20,))[0]
+    ids_1T = torch.tensor([request.prompt_ids])
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    with pytest.warns(SpecframeWarning, match="rotary factors that change"):
+        output = target.generate(ids_1T, **options, custom_generate=assisted(draft, 3))
+    assert output[0, 20:].tolist() == generated(target, request, 6)
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_dynamic_factors_are_those_of_the_context(grown: bool) -> None:
+    """Dynamic NTK scales beyond the context alone, where nothing is decoded, even if the model has just read more tokens."""
+    target, requests = model("llama"), asked((3, 20, BOUNDARY - 1, 12), 9)
+    if grown:
+        target(torch.ones(1, 3 * BOUNDARY, dtype=torch.long))
+    results = harness.check(pipeline(target), requests)
+    for request, result in zip(requests, results, strict=True):
+        new = min(9, BOUNDARY - len(request.prompt_ids))
+        assert result.token_ids == generated(target, request, new)

@@ -1,0 +1,111 @@
+"""Every decoder architecture of transformers is exact or refused in one sentence; those that are exact stay so.
+
+``architectures.json`` names the exact ones, and the transformers they were found on. One that the installed transformers does not
+know is passed over. A sample runs by default, ``SPECFRAME_ALL_ARCHITECTURES=1`` runs all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import PreTrainedModel
+
+from specframe.errors import SpecframeError
+from specframe.testing import architectures, harness, zoo
+
+FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
+SAME = transformers.__version__ == FROZEN["transformers"]
+"""Whether the list was found on the installed transformers."""
+
+ALIGNMENTS = ("ragged", "eqspec", "exspec")
+ALL = os.environ.get("SPECFRAME_ALL_ARCHITECTURES") == "1"
+PROMPTS = harness.random_prompts((12, 1, 20, 5), zoo.VOCABULARY, seed=1)
+REQUESTS = harness.requests(PROMPTS, [6, 8, 4, 8], {zoo.EOS})
+ALWAYS = {"doge", "falcon", "gemma3", "gpt_neox_japanese", "gpt_oss", "minicpm3", "phimoe", "qwen3_moe"}
+"""Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers, sinks, latent keys."""
+REFUSED = {"bloom", "gpt_neo", "mamba", "moshi"}
+"""One for each reason to refuse: no positions, another mask, a state that cannot forget, a window that is not kept."""
+EVERY = 4
+"""Of the others, in the order of their names, one in so many is in the sample."""
+
+
+def sample() -> list[str]:
+    """Return the model types that are swept: the same ones on every machine with the same transformers."""
+    known = set(architectures.NAMES)
+    if ALL:
+        return sorted(known)
+    return sorted(known & (ALWAYS | REFUSED | set(FROZEN["exact"][::EVERY])))
+
+
+def outcome(target: PreTrainedModel) -> str:
+    """Return "exact", or the sentence that refuses a target; any other error, and any other token, is a failure.
+
+    A ragged batch with rows that end early and are replaced is decoded under three alignments, with a noisy copy as the draft.
+    """
+    draft = zoo.good_draft(target)
+    try:
+        for align in ALIGNMENTS:
+            harness.check(harness.pipeline(target, draft, align=align, batch_size=3, draft_length=3), REQUESTS)
+    except SpecframeError as error:
+        return str(error)
+    return "exact"
+
+
+def tiny(name: str) -> PreTrainedModel | None:
+    """Return a tiny model of an architecture; None: transformers refuses the sizes, and the architecture is not on the list."""
+    try:
+        return architectures.build(name)
+    except Exception:  # whatever transformers raises on a configuration that does not fit
+        if name in FROZEN["exact"]:
+            raise
+        return None
+
+
+@pytest.mark.parametrize("name", sample())
+def test_an_architecture_is_exact_or_refused(name: str) -> None:
+    """A tiny model has the reference decoder's tokens, or is refused in one sentence; one on the list is made, and is exact."""
+    if (target := tiny(name)) is None:
+        return
+    found = outcome(target)
+    assert "\n" not in found
+    if name in FROZEN["exact"] or found == "exact":
+        assert found == "exact"
+        assert name in FROZEN["exact"] or not SAME, f"{name} is exact: add it to tests/architectures.json"
+    else:
+        assert type(target).__name__ in found or "has layers of type" in found
+
+
+@pytest.mark.parametrize("name", FROZEN["exact"] if ALL else sorted(ALWAYS & set(architectures.NAMES)))
+def test_nothing_is_near_a_tie(name: str) -> None:
+    """The reference's best two logits are well apart at every token of the sweep: rounding decides nothing."""
+    if name in architectures.NAMES:
+        target = architectures.build(name)
+        for request in REQUESTS:
+            tokens, _ = harness.expected(target, request)
+            gaps = [harness.logit_gap(target, [*request.prompt_ids, *tokens[:place]]) for place in range(len(tokens))]
+            assert min(gaps) > 1e-4
+
+
+def test_the_list_is_sorted_and_says_where_it_comes_from() -> None:
+    """The list has each name once, in order, all known to the transformers they were found on when that is installed."""
+    names = FROZEN["exact"]
+    assert names == sorted(set(names))
+    assert not SAME or set(names) <= set(architectures.NAMES)
+    assert not REFUSED & set(names)
+    assert set(names) >= ALWAYS
+
+
+def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that decodes otherwise, and one that raises an error of its own, fail the sweep."""
+    target = architectures.build("llama")
+    assert outcome(target) == "exact"
+    monkeypatch.setattr(harness, "expected", lambda model, request: ([1] * 4, "length"))
+    with pytest.raises(AssertionError, match="parts from the reference"):
+        outcome(target)
+    monkeypatch.setattr(harness, "check", lambda pipe, asked: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        outcome(target)

@@ -1,0 +1,146 @@
+"""Processors and criteria that do not go by the ids they are shown alone are found out before they are used."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from specframe import Pipeline, Sampling
+from specframe.errors import SpecframeWarning
+from specframe.testing import fakes
+from specframe.trial import noted, twin_of, unfit
+
+IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
+
+
+class Holding(LogitsProcessor):
+    """Holds some object, and changes it as it is told when it is called."""
+
+    def __init__(self, held, change):
+        self.held, self.change = held, change
+
+    def __call__(self, input_ids, scores):
+        self.change(self)
+        return scores
+
+
+class Inner:
+    """An object within an object."""
+
+    def __init__(self):
+        self.counts = {"calls": [0]}
+
+
+def count(one):
+    """Count a call far within."""
+    one.held.counts["calls"][0] += 1
+
+
+def rebind(one):
+    """Put another number in place."""
+    one.held += 1
+
+
+REMEMBERING = {
+    "a number": (0, rebind),
+    "a list": ([], lambda one: one.held.append(1)),
+    "a dictionary": ({}, lambda one: one.held.update({len(one.held): 1})),
+    "a tensor written to": (torch.zeros(3), lambda one: one.held.add_(1)),
+    "an object within": (Inner(), count),
+    "itself": ([], lambda one: one.held.append(one)),
+    "many entries": ([0] * 20_000, lambda one: one.held.append(1)),
+    "half precision": (torch.zeros(3, dtype=torch.bfloat16), lambda one: one.held.add_(1)),
+    "a set": (set(), lambda one: one.held.add(len(one.held))),
+}
+
+
+@pytest.mark.parametrize("what", REMEMBERING)
+def test_what_remembers_its_calls_is_found_out(what):
+    """A change of what an object holds, however deep, is seen, and takes place in a copy."""
+    held, change = REMEMBERING[what]
+    processor = Holding(held, change)
+    before = noted(processor)
+    assert unfit([processor], [], IDS, 20) == ["tests.Holding, which changes from call to call"]
+    assert noted(processor) == before
+
+
+CONSTANT = {
+    "nothing": (None, lambda one: None),
+    "what is made at first": (None, lambda one: setattr(one, "held", one.held or [1, 2])),
+    "a lock": (threading.Lock(), lambda one: one.held.locked()),
+    "a model": (torch.nn.Linear(2, 2), lambda one: one.held(torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("what", CONSTANT)
+def test_what_remembers_nothing_is_not(what):
+    """An object that holds constants, things made when they are first needed, or a model, can be called at any place."""
+    assert unfit([Holding(*CONSTANT[what])], [], IDS, 20) == []
+
+
+def test_a_model_is_not_copied():
+    """A copy shares the modules of the original, however deep they are, and nothing else that changes."""
+    processor = Holding({"within": [torch.nn.Linear(2, 2)]}, lambda one: None)
+    twin = twin_of(processor)
+    assert twin.held["within"][0] is processor.held["within"][0]
+    assert twin.held["within"] is not processor.held["within"]
+
+
+ANSWERS = {
+    "compares rows": lambda ids, scores: scores - scores[0],
+    "changes from call to call": lambda ids, scores: scores + torch.rand(1),
+    "raises": lambda ids, scores: scores[:3, [[0], [1], [2]]] / (len(ids) == 3 or ids[:, 99]),
+}
+
+
+@pytest.mark.parametrize("why", ANSWERS)
+def test_answers_tell(why):
+    """Functions are told by what they answer, and torch's random numbers are as before."""
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    (found,) = unfit([ANSWERS[why]], [], IDS, 20)
+    assert why in found
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_one_row_is_not_compared():
+    """Where there is one row, what compares rows does no harm."""
+    assert unfit([ANSWERS["compares rows"]], [], IDS[:1], 20) == []
+
+
+def test_criteria_are_tried():
+    """A criterion that looks at the first row alone is found out; one that goes by each row's ids, or gives one answer, is not."""
+    criteria = {
+        "first": lambda ids, scores: (ids[0, -1] > 9).expand(len(ids)),
+        "each": lambda ids, scores: ids[:, -1] > 9,
+        "never": lambda ids, scores: False,
+    }
+    for name, expected in {"first": 1, "each": 0, "never": 0}.items():
+        assert len(unfit([], [criteria[name]], IDS, 20)) == expected
+
+
+def test_processors_of_transformers_are_not_tried():
+    """What transformers makes of a row's ids alone is known; what inherits from it is tried."""
+
+    class Counted(RepetitionPenaltyLogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            return super().__call__(input_ids, scores)
+
+    assert len(unfit([RepetitionPenaltyLogitsProcessor(1.2), Counted(1.2)], [], IDS, 20)) == 1
+
+
+def test_a_pipeline_warns_of_what_remembers_its_calls():
+    """A pipeline names processors and criteria that count their calls before it decodes, each once, and nothing else."""
+    pipe = Pipeline(target=fakes.fake_target(), drafter=None)
+    counting = Holding(0, rebind)
+    free = Holding(None, lambda one: None)
+    with pytest.warns(SpecframeWarning, match="Holding, which changes from call to call") as said:
+        list(pipe.generate([[5, 6], [7, 8]], 3, sampling=Sampling(processors=(free, counting))))
+    assert len([one for one in said if issubclass(one.category, SpecframeWarning)]) == 1
