@@ -307,8 +307,12 @@ class Reference:
         return self.plain(cell | AT_ONE)
 
     def decode(self, pipe: Pipeline) -> list[list[int]]:
-        """Return a pipeline's continuations of all prompts."""
-        return [result.token_ids for result in pipe.generate(self.prompts, self._new, sampling=self._sampling)]
+        """Return a pipeline's continuations of all prompts; raise :class:`OptionError` for one that cannot be decoded."""
+        results = list(pipe.generate(self.prompts, self._new, sampling=self._sampling))
+        for result in results:
+            if result.error is not None:
+                raise OptionError(f"prompt {result.index}: {result.error}")
+        return [result.token_ids for result in results]
 
     def agreement(self, got: list[list[int]], expected: list[list[int]]) -> Agreement:
         """Compare continuations one by one."""

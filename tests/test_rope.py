@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.errors import SpecframeWarning
+from specframe.grid import checked, expand
 from specframe.reference import reference_decode
 from specframe.testing import architectures, harness, zoo
 from specframe.types import Request
+from specframe.verify import verify
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""
@@ -139,6 +141,17 @@ def test_assisted_generation_crosses_without_drafts() -> None:
     with pytest.warns(SpecframeWarning, match="rotary factors that change"):
         output = target.generate(ids_1T, **options, custom_generate=assisted(draft, 3))
     assert output[0, 20:].tolist() == generated(target, request, 6)
+
+
+def test_verify_names_a_prompt_that_may_cross() -> None:
+    """It counts as a fault of the combination, not as tokens that part from the reference's."""
+    target = model("phi3")
+    grid = checked(expand({"target": target, "drafter": [zoo.good_draft(target)], "batch_size": 3, "draft_length": 4}))
+    found = list(verify(grid, [request.prompt_ids for request in asked((3, 20))], 6))
+    assert [str(one.fault) for one in found] == [
+        "prompt 1: the prompt has 20 tokens and may grow to 26, and the rotary factors of the target (Phi3ForCausalLM) change "
+        "beyond 24: expected at most 5 new tokens, or a prompt of more than 24 tokens"
+    ]
 
 
 @pytest.mark.parametrize("grown", [False, True])
