@@ -125,10 +125,10 @@ def write(name: str, parent: Path = Path()) -> Path:
         PluginError: the name cannot be a package's, is taken, or the folder exists or cannot be written.
     """
     folder = parent / name
-    if folder.exists():
-        raise PluginError(f"{str(folder)!r} exists already: expected the name of a new folder")
-    check_name(name)
     try:
+        if folder.exists():
+            raise PluginError(f"{str(folder)!r} exists already: expected the name of a new folder")
+        check_name(name)
         folder.mkdir()
         for path, text in files(name).items():
             file = folder / path

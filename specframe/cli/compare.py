@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
-from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.errors import SpecframeError
+from specframe.files import claimed
 
 if TYPE_CHECKING:
     from specframe.grid import Grid
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @whole("--arrival-seed", "Of the arrivals.", 0, least=0)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
-    "--output",
+    *names("--output"),
     metavar="FOLDER",
     default="comparison",
     show_default=True,
@@ -70,6 +71,8 @@ def compare(
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand
     from specframe.report.compare import Settings
+    from specframe.report.page import PAGE
+    from specframe.report.results import RESULTS
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
@@ -78,8 +81,9 @@ def compare(
         texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
     )
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
-    comparison = run_grid(grid, settings, output, command)
-    show(comparison, output)
+    with claimed(output, RESULTS, [PAGE]):
+        comparison = run_grid(grid, settings, output, command)
+        show(comparison, output)
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
 
@@ -142,8 +146,8 @@ def telling() -> Iterator[Progress]:
         task = bar.add_task("loading models", total=None)
         try:
             yield tell
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f" after run {done}: the same command goes on from there") from None
+        except KeyboardInterrupt as interruption:
+            raise type(interruption)(f" after run {done}: the same command goes on from there") from None
 
 
 def show(comparison: Comparison, output: str) -> None:

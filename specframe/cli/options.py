@@ -32,9 +32,19 @@ class WholeNumber(click.ParamType):
         return number
 
 
+SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
+"""Options that have a short form, the same in every command."""
+
+
+def names(name: str) -> tuple[str, ...]:
+    """Return an option's names, the short one first."""
+    return (SHORT[name], name) if name in SHORT else (name,)
+
+
 def whole(name: str, meaning: str, default: int | None = None, least: int = 1) -> Callable[..., Any]:
     """Return an option that takes a whole number."""
-    return click.option(name, metavar="N", type=WholeNumber(least), default=default, show_default=True, help=meaning)
+    number = WholeNumber(least)
+    return click.option(*names(name), metavar="N", type=number, default=default, show_default=True, help=meaning)
 
 
 PROMPTS = (
@@ -47,8 +57,10 @@ PROMPTS = (
 )
 """Where prompts come from."""
 
+LIMIT = whole("--limit", "Only the first N prompts.")
+
 CUT = (
-    whole("--limit", "Only the first N prompts."),
+    LIMIT,
     whole("--max-prompt-tokens", "Cut prompts to their first N tokens."),
 )
 """What is left out of them."""

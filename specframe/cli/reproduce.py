@@ -10,8 +10,9 @@ import click
 
 from specframe.cli.compare import require_matplotlib, telling
 from specframe.cli.grids import ListOf, Remembered, hush, readable
-from specframe.cli.options import MODELS, PLACE, WholeNumber, draft_length, whole, with_options
+from specframe.cli.options import LIMIT, MODELS, PLACE, WholeNumber, draft_length, names, whole, with_options
 from specframe.errors import OptionError
+from specframe.files import claimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 
 @click.command(cls=Remembered)
 @click.option("--prompts", metavar="FILE", help="SpecBench's questions, or prompts as every command takes them.")
-@whole("--limit", "Only the first N prompts.")
+@LIMIT
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
 @with_options(MODELS, [draft_length("5")], PLACE)
@@ -46,7 +47,7 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 )
 @click.option("--parts", metavar="P,...", type=ListOf(click.STRING), help="Run only these parts now; the page has all.")
 @click.option(
-    "--output",
+    *names("--output"),
     metavar="FOLDER",
     default="reproduction",
     show_default=True,
@@ -121,12 +122,14 @@ def planning(
 def run(planned: list[Part], output: str, command: str, only: list[str]) -> Reproduction:
     """Run what is missing, then write the page."""
     from specframe.report.reproduce import reproduce as run_parts
-    from specframe.report.reproduction import write_page
+    from specframe.report.reproduction import PAGE, write_page
+    from specframe.report.results import RESULTS
 
     hush()
-    with telling() as tell:
-        found = run_parts(planned, output, command, only, naming(tell))
-    click.echo(write_page(found, output))
+    with claimed(output, RESULTS, [PAGE]):
+        with telling() as tell:
+            found = run_parts(planned, output, command, only, naming(tell))
+        click.echo(write_page(found, output))
     return found
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specframe.cli.grids import Remembered, grid_options, hush, readable
-from specframe.cli.options import PROMPTS, whole, with_options
+from specframe.cli.options import PROMPTS, names, whole, with_options
 from specframe.errors import OptionError
+from specframe.files import Output
 
 if TYPE_CHECKING:
     from specframe.frames import SchemeTrace
@@ -25,7 +25,9 @@ MOST_PROMPTS = 16
 @with_options(PROMPTS)
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
 @whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
-@click.option("--output", metavar="FILE.html", default="trace.html", show_default=True, help="The page to write.")
+@click.option(
+    *names("--output"), metavar="FILE.html", default="trace.html", show_default=True, help="The page to write."
+)
 @click.pass_context
 def trace(
     ctx: click.Context, prompt: tuple[str, ...], prompts: str | None, max_new_tokens: int, output: str, **options: Any
@@ -43,10 +45,10 @@ def trace(
             f"prompts: expected at most {MOST_PROMPTS}, for a page that can be looked at, got {len(texts)}"
         )
     cells = traced_cells(options)
-    if not Path(output).absolute().parent.is_dir() or Path(output).is_dir():
-        raise OptionError(f"--output: {output} cannot be written: expected a file in a folder that exists")
+    page = Output(output)
+    page.refuse_foreign()
     command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
-    write_page(cells, texts, max_new_tokens, Path(output), command)
+    write_page(cells, texts, max_new_tokens, page, command)
 
 
 def traced_cells(options: dict[str, Any]) -> list[Cell]:
@@ -70,7 +72,7 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, command: str) -> None:
+def write_page(cells: list[Cell], texts: list[str], new: int, output: Output, command: str) -> None:
     """Record every combination, write the page, and say what moved."""
     from specframe.grid import varying
     from specframe.loading import LoadedModels
@@ -87,12 +89,10 @@ def write_page(cells: list[Cell], texts: list[str], new: int, output: Path, comm
     page = render(
         schemes, facts(cells[0], loaded, differing, new, command), token_text(loaded.pipeline(cells[0]).tokenizer)
     )
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--output: {output} cannot be written: {error.strerror}") from error
+    output.refuse_foreign()
+    output.replace(page)
     show(schemes)
-    click.echo(output)
+    click.echo(output.name)
 
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampled
-from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
+from specframe.files import Output
 
 if TYPE_CHECKING:
     from specframe.grid import Cell
@@ -28,7 +28,9 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
-@click.option("--output", metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file.")
+@click.option(
+    *names("--output"), metavar="FILE.jsonl", help="Write each cell's outcome, with all divergences, to a file."
+)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -78,19 +80,17 @@ def run(
 
 @contextlib.contextmanager
 def lines(output: str | None) -> Iterator[Callable[[str], None]]:
-    """Open the file of outcomes and return what writes a line, flushed at once; nothing is written without a file."""
+    """Start the file of outcomes and return what writes a line at once; nothing is written without a file."""
     if output is None:
         yield lambda line: None
         return
-    path = Path(output)
-    if path.exists() and path.stat().st_size:
-        raise OptionError(f"--output: {output} holds results already: name another file")
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--output: {output} cannot be written: {error.strerror}") from error
-    with file:
-        yield lambda line: print(line, file=file, flush=True)
+    file = Output(output)
+    with file.locked():
+        if held := file.holds():
+            content = "results" if held.startswith(b'{"cell": ') else "something else"
+            raise OptionError(f"--output: {output} holds {content} already: name another file")
+        file.replace("")
+        yield file.append
 
 
 @contextlib.contextmanager

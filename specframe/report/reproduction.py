@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 
+from specframe.files import put
 from specframe.report import figures as f
 from specframe.report import plots, published
 from specframe.report.canvas import STYLE, looks
@@ -45,9 +46,9 @@ def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
         for table in tables:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
             figure = painters.get(table.name, plots.against_batch_size)(table, look)
-            (there / f"{table.name}.svg").write_text(standing_alone(svg(figure, table.name)), encoding="utf-8")
+            put(there / f"{table.name}.svg", standing_alone(svg(figure, table.name)))
     page = there / PAGE
-    page.write_text(markdown(found, [table.name for table in tables]), encoding="utf-8")
+    put(page, markdown(found, [table.name for table in tables]))
     return page
 
 
