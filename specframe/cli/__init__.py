@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import specframe
+from specframe.cli.endings import ending
 from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError
 from specframe.plugins import Entry, registry
 
@@ -44,13 +45,15 @@ class CommandLine(click.Group):
             raise UnknownNameError("command", cmd_name, [*BUILT_IN, *commands])
         return load(commands[cmd_name])
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the arguments; a signal ends that as it ends a command."""
+        with ending():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; when it is interrupted, say so and exit with status 130."""
-        try:
+        """Run a command; one that is interrupted ends with a sentence and a status that says so."""
+        with ending():
             return super().invoke(ctx)
-        except KeyboardInterrupt as interruption:
-            click.echo(f"\ninterrupted{interruption}", err=True)
-            sys.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
