@@ -79,18 +79,8 @@ class Output:
 
     def replace(self, content: str | bytes) -> None:
         """Put this content in the file's place: all of it, or none where there is no room for it."""
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         with self.faults():
-            try:
-                with draft.open("wb") as file:
-                    file.write(encoded(content))
-                    file.flush()
-                    os.fsync(file.fileno())
-                if self.path.exists():
-                    draft.chmod(self.path.stat().st_mode & 0o7777)
-                draft.replace(self.path)
-            finally:
-                draft.unlink(missing_ok=True)
+            replace(self.path, content)
 
     def append(self, line: str, more: str = "") -> None:
         """Add one line: all of it, or none where there is no room for it.
@@ -130,6 +120,22 @@ class Output:
             with contextlib.suppress(OSError):
                 beside.path.unlink()  # before it is let go of: whoever opened it meanwhile sees that it is gone
             os.close(lock)
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Put content in a file's place, all of it or none; raise :class:`OSError` where that cannot be."""
+    path = Path(os.path.realpath(path))
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as file:
+            file.write(encoded(content))
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o7777)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def acquired(path: Path) -> int | str:

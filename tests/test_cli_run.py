@@ -444,6 +444,22 @@ def test_a_run_with_a_file_needs_no_standard_output(
     assert [kept["prompt"] for kept in records()] == MANY[:3]
 
 
+def test_a_run_with_a_file_needs_no_stream_at_all(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the readers of both streams gone every prompt is decoded, and the status is of prompts that failed."""
+
+    def refuse(text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with io.StringIO() as out, io.StringIO() as err, monkeypatch.context() as patched:
+        out.write = err.write = refuse
+        patched.setattr(sys, "stdout", out)
+        patched.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as ended:
+            cli(["run", *pair, "", "a", "b", "--output", "out.jsonl"], prog_name="specframe")
+    assert ended.value.code == 1
+    assert [kept["finish_reason"] for kept in records()] == ["error", "length", "length"]
+
+
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 

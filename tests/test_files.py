@@ -22,6 +22,7 @@ from specframe.errors import OptionError
 from specframe.files import ENDS, MARK, Output, claimed, made, put
 from specframe.report import page as report_page
 from specframe.report.figures import Table
+from specframe.report.results import Folder
 
 HOLDER = """
 import sys
@@ -253,6 +254,34 @@ def test_a_folder_is_made(tmp_path: Path) -> None:
     """A folder of results is made with those above it."""
     assert made("a/b").is_dir()
     assert made(tmp_path / "a/b").is_dir()
+
+
+def test_names_of_models_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a new name of a model cannot be written the file keeps the names it has."""
+    monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path))
+    foreign("model/config.json", "{}")
+    assert invoke("models", "add", "first", "model").exit_code == 0
+    before = Path("models.toml").read_bytes()
+    with room(len(before) + 5):
+        result = invoke("models", "add", "second", "model")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+    assert everything() == {"model": None, "model/config.json": b"{}", "models.toml": before}
+
+
+def test_a_plugin_whose_name_is_too_long() -> None:
+    """`plugins new` refuses a name that no folder can have in one sentence."""
+    result = invoke("plugins", "new", LONG)
+    assert (result.exit_code, result.stderr) == (2, f"Error: {LONG!r} cannot be written: File name too long\n")
+
+
+def test_results_that_are_no_text() -> None:
+    """A line of a comparison that is not UTF-8 is named like any other that is no result."""
+    about = {"settings": {}, "environment": {}, "cells": []}
+    Folder("out", about)
+    Path("out/results.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(OptionError, match=r"^--output: out/results.jsonl line 1 is no result: "):
+        Folder("out", about)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Manner:
     "--report", metavar="FILE.json", help="Write the figures, and what they depend on, to a file; -: standard output."
 )
 @click.option(*names("--quiet"), is_flag=True, help="Show no progress and no figures, nor texts that --output has.")
-@click.option(*names("--verbose"), is_flag=True, help="Show more: acceptance, versions, remarks of transformers.")
+@click.option(*names("--verbose"), is_flag=True, help="Show more: acceptance of each text, versions, device.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -113,7 +113,8 @@ def run(
     write_report(report, as_json(outcome, settings) if report else "")
     screen.check()
     if outcome.failed:
-        click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
+        with screen.showing():
+            click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
         ctx.exit(1)
 
 
@@ -194,7 +195,7 @@ def decode_all(work: Work, results: Results, options: Record, manner: Manner, sc
     left = work.total - len(work.done)
     reasons: list[str] = []
     with Display(work.total, len(work.done), manner) as display, interruptible(reasons, left, results):
-        pipe = pipeline(options, display, manner) if left else None
+        pipe = pipeline(options, display, manner.quiet) if left else None
         results.begin(work.total)
         for kept in records(pipe, work, display, manner.stream, screen) if pipe else ():
             results.write(kept)
@@ -234,18 +235,16 @@ def interruptible(finished: Sized, total: int, results: Results) -> Iterator[Non
         raise type(interruption)(f" after {len(finished)} of {total} prompts{kept}") from None
 
 
-def pipeline(options: dict[str, Any], display: Display, manner: Manner) -> Pipeline:
-    """Return the pipeline that the options describe, watched by the display."""
+def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline:
+    """Return the pipeline that the options describe, watched by the display; ``quiet``: nobody remarks on anything."""
     import transformers
 
     from specframe.pipeline import Pipeline
 
     transformers.logging.disable_progress_bar()  # it would draw over the display's own
-    if manner.quiet:
+    if quiet:
         transformers.logging.set_verbosity_error()
         warnings.simplefilter("ignore")
-    elif manner.verbose:
-        transformers.logging.set_verbosity_info()
     pipe = Pipeline(**options, observers=[display])
     display.decoding()
     return pipe

@@ -120,7 +120,7 @@ class Folder:
         """Write what one run of a case gave."""
         line = {"scheme": case.scheme, "plain": case.plain, "cell": case.cell, "repeat": repeat, **line}
         text = json.dumps(line, ensure_ascii=False)
-        self._results.append(text)
+        self._results.append(text, more="; the same command goes on from there")
         self.lines[case.key][repeat] = json.loads(text)
 
     def comparison(self, cases: list[Case]) -> Comparison:
