@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specframe.errors import ModelError, PluginError, UnknownNameError, sentence
+from specframe.files import replace
 from specframe.ondisk import CONFIG, holds, state
 from specframe.plugins import ModelAlias, is_plugin_folder, registry, the_one
 
@@ -146,7 +147,7 @@ def write_aliases(aliases: dict[str, str]) -> None:
     lines = [" = ".join(json.dumps(text, ensure_ascii=False) for text in pair) for pair in pairs]
     try:
         _aliases_file().parent.mkdir(parents=True, exist_ok=True)
-        _aliases_file().write_text("\n".join(["[models]", *lines, ""]), encoding="utf-8")
+        replace(_aliases_file(), "\n".join(["[models]", *lines, ""]))
     except OSError as error:
         raise ModelError(f"the aliases in {_aliases_file()} cannot be written: {sentence(error)}") from error
 

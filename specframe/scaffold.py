@@ -126,10 +126,10 @@ def write(name: str, part: str = "drafter", parent: Path = Path()) -> Path:
         raise UnknownNameError("role", part, TEMPLATES)
     check_spelling(name)
     folder = parent / name
-    if folder.exists():
-        raise PluginError(f"{str(folder)!r} exists already: expected the name of a new folder")
-    check_name(name, TEMPLATES[part].role)
     try:
+        if folder.exists():
+            raise PluginError(f"{str(folder)!r} exists already: expected the name of a new folder")
+        check_name(name, TEMPLATES[part].role)
         folder.mkdir()
         for path, text in files(name, part).items():
             file = folder / path

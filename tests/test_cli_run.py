@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import pty
+import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import attrs
 import pytest
+import torch
+import transformers
 from click.testing import CliRunner, Result
 
+import specframe
 from specframe import prompts
 from specframe.cli import cli
 from specframe.cli.display import FIGURES, Display
+from specframe.observers import RunReport
 from specframe.testing import zoo
 
 TEST_AND_RUN = """
@@ -33,9 +43,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has a working folder of its own."""
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test has a working folder of its own, and transformers as talkative as it was before."""
+    before = transformers.logging.get_verbosity()
     monkeypatch.chdir(tmp_path)
+    yield
+    transformers.logging.set_verbosity(before)
 
 
 def run(*arguments: str, given: str | None = None) -> Result:
@@ -317,13 +330,215 @@ def test_interruption_loses_nothing_finished(pair: list[str], monkeypatch: pytes
         result = run(*options, "out.jsonl")
     assert result.exit_code == 130
     out = Path("out.jsonl").resolve()
-    expected = f"interrupted after 2 of 4 prompts; {out} holds them, --resume decodes the rest"
+    expected = f"interrupted after 2 of 4 prompts; {out} holds 2 of 4 results, --resume decodes the rest"
     assert result.stderr.strip() == expected
     assert [record["index"] for record in written] == [0, 1]
     assert records() == written
     resumed = run(*options, "out.jsonl", "--resume", "--check")
     assert resumed.stdout.count("] length, ") + resumed.stdout.count("] eos, ") == 2
     assert out.read_bytes() == Path("whole.jsonl").read_bytes()
+
+
+def test_an_interrupted_resumption_tells_of_all_results(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how many prompts it decoded itself and how many results the file holds in all."""
+    options = [*pair, *MANY[:5], "--batch-size", "1", "--draft-length", "3", "--output"]
+    run(*options, "whole.jsonl")
+    lines = Path("whole.jsonl").read_bytes().splitlines(keepends=True)
+    Path("out.jsonl").write_bytes(lines[0] + lines[3])
+    completion, shown = Display.completion, []
+
+    def interrupt(self: Display, kept: dict) -> None:
+        completion(self, kept)
+        shown.append(kept)
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "completion", interrupt)
+    result = run(*options, "out.jsonl", "--resume")
+    assert result.exit_code == 130
+    expected = f"interrupted after 2 of 3 prompts; {Path('out.jsonl').resolve()} holds 4 of 5 results, --resume decodes"
+    assert result.stderr.strip() == f"{expected} the rest"
+
+
+def test_a_full_disk_loses_nothing(pair: list[str]) -> None:
+    """Where a result cannot be written there is one sentence and status 2; --resume completes what is there."""
+    options = [*pair, *MANY[:5], "--batch-size", "1", "--draft-length", "3", "--output"]
+    run(*options, "whole.jsonl")
+    whole = Path("whole.jsonl").read_bytes()
+    limit, before = len(b"".join(whole.splitlines(keepends=True)[:3])) + 50, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        result = run(*options, "out.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"Error: --output: out.jsonl cannot be written: File too large; {Path('out.jsonl').resolve()} "
+        "holds 3 of 5 results, --resume decodes the rest\n",
+    )
+    assert whole.startswith(Path("out.jsonl").read_bytes())
+    assert run(*options, "out.jsonl", "--resume").exit_code == 0
+    assert Path("out.jsonl").read_bytes() == whole
+    assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["anew", "resumed"])
+def test_a_file_is_written_by_one_run(more: list[str], pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run into the same file is refused while the first goes on, which loses nothing by it."""
+    options = [*pair, *MANY[:4], "--batch-size", "1", "--draft-length", "3", "--output"]
+    run(*options, "whole.jsonl")
+    observe, others = Display.round, []
+
+    def intrude(self: Display, report) -> None:
+        observe(self, report)
+        if report.finished and not others:
+            others.append(None)
+            others[0] = run(*options, "out.jsonl", *more)
+
+    monkeypatch.setattr(Display, "round", intrude)
+    assert run(*options, "out.jsonl").exit_code == 0
+    assert (others[0].exit_code, others[0].stdout) == (2, "")
+    assert others[0].stderr == (
+        f"Error: --output: out.jsonl is being written by another run (process {os.getpid()}): "
+        "wait for its end, or name another\n"
+    )
+    assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert {path.name for path in Path().iterdir()} == {"whole.jsonl", "out.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (errno.EPIPE, 0, ""),
+        (
+            errno.ENOSPC,
+            2,
+            "Error: standard output cannot be written: No space left on device; the results are where --output says\n",
+        ),
+    ],
+    ids=["reader left", "disk full"],
+)
+@pytest.mark.parametrize("more", [[], ["--stream"]], ids=["complete", "streamed"])
+def test_a_run_with_a_file_needs_no_standard_output(
+    number: int,
+    status: int,
+    said: str,
+    more: list[str],
+    pair: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All results are written though none can be printed; only a full disk is told of, at the end."""
+
+    def refuse(text: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    command = ["run", *pair, *MANY[:3], "--output", "out.jsonl", *more]
+    with io.StringIO() as stream, monkeypatch.context() as patched:
+        stream.write = refuse
+        patched.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            cli(command, prog_name="specframe")
+    assert (ended.value.code, capsys.readouterr().err) == (status, said)
+    assert [kept["prompt"] for kept in records()] == MANY[:3]
+
+
+def test_a_run_with_a_file_needs_no_stream_at_all(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the readers of both streams gone every prompt is decoded, and the status is of prompts that failed."""
+
+    def refuse(text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with io.StringIO() as out, io.StringIO() as err, monkeypatch.context() as patched:
+        out.write = err.write = refuse
+        patched.setattr(sys, "stdout", out)
+        patched.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as ended:
+            cli(["run", *pair, "", "a", "b", "--output", "out.jsonl"], prog_name="specframe")
+    assert ended.value.code == 1
+    assert [kept["finish_reason"] for kept in records()] == ["error", "length", "length"]
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_results_on_standard_output(pair: list[str]) -> None:
+    """With --output - standard output has nothing but the lines a file would have; the rest goes to standard error."""
+    options = [*pair, *MANY[:3], "", "--batch-size", "1", "--draft-length", "3"]
+    run(*options, "--output", "out.jsonl")
+    result = run(*options, "--output", "-")
+    assert result.exit_code == 1
+    assert [json.loads(line) for line in sorted(result.stdout.splitlines())] == records()
+    assert "[3] error: the prompt is empty" in result.stderr
+    assert "this combination is lossless" in result.stderr
+    assert MANY[0] not in result.stderr
+    assert not Path("-").exists()
+    streamed = run(*options, "--output", "-", "--stream")
+    assert streamed.stdout == result.stdout
+    assert f"[0]\n{MANY[0]}" in streamed.stderr
+
+
+def test_the_report(pair: list[str]) -> None:
+    """--report writes every figure by its documented name, what was combined, the settings and the versions."""
+    options = [*pair, "ab", "", "--temperature", "0.5", "--seed", "3"]
+    result = run(*options, "--report", "report.json")
+    found = json.loads(Path("report.json").read_text())
+    assert result.exit_code == 1
+    figures, combined = found["figures"], found["combination"]
+    assert {field.name for field in attrs.fields(RunReport)} <= figures.keys()
+    assert {"tokens_per_second", "stage_shares", "realign_share"} <= figures.keys()
+    assert (figures["sequences"], figures["errors"], found["failed"], figures["tokens"]) == (1, 1, 1, 12)
+    assert (combined["lossless"], combined["accept"], combined["align"]) == (True, "block", "ragged")
+    assert found["environment"]["specframe"] == specframe.__version__
+    settings = found["settings"]
+    assert (settings["temperature"], settings["seed"], settings["max_new_tokens"]) == (0.5, 3, 12)
+    assert "\nsequences " in result.stdout
+    printed = run(*options, "--report", "-")
+    assert json.loads(printed.stdout)["settings"] == settings
+    assert "\nsequences " in printed.stderr
+    assert run(*options, "--report", "report.json").exit_code == 1
+
+
+def test_the_report_of_nothing(pair: list[str]) -> None:
+    """A run that finds all results there has no figures, and its report says so."""
+    options = [*pair, "x", "--output", "out.jsonl"]
+    run(*options)
+    assert run(*options, "--resume", "--report", "report.json").exit_code == 0
+    found = json.loads(Path("report.json").read_text())
+    assert (found["figures"], found["failed"]) == (None, 0)
+
+
+def test_quiet(pair: list[str]) -> None:
+    """--quiet leaves texts and faults; what a file holds is not printed as well."""
+    result = run(*pair, "ab", "", "--quiet")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("[0] length, 12 tokens\nab")
+    assert "this combination" not in result.output
+    assert "sequences" not in result.output
+    assert result.stderr == "[1] error: the prompt is empty: expected at least one token\n1 of 2 prompts failed\n"
+    result = run(*pair, "ab", "-q", "-o", "out.jsonl", "--attention", "flex")
+    assert (result.exit_code, result.output) == (0, "")
+    assert len(records()) == 1
+
+
+def test_verbose(pair: list[str]) -> None:
+    """--verbose adds the acceptance of each completion, and what the run was made with."""
+    plain, result = run(*pair, "ab"), run(*pair, "ab", "--verbose")
+    assert re.search(r"^\[0\] length, 12 tokens, acceptance length \d\.\d\d$", result.stdout, re.MULTILINE)
+    assert re.search(rf"^specframe +{re.escape(specframe.__version__)}$", result.stdout, re.MULTILINE)
+    assert re.search(rf"^torch +{re.escape(torch.__version__)}$", result.stdout, re.MULTILINE)
+    assert "acceptance length" not in plain.stdout
+    assert "transformers " not in plain.stdout
+
+
+def test_limit(pair: list[str]) -> None:
+    """--limit takes the first prompts, of the arguments and of the file alike, and may be lifted when resuming."""
+    Path("p.txt").write_text("c\nd\n")
+    options = [*pair, "a", "b", "--prompts", "p.txt", "--output", "out.jsonl"]
+    assert run(*options, "--limit", "3").exit_code == 0
+    assert [kept["prompt"] for kept in records()] == ["a", "b", "c"]
+    assert run(*options, "--resume").exit_code == 0
+    assert [kept["prompt"] for kept in records()] == ["a", "b", "c", "d"]
 
 
 def test_resume_with_nothing_left(pair: list[str]) -> None:
@@ -344,14 +559,15 @@ def test_resume_from_nothing(pair: list[str]) -> None:
 
 
 def test_existing_results_are_refused(pair: list[str]) -> None:
-    """Without --resume a file with results is not touched."""
-    Path("out.jsonl").write_text("precious\n")
-    result = run(*pair, "x", "--output", "out.jsonl")
-    assert result.exit_code == 2
-    assert result.stderr == (
-        "Error: --output: out.jsonl holds results already: pass --resume to complete them, or name another file\n"
-    )
-    assert Path("out.jsonl").read_text() == "precious\n"
+    """Without --resume a file with results is not touched, nor one with anything else, and each is called what it is."""
+    for content, said in (
+        ('{"index": 0, "prompt"', "results already: pass --resume to complete them, or name another file"),
+        ("precious\n", "something other than results: name another file"),
+    ):
+        Path("out.jsonl").write_text(content)
+        result = run(*pair, "x", "--output", "out.jsonl")
+        assert (result.exit_code, result.stderr) == (2, f"Error: --output: out.jsonl holds {said}\n")
+        assert Path("out.jsonl").read_text() == content
 
 
 @pytest.mark.parametrize(
@@ -394,9 +610,13 @@ def test_resume_of_something_else_is_refused(pair: list[str]) -> None:
     ("options", "reason"),
     [
         (["--resume"], "--resume: expected --output FILE.jsonl with it"),
-        (["--output", "no/such/out.jsonl"], "--output: no/such/out.jsonl cannot be written"),
-        (["--output", "."], "--output: expected a file, got '.'"),
-        (["--output", os.devnull], f"--output: expected a file, got '{os.devnull}'"),
+        (["--resume", "--output", "-"], "--resume: expected --output FILE.jsonl with it"),
+        (
+            ["--output", "a", "--report", "./a"],
+            "--report: expected another place than --output has, got './a' for both",
+        ),
+        (["--output", "-", "--report", "-"], "--report: expected another place than --output has, got '-' for both"),
+        (["--quiet", "--verbose"], "--quiet and --verbose: expected one of them, got both"),
     ],
 )
 def test_refused_outputs(options: list[str], reason: str, pair: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import specframe
+from specframe.cli.endings import ending
 from specframe.cli.watchdog import watched
 from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, sentence, shown
 from specframe.plugins import registry
@@ -50,14 +51,16 @@ class CommandLine(click.Group):
             raise UnknownNameError("command", cmd_name, [*BUILT_IN, *known.names("command")])
         return load(cmd_name)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the arguments; a signal ends that as it ends a command."""
+        with ending():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; when it is interrupted, say so and exit with status 130."""
+        """Run a command; one that is interrupted ends with a sentence and a status that says so."""
         try:
-            with watched():
+            with ending(), watched():
                 return super().invoke(ctx)
-        except KeyboardInterrupt as interruption:
-            click.echo(f"\ninterrupted{interruption}", err=True)
-            sys.exit(130)
         except PASSING:
             raise
         except Exception as error:

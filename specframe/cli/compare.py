@@ -15,8 +15,9 @@ from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, rea
 from specframe.cli.kinds import Arrivals, File
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
-from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, refuse_idle, whole, with_options
+from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.errors import SpecframeError
+from specframe.files import claimed
 
 if TYPE_CHECKING:
     from specframe.grid import Grid
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @whole("--arrival-seed", "Of the arrivals.", 0, least=0, most=LARGEST_SEED)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
-    "--output",
+    *names("--output"),
     metavar="FOLDER",
     type=File("the name of a folder", "dir"),
     default="comparison",
@@ -82,6 +83,9 @@ def compare(
     from specframe.arrivals import arrival_times
     from specframe.grid import checked, expand
     from specframe.report.compare import Settings, able_to_sample
+    from specframe.report.page import PAGE
+    from specframe.report.pdf import PDF
+    from specframe.report.results import RESULTS
 
     texts = readable(prompt, prompts)[:limit]
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
@@ -94,8 +98,9 @@ def compare(
     if dry_run:
         foresee(grid, settings, output)
         return
-    comparison = run_grid(grid, settings, output, command)
-    show(comparison, output, pdf)
+    with claimed(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
+        comparison = run_grid(grid, settings, output, command)
+        show(comparison, output, pdf)
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
 
@@ -167,8 +172,8 @@ def telling() -> Iterator[Progress]:
         task = bar.add_task("loading models", total=None)
         try:
             yield tell
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f" after run {done}: the same command goes on from there") from None
+        except KeyboardInterrupt as interruption:
+            raise type(interruption)(f" after run {done}: the same command goes on from there") from None
 
 
 def show(comparison: Comparison, output: str, pdf: bool) -> None:

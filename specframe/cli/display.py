@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import attrs
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,6 +16,9 @@ from specframe.cli.tables import show_table
 from specframe.observers import RunReport, Watcher
 from specframe.prompts import Prompt
 from specframe.types import Chunk, RoundReport
+
+if TYPE_CHECKING:
+    from specframe.cli.run import Manner
 
 FIGURES = (
     "sequences",
@@ -46,8 +48,9 @@ class Display(Watcher):
     It is an observer: the bar moves with every round.
     """
 
-    def __init__(self, total: int, done: int, stream: bool = False) -> None:
-        self._out, self._err = Console(highlight=False), Console(stderr=True, highlight=False)
+    def __init__(self, total: int, done: int, manner: Manner) -> None:
+        self._out, self._err = Console(stderr=manner.err, highlight=False), Console(stderr=True, highlight=False)
+        self._manner = manner
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -58,12 +61,12 @@ class Display(Watcher):
             console=self._err,
             transient=True,
             redirect_stdout=False,
-            disable=stream or not self._err.is_terminal,
+            disable=manner.stream or manner.quiet or not self._err.is_terminal,
         )
         if self._out.is_terminal and self._err.is_terminal:
             self._out = self._err  # printed through the console that draws the bar, so that the two do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
-        self._flow = Flow(self._out) if stream else None
+        self._flow = Flow(self._out, manner.err) if manner.stream else None
         self._tokens = self._drafted = self._accepted = 0
         self._started = 0.0
 
@@ -102,25 +105,33 @@ class Display(Watcher):
         self._bar.advance(self._task)
         mark = f"[{kept['index']}.{kept['sample']}]" if "sample" in kept else f"[{kept['index']}]"
         if kept["finish_reason"] == "error":
-            self._err.print(Text(f"{mark} error: {kept['error']}"), soft_wrap=True)
+            self._fault(f"{mark} error: {kept['error']}")
             return
-        if self._flow:
+        if self._flow or not self._manner.completions:
             return
         heading = f"{mark} {kept['finish_reason']}, {len(kept['token_ids'])} tokens"
+        if self._manner.verbose:
+            heading += f", acceptance length {kept['metrics']['mean_acceptance_length']:.2f}"
         if not self._out.is_terminal:
-            click.echo(f"{heading}\n{kept['prompt']}{kept['text']}\n")
+            click.echo(f"{heading}\n{kept['prompt']}{kept['text']}\n", err=self._manner.err)
             return
         text = Text.assemble((mark, "bold cyan"), (heading.removeprefix(mark) + "\n", "dim"))
         text.append(visible(kept["prompt"]), "dim")
         text.append(visible(kept["text"]) + "\n")
         self._out.print(text, soft_wrap=True)
 
+    def _fault(self, sentence: str) -> None:
+        if self._err.is_terminal:
+            self._err.print(Text(sentence), soft_wrap=True)
+        else:
+            click.echo(sentence, err=True)
+
 
 class Flow:
     """Text as it comes, one continuation after the other: what the others say meanwhile is kept until their turn."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self, out: Console, err: bool = False) -> None:
+        self._out, self._to_err = out, err
         self._texts: dict[tuple[int, int], str] = {}
         self._ends: dict[tuple[int, int], str] = {}
 
@@ -141,7 +152,7 @@ class Flow:
             del self._texts[first]
 
     def _show(self, text: str) -> None:
-        click.echo(visible(text) if self._out.is_terminal else text, nl=False)
+        click.echo(visible(text) if self._out.is_terminal else text, nl=False, err=self._to_err)
 
 
 def visible(text: str) -> str:
@@ -149,16 +160,23 @@ def visible(text: str) -> str:
     return text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
 
 
-def show_figures(report: RunReport, failed: int) -> None:
-    """Print a run's figures, and where its time went; ``failed`` counts prompts that could not be read, too."""
-    report = attrs.evolve(report, errors=failed)
+def show_figures(report: RunReport, err: bool = False) -> None:
+    """Print a run's figures, and where its time went."""
     rows = [(name, figure(getattr(report, name))) for name in FIGURES]
-    show_table(("figure", "value"), rows, numbers=True)
-    click.echo()
+    show_table(("figure", "value"), rows, numbers=True, err=err)
+    click.echo(err=err)
     shares = report.stage_shares
     stages = sorted(report.stage_seconds.items(), key=lambda item: -item[1])
-    show_table(("stage", "seconds", "share"), [(s, f"{t:.3f}", f"{shares[s]:.3f}") for s, t in stages], numbers=True)
-    click.echo()
+    times = [(stage, f"{seconds:.3f}", f"{shares[stage]:.3f}") for stage, seconds in stages]
+    show_table(("stage", "seconds", "share"), times, numbers=True, err=err)
+    click.echo(err=err)
+
+
+def show_conditions(named: str, conditions: dict[str, object], err: bool = False) -> None:
+    """Print what a run was made with, a line each."""
+    rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in conditions.items()]
+    show_table((named, "value"), rows, err=err)
+    click.echo(err=err)
 
 
 def figure(value: float | dict[int, int]) -> str:

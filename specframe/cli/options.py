@@ -17,13 +17,21 @@ LARGEST_SEED = 2**64 - 1
 """Random numbers are hashed from 64 bits."""
 
 
+SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
+"""Options that have a short form, the same in every command."""
+
+
+def names(name: str) -> tuple[str, ...]:
+    """Return an option's names, the short one first."""
+    return (SHORT[name], name) if name in SHORT else (name,)
+
+
 def whole(
     name: str, meaning: str, default: int | None = None, least: int = 1, most: float = math.inf
 ) -> Callable[..., Any]:
     """Return an option that takes a whole number."""
-    return click.option(
-        name, metavar="N", type=WholeNumber(least, most), default=default, show_default=True, help=meaning
-    )
+    number = WholeNumber(least, most)
+    return click.option(*names(name), metavar="N", type=number, default=default, show_default=True, help=meaning)
 
 
 PROMPTS_FILE = click.option(
@@ -36,8 +44,10 @@ PROMPTS_FILE = click.option(
 PROMPTS = (click.argument("prompt", nargs=-1), PROMPTS_FILE)
 """Where prompts come from."""
 
+LIMIT = whole("--limit", "Only the first N prompts.")
+
 CUT = (
-    whole("--limit", "Only the first N prompts."),
+    LIMIT,
     whole("--max-prompt-tokens", "Cut prompts to their first N tokens."),
 )
 """What is left out of them."""

@@ -13,8 +13,9 @@ from specframe.cli.dry_run import DRY_RUN, show_forecast
 from specframe.cli.grids import Remembered, hush, readable
 from specframe.cli.kinds import Arrivals, File, ListOf, OneOf, WholeNumber
 from specframe.cli.names import check_names
-from specframe.cli.options import MODELS, PLACE, draft_length, refuse_idle, whole, with_options
+from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, refuse_idle, whole, with_options
 from specframe.errors import OptionError
+from specframe.files import claimed
 from specframe.prompts import BUILT_IN
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @click.option(
     "--prompts", metavar="FILE", type=File(), help="SpecBench's questions, or prompts as every command takes them."
 )
-@whole("--limit", "Only the first N prompts.")
+@LIMIT
 @whole("--sample", "All but table 1 with N prompts only, evenly spread over those given.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
 @with_options(MODELS, [draft_length("5")], PLACE)
@@ -63,7 +64,7 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
     "--parts", metavar="P,...", type=ListOf(OneOf(*PARTS)), help="Run only these parts now; the page has all."
 )
 @click.option(
-    "--output",
+    *names("--output"),
     metavar="FOLDER",
     type=File("the name of a folder", "dir"),
     default="reproduction",
@@ -164,12 +165,14 @@ def planning(
 def run(planned: list[Part], output: str, command: str, only: list[str]) -> Reproduction:
     """Run what is missing, then write the page."""
     from specframe.report.reproduce import reproduce as run_parts
-    from specframe.report.reproduction import write_page
+    from specframe.report.reproduction import HTML, PAGE, write_page
+    from specframe.report.results import RESULTS
 
     hush()
-    with telling() as tell:
-        found = run_parts(planned, output, command, only, naming(tell))
-    click.echo(write_page(found, output))
+    with claimed(output, RESULTS, [PAGE, HTML]):
+        with telling() as tell:
+            found = run_parts(planned, output, command, only, naming(tell))
+        click.echo(write_page(found, output))
     return found
 
 

@@ -1,23 +1,25 @@
-"""The file of results: a line per finished sequence, written as it finishes."""
+"""Where results are kept: a line of JSON per finished sequence, written as it finishes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
+import click
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeError
+from specframe.files import Output
 from specframe.prompts import Prompt
 
 if TYPE_CHECKING:
     from specframe.types import Result
 
 Record = dict[str, Any]
+START = b'{"index": '
+"""How a file of results begins."""
 
 
 def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
@@ -56,52 +58,120 @@ def parsed(line: bytes, place: str) -> Record:
     return kept
 
 
-class ResultFile:
-    """One JSON line per finished sequence, flushed at once; sorted by index when the run is complete.
+class Results:
+    """Where results are kept while prompts are decoded: nowhere, unless a subclass keeps them."""
 
-    Every line carries the settings it was made with, so that a file is never continued with others.
+    done: set[tuple[int, int]] = set()
+    """The prompts (index) and samples whose results are there already."""
+
+    def __enter__(self) -> Self:
+        """Make sure that results can be kept."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of what was claimed for that."""
+
+    def begin(self, total: int) -> None:
+        """Called before anything is decoded, with the number of results asked for."""
+
+    def write(self, kept: Record) -> None:
+        """Keep one result."""
+
+    def finish(self) -> None:
+        """Called when all results are there."""
+
+    def held(self) -> str:
+        """Return what is there now as a sentence without its end, "" where that is nothing to continue from."""
+        return ""
+
+
+class ResultStream(Results):
+    """One JSON line per finished sequence on standard output, the same that a file would have.
+
+    Args:
+        settings: the options that decide what comes out.
+    """
+
+    def __init__(self, settings: Record) -> None:
+        self._settings = dict(sorted(settings.items()))
+
+    def write(self, kept: Record) -> None:
+        """Print one line."""
+        click.echo(json.dumps(kept | {"settings": self._settings}))
+
+
+class ResultFile(Results):
+    """One JSON line per finished sequence, there at once; sorted by index when the run is complete.
+
+    Every line carries the settings it was made with, so that a file is never continued with others. While the file is
+    entered (``with``), no other process writes it.
 
     Args:
         path: where the lines go.
         prompts: what is decoded; a line's index counts these.
         settings: the options that decide what comes out.
+        resume: take over the lines that are there, a last one cut short left out; refuse them otherwise.
     """
 
-    def __init__(self, path: str, prompts: list[Prompt], settings: Record) -> None:
-        self.path = Path(path).resolve()
-        self._name, self._prompts, self._settings = path, prompts, dict(sorted(settings.items()))
+    def __init__(self, path: str, prompts: list[Prompt], settings: Record, resume: bool = False) -> None:
+        self.output, self._resume = Output(path), resume
+        self._prompts, self._settings = prompts, dict(sorted(settings.items()))
         self._lines: dict[tuple[int, int], str] = {}
-        if self.path.exists() and not self.path.is_file():
-            raise OptionError(f"--output: expected a file, got {path!r}, which is something else")
-        if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise OptionError(
-                f"--output: {path} cannot be written: expected a folder that exists and may be written to"
-            )
+        self._total = 0
+        self._claim = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Keep the file to this process and read what it holds.
+
+        Raises:
+            OptionError: it cannot be written, or holds what is not to be continued.
+        """
+        self._claim.enter_context(self.output.locked())
+        try:
+            self._take_over() if self._resume else self._refuse(self.output.holds())
+        except SpecframeError:
+            self._claim.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let other processes write the file."""
+        self._claim.close()
 
     @property
-    def done(self) -> set[tuple[int, int]]:
+    def done(self) -> set[tuple[int, int]]:  # type: ignore[override]
         """The prompts (index) and samples that have a line; those that failed have none, they are tried again."""
         return set(self._lines)
 
-    def refuse_existing(self) -> None:
-        """Raise :class:`OptionError` when there are results already."""
-        if self.path.exists() and self.path.stat().st_size:
-            raise OptionError(
-                f"--output: {self._name} holds results already: pass --resume to complete them, or name another file"
-            )
+    def held(self) -> str:
+        """Return how many results the file holds, and how to have the others."""
+        count, total = len(self._lines), self._total
+        if not count:
+            return ""
+        rest = f"all {total} results" if count == total else f"{count} of {total} results, --resume decodes the rest"
+        return f"{self.output.path} holds {rest}"
 
-    def resume(self) -> None:
-        """Take over the lines that are there, a last one cut short left out.
+    def _refuse(self, held: bytes) -> None:
+        """Raise :class:`OptionError` when there is something already."""
+        if held.startswith(START):
+            what = "results already: pass --resume to complete them, or name another file"
+        else:
+            what = "something other than results: name another file"
+        if held:
+            raise OptionError(f"--output: {self.output.name} holds {what}")
+
+    def _take_over(self) -> None:
+        """Take over the lines that are there.
 
         Raises:
             OptionError: they answer other prompts, or were made with other settings.
         """
-        if not self.path.exists():
+        if not self.output.exists():
             return
-        with self._faults():
-            *lines, _ = self.path.read_bytes().split(b"\n")
+        with self.output.faults():
+            *lines, _ = self.output.path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
-            kept = self._kept(line, f"{self._name} line {number}")
+            kept = self._kept(line, f"{self.output.name} line {number}")
             if kept["finish_reason"] != "error":
                 self._lines[kept["index"], kept.get("sample", 0)] = line.decode()
 
@@ -118,38 +188,22 @@ class ResultFile:
             raise OptionError(f"--resume: {place} answers another prompt: expected prompt {index} of those now given")
         return kept
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Open the file for :meth:`write`, starting with the lines taken over; sort it when all went well."""
-        with self._faults():
-            self._replace(self._lines.values())
-            self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-        with self._file:
-            yield
-        with self._faults():
-            self._replace(line for _, line in sorted(self._lines.items()))
+    def begin(self, total: int) -> None:
+        """Start the file with the lines taken over."""
+        self._total = total
+        self._replace(self._lines.values())
 
     def write(self, kept: Record) -> None:
         """Append one line."""
         line = json.dumps(kept | {"settings": self._settings}, ensure_ascii=False)
+        self.output.append(line, more=f"; {held}" if (held := self.held()) else "")
         self._lines[kept["index"], kept.get("sample", 0)] = line
-        with self._faults():
-            self._file.write(line + "\n")
-            self._file.flush()
+
+    def finish(self) -> None:
+        """Sort the lines, unless they are."""
+        if list(self._lines) != sorted(self._lines):
+            self._replace(line for _, line in sorted(self._lines.items()))
 
     def _replace(self, lines: Iterable[str]) -> None:
         """Put these lines in the file's place, all or nothing."""
-        draft = self.path.with_name(self.path.name + ".part")
-        with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(line + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
-
-    @contextlib.contextmanager
-    def _faults(self) -> Iterator[None]:
-        """Turn what the operating system refuses into one sentence."""
-        try:
-            yield
-        except OSError as error:
-            raise OptionError(f"--output: {self._name} cannot be written: {error.strerror or error}") from error
+        self.output.replace("".join(line + "\n" for line in lines))

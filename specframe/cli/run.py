@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,16 @@ import attrs
 import click
 
 from specframe import prompts as prompt_sources
+from specframe.cli.endings import Screen
 from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.names import check_names
-from specframe.cli.options import PROMPTS_FILE, pipeline_options
-from specframe.cli.results import Record, ResultFile, record
+from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
+from specframe.cli.results import Record, ResultFile, Results, ResultStream, record
+from specframe.cli.run_report import Outcome, as_json, combination, environment, verdict
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
+from specframe.files import Output
 from specframe.prompts import Given, Prompt
 
 if TYPE_CHECKING:
@@ -26,9 +30,26 @@ if TYPE_CHECKING:
     from specframe.types import Result
 
 
+@attrs.frozen
+class Manner:
+    """What a run shows, and where."""
+
+    stream: bool = False
+    """Texts are shown as they come."""
+    quiet: bool = False
+    """No progress, no figures."""
+    verbose: bool = False
+    """More of each completion, and what the run was made with."""
+    completions: bool = True
+    """Texts are shown when they are complete."""
+    err: bool = False
+    """All of it goes to standard error: standard output is for JSON."""
+
+
 @click.command()
 @click.argument("prompt", nargs=-1)
 @PROMPTS_FILE
+@LIMIT
 @pipeline_options
 @sampling_options
 @click.option(
@@ -49,17 +70,34 @@ if TYPE_CHECKING:
 )
 @click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
-@click.option("--output", metavar="FILE.jsonl", type=File(), help="Write each result to a file as it finishes.")
+@click.option(
+    *names("--output"),
+    metavar="FILE.jsonl",
+    type=File(),
+    help="Write each result to a file as it finishes; -: to standard output, all else to standard error.",
+)
 @click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
+@click.option(
+    "--report",
+    metavar="FILE.json",
+    type=File(),
+    help="Write the figures, and what they depend on, to a file; -: standard output.",
+)
+@click.option(*names("--quiet"), is_flag=True, help="Show no progress and no figures, nor texts that --output has.")
+@click.option(*names("--verbose"), is_flag=True, help="Show more: acceptance of each text, versions, device.")
 @click.pass_context
 def run(
     ctx: click.Context,
     prompt: tuple[str, ...],
     prompts: str | None,
+    limit: int | None,
+    max_new_tokens: int,
+    stream: bool,
     output: str | None,
     resume: bool,
-    stream: bool,
-    max_new_tokens: int,
+    report: str | None,
+    quiet: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Decode prompts, then show the figures.
@@ -67,23 +105,65 @@ def run(
     The prompts are those given as PROMPT and those of a file; without either, some starts of Python code. A JSON line may hold
     sampling parameters of its own beside its prompt, such as "temperature": 0.8; they win over the options.
 
-    Exits with status 1 when a prompt failed, 2 when nothing could be decoded as asked, 130 when interrupted.
+    Exits with status 1 when a prompt failed, 2 when something cannot be done or written as asked, 130 when interrupted, 143
+    when told to end (SIGTERM), and 141 when nobody reads standard output any more, unless --output names a file: the
+    run then goes on.
     """
-    if resume and output is None:
-        raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
+    check_places(output, resume, report)
     check_names(options)
+    manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
     given = taken(options)
-    asked = gather(prompt, prompts)
-    file = None
-    if output is not None:
-        settings = {key: value for key, value in options.items() if key != "check"}  # a check changes no result
-        file = ResultFile(output, asked, settings | given | {"max_new_tokens": max_new_tokens})
-        file.resume() if resume else file.refuse_existing()
-    asked, samplings = checked_samplings(asked, given)
-    work = Work(asked, samplings, max_new_tokens, file.done if file else set())
-    if failed := decode_all(work, file, options, stream):
-        click.echo(f"{failed} of {len(asked)} prompts failed", err=True)
+    asked = gather(prompt, prompts)[:limit]
+    settings = {key: value for key, value in options.items() if key != "check"}  # a check changes no result
+    settings |= given | {"max_new_tokens": max_new_tokens}
+    screen = Screen(needed=output in (None, "-"))
+    with destination(output, resume, asked, settings) as results:
+        asked, samplings = checked_samplings(asked, given)
+        work = Work(asked, samplings, max_new_tokens, results.done)
+        outcome = decode_all(work, results, options, manner, screen)
+    write_report(report, as_json(outcome, settings) if report else "")
+    screen.check()
+    if outcome.failed:
+        with screen.showing():
+            click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
         ctx.exit(1)
+
+
+def check_places(output: str | None, resume: bool, report: str | None) -> None:
+    """Raise :class:`OptionError` unless results and figures can be written where they are to go."""
+    if resume and output in (None, "-"):
+        raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
+    if report is None:
+        return
+    if report != "-":
+        Output(report, "--report").refuse_foreign()
+    if output and Output(report).path == Output(output).path:
+        raise OptionError(f"--report: expected another place than --output has, got {report!r} for both")
+
+
+def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bool, verbose: bool) -> Manner:
+    """Return what is shown, and where: what is JSON on standard output has that to itself."""
+    if quiet and verbose:
+        raise OptionError("--quiet and --verbose: expected one of them, got both")
+    completions = output != "-" and not (quiet and output)
+    return Manner(stream, quiet, verbose, completions, err="-" in (output, report))
+
+
+def destination(output: str | None, resume: bool, asked: list[Prompt], settings: Record) -> Results:
+    """Return what keeps results."""
+    if output is None:
+        return Results()
+    return ResultStream(settings) if output == "-" else ResultFile(output, asked, settings, resume)
+
+
+def write_report(report: str | None, text: str) -> None:
+    """Write a run's figures where they were asked for."""
+    if report == "-":
+        click.echo(text, nl=False)
+    elif report:
+        place = Output(report, "--report")
+        place.refuse_foreign()
+        place.replace(text)
 
 
 def gather(arguments: tuple[str, ...], path: str | None) -> list[Prompt]:
@@ -119,59 +199,77 @@ class Work:
         return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
 
 
-def decode_all(work: Work, file: ResultFile | None, options: dict[str, Any], stream: bool) -> int:
-    """Decode what the file does not hold, show it and write it, and return how many prompts failed."""
-    from specframe.cli.display import Display, show_figures
+def decode_all(work: Work, results: Results, options: Record, manner: Manner, screen: Screen) -> Outcome:
+    """Decode what is not there yet, show it and keep it, and return what came of it."""
+    from specframe.cli.display import Display
 
     left = work.total - len(work.done)
     reasons: list[str] = []
-    with Display(work.total, len(work.done), stream) as display, interruptible(reasons, left, file):
-        pipe = pipeline(options, display) if left else None
-        with file.writing() if file else contextlib.nullcontext():
-            for kept in records(pipe, work, display, stream) if pipe else ():
-                if file:
-                    file.write(kept)
+    with Display(work.total, len(work.done), manner) as display, interruptible(reasons, left, results):
+        pipe = pipeline(options, display, manner.quiet) if left else None
+        results.begin(work.total)
+        for kept in records(pipe, work, display, manner.stream, screen) if pipe else ():
+            results.write(kept)
+            reasons.append(kept["finish_reason"])
+            with screen.showing():
                 display.completion(kept)
-                reasons.append(kept["finish_reason"])
+        results.finish()
+    if not pipe:
+        click.echo(f"{results.held()} already", err=True)
+        return Outcome(0)
     failed = reasons.count("error")
-    if pipe:
-        show_figures(pipe.report, failed)
-        click.echo(combination(pipe, options, work.samplings, work.max_new_tokens))
-    elif file:
-        click.echo(f"{file.path} holds all {work.total} results already", err=True)
-    return failed
+    combined = combination(pipe, options, work.samplings, work.max_new_tokens)
+    outcome = Outcome(failed, attrs.evolve(pipe.report, errors=failed), combined)
+    with screen.showing():
+        show(outcome, manner)
+    return outcome
+
+
+def show(outcome: Outcome, manner: Manner) -> None:
+    """Print what came of a run."""
+    from specframe.cli.display import show_conditions, show_figures
+
+    if manner.quiet or outcome.report is None:
+        return
+    if manner.verbose:
+        show_conditions("environment", environment(outcome.combination["device"]), manner.err)
+    show_figures(outcome.report, manner.err)
+    click.echo(verdict(outcome.combination), err=manner.err)
 
 
 @contextlib.contextmanager
-def interruptible(finished: Sized, total: int, file: ResultFile | None) -> Iterator[None]:
+def interruptible(finished: Sized, total: int, results: Results) -> Iterator[None]:
     """Let an interruption tell how far the run came."""
     try:
         yield
-    except KeyboardInterrupt:
-        kept = f"; {file.path} holds them, --resume decodes the rest" if file and finished else ""
-        raise KeyboardInterrupt(f" after {len(finished)} of {total} prompts{kept}") from None
+    except KeyboardInterrupt as interruption:
+        kept = f"; {held}" if (held := results.held()) else ""
+        raise type(interruption)(f" after {len(finished)} of {total} prompts{kept}") from None
 
 
-def pipeline(options: dict[str, Any], display: Display) -> Pipeline:
-    """Return the pipeline that the options describe, watched by the display."""
+def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline:
+    """Return the pipeline that the options describe, watched by the display; ``quiet``: nobody remarks on anything."""
     import transformers
 
     from specframe.pipeline import Pipeline
 
     transformers.logging.disable_progress_bar()  # it would draw over the display's own
+    if quiet:
+        transformers.logging.set_verbosity_error()
+        warnings.simplefilter("ignore")
     pipe = Pipeline(**options, observers=[display])
     display.decoding()
     return pipe
 
 
-def records(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Iterator[Record]:
+def records(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Record]:
     """Yield what is kept of each continuation that is not there already, as it finishes."""
-    for result in results(pipe, work, display, stream):
+    for result in finished(pipe, work, display, stream, screen):
         if (result.index, result.sample) not in work.done:
             yield record(result, work.prompts[result.index], work.samplings[result.index].samples)
 
 
-def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Iterator[Result]:
+def finished(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Result]:
     """Yield continuations as they finish, after showing what they grow by if that is asked for."""
     asked, how = work.texts(), work.samplings
     if not stream:
@@ -179,37 +277,7 @@ def results(pipe: Pipeline, work: Work, display: Display, stream: bool) -> Itera
         return
     for chunk in pipe.stream(asked, work.max_new_tokens, sampling=how):
         if not work.complete(chunk.index):
-            display.piece(chunk, work.prompts[chunk.index])
+            with screen.showing():
+                display.piece(chunk, work.prompts[chunk.index])
         if chunk.result:
             yield chunk.result
-
-
-def combination(pipe: Pipeline, options: dict[str, Any], samplings: list[Sampling], max_new_tokens: int) -> str:
-    """Return one line that names what was combined and says whether the output is the target's own."""
-    from specframe.compose import SAMPLING_RULE, auto_length
-    from specframe.generation import inherited, told
-    from specframe.pairing import choose
-
-    target, strategy, draft_model = choose(options["target"], options["drafter"])
-    settings = [
-        one for one in pipe.settings(samplings, len(samplings), max_new_tokens) if not isinstance(one, OptionError)
-    ]
-    greedy = all(one.greedy for one in settings)
-    use = pipe.composition_for(greedy)
-    chosen = options | {
-        "accept": ("greedy" if greedy else SAMPLING_RULE) if options["accept"] == "auto" else options["accept"],
-        "draft_length": auto_length(use.rule, strategy)
-        if options["draft_length"] == "auto"
-        else options["draft_length"],
-        "target": target,
-        "drafter": draft_model or strategy,
-        "schedule": options["schedule"] or use.alignment.scheduler,
-        "kv": options["kv"] or use.alignment.kv,
-    }
-    roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
-    named = ", ".join(f"{role.replace('_', ' ')} {chosen[role]}" for role in roles)
-    precision = str(pipe.target_model.dtype).removeprefix("torch.")
-    verdict = "lossless" if use.lossless else "NOT lossless"
-    taken_over = told(inherited(settings))
-    checkpoint = f"; generation config: {taken_over}" if taken_over else ""
-    return f"this combination is {verdict}: {named}, on {pipe.target_model.device} in {precision}{checkpoint}"

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import click
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> None:
-    """Print a table on standard output; ``numbers``: all but the first column are numbers."""
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False, err: bool = False) -> None:
+    """Print a table on standard output or, with ``err``, standard error.
+
+    ``numbers``: all but the first column are numbers.
+    """
     from rich.console import Console
 
-    console = Console()
+    console = Console(stderr=err)
     if not console.is_terminal:
-        plain(columns, rows)
+        plain(columns, rows, err)
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -27,8 +30,8 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: b
     console.print(table)
 
 
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], err: bool = False) -> None:
     """Print columns two spaces apart, a line per row whatever its width."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), err=err)

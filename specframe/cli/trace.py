@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +12,9 @@ from specframe.cli.grids import Remembered, grid_options, hush, readable
 from specframe.cli.kinds import File
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
-from specframe.cli.options import PROMPTS, whole, with_options
+from specframe.cli.options import PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
+from specframe.files import Output
 from specframe.prompts import Given
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ MOST_PROMPTS = 16
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
 @whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
 @click.option(
-    "--output", metavar="FILE.html", type=File(), default="trace.html", show_default=True, help="The page to write."
+    *names("--output"),
+    metavar="FILE.html",
+    type=File(),
+    default="trace.html",
+    show_default=True,
+    help="The page to write.",
 )
 @click.pass_context
 def trace(
@@ -53,10 +58,10 @@ def trace(
             f"prompts: expected at most {MOST_PROMPTS}, for a page that can be looked at, got {len(texts)}"
         )
     cells = traced_cells(options)
-    if not Path(output).absolute().parent.is_dir() or Path(output).is_dir():
-        raise OptionError(f"--output: {output} cannot be written: expected a file in a folder that exists")
+    page = Output(output)
+    page.refuse_foreign()
     command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
-    if write_page(cells, texts, max_new_tokens, Path(output), command) < len(cells):
+    if write_page(cells, texts, max_new_tokens, page, command) < len(cells):
         ctx.exit(1)
 
 
@@ -80,7 +85,7 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path, command: str) -> int:
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Output, command: str) -> int:
     """Record every combination, write the page, say what moved, and return how many there are on the page."""
     from specframe.grid import varying
     from specframe.loading import LoadedModels
@@ -90,12 +95,10 @@ def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Path
     loaded, differing = LoadedModels(), varying(cells)
     schemes, cell = recorded(cells, differing, texts, new, loaded)
     page = render(schemes, facts(cell, loaded, differing, new, command), token_text(loaded.pipeline(cell).tokenizer))
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--output: {output} cannot be written: {error.strerror}") from error
+    output.refuse_foreign()
+    output.replace(page)
     show(schemes)
-    click.echo(output)
+    click.echo(output.name)
     return len(schemes)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +14,10 @@ from specframe.cli.grids import TEMPERATURE, grid_options, hush, readable, sampl
 from specframe.cli.kinds import File
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
-from specframe.cli.options import CUT, PROMPTS, whole, with_options
+from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
+from specframe.files import Output
 from specframe.prompts import Given
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
 @DRY_RUN
 @click.option(
-    "--output", metavar="FILE.jsonl", type=File(), help="Write each cell's outcome, with all divergences, to a file."
+    *names("--output"),
+    metavar="FILE.jsonl",
+    type=File(),
+    help="Write each cell's outcome, with all divergences, to a file.",
 )
 @click.pass_context
 def verify(
@@ -109,19 +112,17 @@ def run(
 
 @contextlib.contextmanager
 def lines(output: str | None) -> Iterator[Callable[[str], None]]:
-    """Open the file of outcomes and return what writes a line, flushed at once; nothing is written without a file."""
+    """Start the file of outcomes and return what writes a line at once; nothing is written without a file."""
     if output is None:
         yield lambda line: None
         return
-    path = Path(output)
-    if path.exists() and path.stat().st_size:
-        raise OptionError(f"--output: {output} holds results already: name another file")
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--output: {output} cannot be written: {error.strerror}") from error
-    with file:
-        yield lambda line: print(line, file=file, flush=True)
+    file = Output(output)
+    with file.locked():
+        if held := file.holds():
+            content = "results" if held.startswith(b'{"cell": ') else "something else"
+            raise OptionError(f"--output: {output} holds {content} already: name another file")
+        file.replace("")
+        yield file.append
 
 
 @contextlib.contextmanager

@@ -58,7 +58,9 @@ def assisted(
 
     def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
         on, precision = str(model.device), str(model.dtype)
-        return Pipeline(model, draft, align, None, accept, "chain", kv, 1, length, on, precision, generation_config=None)
+        return Pipeline(
+            model, draft, align, None, accept, "chain", kv, 1, length, on, precision, generation_config=None
+        )
 
     pipelines = Kept(pipeline)
 

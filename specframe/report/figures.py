@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from specframe.files import put
 from specframe.report.results import Comparison, Line
 from specframe.report.schemes import Case
 from specframe.verify import common_start
@@ -53,11 +55,12 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def write(self, folder: Path) -> None:
-        """Write the rows as CSV."""
-        with (folder / f"{self.name}.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.columns)
-            writer.writerows(self.rows)
+        """Write the rows as CSV; a file with other columns is somebody else's."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        put(folder / f"{self.name}.csv", text.getvalue(), mark=",".join(self.columns))
 
 
 def spelled(counts: Iterable[int]) -> str:

@@ -8,13 +8,14 @@ import re
 import matplotlib
 from matplotlib.figure import Figure
 
+from specframe.files import MARK
 from specframe.report.canvas import GRID, INK, STYLE
 
 
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG on white."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": MARK})
     return buffer.getvalue()
 
 
@@ -35,7 +36,7 @@ def svg(figure: Figure, name: str) -> str:
 def standing_alone(inline: str) -> str:
     """Return the SVG of a page as a file of its own, on white."""
     start = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#ffffff" '
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + inline.replace("<svg ", start, 1)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n<!-- {MARK} -->\n' + inline.replace("<svg ", start, 1)
 
 
 def adapting(inline: str) -> str:

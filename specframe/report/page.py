@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from specframe.files import MARK, ends, made, put
 from specframe.report.figures import Table
 from specframe.report.images import adapting, png, standing_alone, svg
 from specframe.report.plots import draw
@@ -24,19 +25,19 @@ HINT = f"its last columns are {' and '.join(COLUMNS[-2:])}"
 
 def write_report(comparison: Comparison, tables: dict[str, Table], folder: str | os.PathLike[str]) -> Path:
     """Write the page, and every figure as PNG, SVG and CSV; return the page's path."""
-    there = Path(folder) / FIGURES
-    there.mkdir(parents=True, exist_ok=True)
-    for old in (*there.glob("*.png"), *there.glob("*.svg"), *there.glob("*.csv")):
-        old.unlink()
+    there = made(Path(folder) / FIGURES)
+    for old in (*there.glob("*.png"), *there.glob("*.svg")):
+        if MARK.encode() in ends(old):
+            old.unlink()
     inline = {}
     for name, figure in draw(tables, comparison.schemes).items():
         inline[name] = svg(figure, name)
-        (there / f"{name}.svg").write_text(standing_alone(inline[name]), encoding="utf-8")
-        (there / f"{name}.png").write_bytes(png(figure))
+        put(there / f"{name}.svg", standing_alone(inline[name]))
+        put(there / f"{name}.png", png(figure))
     for table in tables.values():
         table.write(there)
     page = Path(folder) / PAGE
-    page.write_text(html(comparison, tables, inline), encoding="utf-8")
+    put(page, html(comparison, tables, inline))
     return page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
+from specframe.files import MARK, put
 from specframe.report.canvas import STYLE
 from specframe.report.figures import Table
 from specframe.report.page import about_pairs, text, title
@@ -33,10 +35,12 @@ LINES, CHARACTERS = 54, 148
 def write_pdf(comparison: Comparison, tables: dict[str, Table], folder: str | os.PathLike[str]) -> Path:
     """Write the report as PDF and return its path."""
     path = Path(folder) / PDF
-    kept = {"Title": title(comparison), "CreationDate": None, "Producer": "specframe"}
-    with matplotlib.rc_context({**STYLE, "pdf.fonttype": 42}), PdfPages(path, metadata=kept) as pages:
+    kept = {"Title": title(comparison), "CreationDate": None, "Creator": MARK}
+    content = io.BytesIO()
+    with matplotlib.rc_context({**STYLE, "pdf.fonttype": 42}), PdfPages(content, metadata=kept) as pages:
         for page in drawn(comparison, tables):
             pages.savefig(page)
+    put(path, content.getvalue())
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 
+from specframe.files import put
 from specframe.report import figures as f
 from specframe.report import plots, published
 from specframe.report.canvas import STYLE, looks
@@ -48,11 +49,11 @@ def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
             figure = painters.get(table.name, plots.against_batch_size)(table, look)
             pictures[table.name] = svg(figure, table.name)
-            (there / f"{table.name}.svg").write_text(standing_alone(pictures[table.name]), encoding="utf-8")
-            (there / f"{table.name}.png").write_bytes(png(figure))
+            put(there / f"{table.name}.svg", standing_alone(pictures[table.name]))
+            put(there / f"{table.name}.png", png(figure))
     text, page = markdown(found, pictures), there / HTML
-    (there / PAGE).write_text(text, encoding="utf-8")
-    page.write_text(rendered(text, pictures), encoding="utf-8")
+    put(there / PAGE, text)
+    put(page, rendered(text, pictures))
     return page
 
 

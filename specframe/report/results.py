@@ -6,12 +6,12 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from specframe.errors import OptionError
+from specframe.files import Output, made
 from specframe.report.schemes import Case
 
 ABOUT, RESULTS = "comparison.json", "results.jsonl"
@@ -68,30 +68,28 @@ class Folder:
     def __init__(
         self, path: str | os.PathLike[str], about: dict[str, Any], begin: Callable[[], None] = lambda: None
     ) -> None:
-        self.path, self._name = Path(path), os.fspath(path)
+        self.path, self._name = made(path), os.fspath(path)
+        self._about, self._results = Output(self.path / ABOUT), Output(self.path / RESULTS)
         self.about = json.loads(json.dumps(about))
         self.lines: dict[str, dict[int, Line]] = defaultdict(dict)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._open(begin)
-        except OSError as error:
-            raise OptionError(f"--output: {self._name} cannot be written: {error.strerror or error}") from error
+        self._open(begin)
 
     def _open(self, begin: Callable[[], None]) -> None:
-        if (self.path / ABOUT).exists():
+        if self._about.exists():
             self.about |= self._same()
             self._take_over()
-        elif (self.path / RESULTS).exists():
+        elif self._results.exists():
             raise OptionError(f"--output: {self._name} holds a {RESULTS} of something else: name another folder")
         else:
             begin()
-            replace(self.path / ABOUT, json.dumps(self.about, ensure_ascii=False, indent=1) + "\n")
-            replace(self.path / RESULTS, "")
+            self._about.replace(json.dumps(self.about, ensure_ascii=False, indent=1) + "\n")
+            self._results.replace("")
 
     def _same(self) -> dict[str, Any]:
         """Return the command and date of the comparison that is there; raise unless it is this one."""
         try:
-            there = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
+            with self._about.faults():
+                there = json.loads(self._about.path.read_bytes())
             differing = difference(there, self.about)
         except (ValueError, TypeError, KeyError):
             raise OptionError(
@@ -106,7 +104,8 @@ class Folder:
 
     def _take_over(self) -> None:
         """Keep the lines that came to their end; one cut short or with an error is left out and run again."""
-        *complete, _ = (self.path / RESULTS).read_text(encoding="utf-8").split("\n")
+        with self._results.faults():
+            *complete, _ = self._results.path.read_bytes().split(b"\n")
         kept = []
         for number, text in enumerate(complete, start=1):
             try:
@@ -119,17 +118,14 @@ class Folder:
                     f"--output: {self._name}/{RESULTS} line {number} is no result: delete that line, or name another "
                     "folder"
                 ) from None
-            kept.append(text + "\n")
-        replace(self.path / RESULTS, "".join(kept))
+            kept.append(text + b"\n")
+        self._results.replace(b"".join(kept))
 
     def add(self, case: Case, repeat: int, line: Line) -> None:
         """Write what one run of a case gave."""
         line = {"scheme": case.scheme, "plain": case.plain, "cell": case.cell, "repeat": repeat, **line}
         text = json.dumps(line, ensure_ascii=False)
-        with (self.path / RESULTS).open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._results.append(text, more="; the same command goes on from there")
         self.lines[case.key][repeat] = json.loads(text)
 
     def comparison(self, cases: list[Case]) -> Comparison:
@@ -156,10 +152,3 @@ def difference(there: dict[str, Any], now: dict[str, Any]) -> str:
     if then != wanted:
         return f"{len(then)} cells of which {len(then & wanted)} are among the {len(wanted)} now asked for"
     return ""
-
-
-def replace(path: Path, text: str) -> None:
-    """Put a text in a file's place, all or nothing."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

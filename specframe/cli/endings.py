@@ -1,0 +1,142 @@
+"""How commands end other than by themselves: interrupted, told to end, or with nobody who reads what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import click
+
+from specframe.errors import OptionError
+
+UNREAD = 141
+"""Exit status when the reader of standard output has left, as a shell reports it of other programs: 128 + SIGPIPE."""
+SCREEN_FAULTS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+"""What the operating system answers when standard output or standard error cannot take any more."""
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was told to end (SIGTERM): what an interruption does is to be done."""
+
+
+ENDINGS = {
+    signal.SIGINT: (KeyboardInterrupt, "interrupted"),
+    signal.SIGTERM: (Terminated, "terminated"),
+}
+"""Signals that end a command, each with the exception it raises and the word for it; the status is 128 + its number."""
+
+
+class Signals:
+    """Raises an exception at the first signal that ends a command; the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        """Take over the signals that nobody else handles."""
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        for other in self._before:
+            signal.signal(other, signal.SIG_DFL)
+        raise ENDINGS[signal.Signals(number)][0]
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """End a command with one line, or none, and the status that a shell expects.
+
+    An error after a signal is that signal's doing: what is written in C turns the exception into others.
+    """
+    with Signals() as signals:
+        try:
+            yield
+        except KeyboardInterrupt as interruption:
+            number = signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT
+            leave(number, str(interruption))
+        except (click.exceptions.Exit, click.ClickException):
+            raise
+        except Exception as error:
+            if signals.received:
+                leave(signal.Signals(signals.received))
+            if not of_screen(error):
+                raise
+            silence()
+            if isinstance(error, BrokenPipeError):
+                sys.exit(UNREAD)
+            raise unwritten(error) from error
+
+
+def leave(number: signal.Signals, more: str = "") -> None:
+    """Say that a signal ended the command, and exit."""
+    with contextlib.suppress(OSError):
+        click.echo(f"\n{ENDINGS[number][1]}{more}", err=True)
+    sys.exit(128 + number)
+
+
+def of_screen(error: BaseException) -> bool:
+    """Return whether an error is of standard output or standard error; errors of files name the file."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in SCREEN_FAULTS
+
+
+def unwritten(error: BaseException, more: str = "") -> OptionError:
+    """Return the sentence that says why standard output cannot be written."""
+    return OptionError(f"standard output cannot be written: {getattr(error, 'strerror', None) or error}{more}")
+
+
+def silence() -> None:
+    """Send what is still to be printed nowhere, so that the interpreter does not trip over it when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):  # no descriptor of its own
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+
+class Screen:
+    """What is printed during a run.
+
+    Args:
+        needed: the run ends when nothing can be printed any more; otherwise it goes on, its results being kept elsewhere.
+    """
+
+    def __init__(self, needed: bool) -> None:
+        self._needed = needed
+        self.fault: BaseException | None = None
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Print something, or find that it cannot be printed."""
+        try:
+            yield
+        except OSError as error:
+            if self._needed or not of_screen(error):
+                raise
+            self.fault = self.fault or error
+            silence()
+
+    def check(self) -> None:
+        """Raise :class:`OptionError` when something could not be printed, unless its reader left."""
+        if self.fault and not isinstance(self.fault, BrokenPipeError):
+            raise unwritten(self.fault, "; the results are where --output says")

@@ -1,0 +1,197 @@
+"""How commands end: interrupted, told to end, or with nobody who reads what they print."""
+
+from __future__ import annotations
+
+import errno
+import importlib.abc
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from specframe.__main__ import main
+from specframe.cli import CommandLine, cli
+from specframe.cli.endings import Screen, ending
+from specframe.errors import OptionError
+
+RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]
+
+
+class Broken(io.StringIO):
+    """A stream that cannot be written to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.broken = number, True
+
+    def write(self, text: str) -> int:
+        """Refuse any text."""
+        raise OSError(self.number, os.strerror(self.number))
+
+    def flush(self) -> None:
+        """Refuse as well: there is always something left to write."""
+        if not self.closed:
+            raise OSError(self.number, os.strerror(self.number))
+
+    def close(self) -> None:
+        """Close without a last try."""
+
+
+def ended(command: Any, arguments: list[str]) -> Any:
+    """Run a command and return its exit status."""
+    with pytest.raises(SystemExit) as exit_:
+        command(arguments, prog_name="specframe")
+    return exit_.value.code
+
+
+def command(work: Any) -> click.Command:
+    """Return a command line with one command, which does some work."""
+    group = CommandLine("specframe")
+    group.get_command = lambda ctx, name: click.Command("work", callback=work)  # type: ignore[method-assign]
+    return group
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_is_one_line_and_its_status(
+    number: signal.Signals, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A signal ends a command with one line and 128 + its number, and is nobody's business afterwards."""
+    before = signal.getsignal(number)
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt as interruption:
+            assert signal.getsignal(number) is signal.SIG_DFL  # the next one ends the process
+            raise type(interruption)(" after 3 of 4") from None
+
+    assert ended(command(work), ["work"]) == 128 + number
+    assert capsys.readouterr().err == f"\n{word} after 3 of 4\n"
+    assert signal.getsignal(number) is before
+
+
+def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A signal that some library turned into another error is a signal all the same."""
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+
+    assert ended(command(work), ["work"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_an_error_without_a_signal_stays_one() -> None:
+    """Errors that are not of standard output are passed on: those of files, and those of the code."""
+    for error in (ValueError("no"), FileNotFoundError(errno.ENOENT, "no", "file"), OSError(errno.ENOSPC, "no", "f")):
+        with pytest.raises(type(error)), ending():
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (errno.EPIPE, 141, ""),
+        (errno.ENOSPC, 2, "Error: standard output cannot be written: No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_printed(
+    number: int, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command whose reader left ends without a word, one whose output has no room with a sentence."""
+    monkeypatch.setattr(sys, "stdout", Broken(number))
+    assert ended(cli, ["models", "list"]) == status
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
+def test_a_screen_that_is_not_needed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be printed stops nothing when results are kept elsewhere; only a full disk is told of in the end."""
+    screen, done = Screen(needed=False), []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Broken(number))
+        for part in range(2):
+            with screen.showing():
+                click.echo("text")
+            done.append(part)
+        with pytest.raises(OSError, match=os.strerror(number)), Screen(needed=True).showing():
+            click.echo("text")
+    assert done == [0, 1]
+    with pytest.raises(ValueError, match="not of the screen"), screen.showing():
+        raise ValueError("not of the screen")
+    if number == errno.EPIPE:
+        screen.check()
+    else:
+        with pytest.raises(OptionError, match="standard output cannot be written: No space left on device; the resul"):
+            screen.check()
+
+
+def test_an_interruption_while_the_command_line_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interruption before the command line is there is one line and status 130 as well."""
+
+    class Interrupting(importlib.abc.MetaPathFinder):
+        """Interrupts the import of the command line."""
+
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            """Interrupt, or find nothing."""
+            if name == "specframe.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "specframe.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert (exit_.value.code, capsys.readouterr().err) == (130, "\ninterrupted\n")
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    """Of what a command needs nothing is imported before the place where an interruption is caught."""
+    code = "import sys, specframe; print(*(n for n in sys.modules if n.startswith(('specframe', 'pluggy'))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["specframe"]
+
+
+def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
+    """SIGTERM ends a run with a sentence and status 143, and the file holds whole lines, as many as it says."""
+    file = tmp_path / "out.jsonl"
+    command = [*RUN, "--output", str(file), "--max-new-tokens", "40"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while (not file.exists() or not file.stat().st_size) and time.monotonic() < deadline:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    count = file.read_bytes().count(b"\n")
+    assert 0 < count < 400
+    assert file.read_bytes().endswith(b"\n")
+    assert process.returncode == 143
+    assert said == (
+        f"\nterminated after {count} of 400 prompts; {file} holds {count} of 400 results, --resume decodes the rest\n"
+    )
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_run_whose_reader_leaves_goes_on(tmp_path: Path) -> None:
+    """`| head -1` stops no run that has a file: all results are there, with status 0 and no word on standard error."""
+    file = tmp_path / "out.jsonl"
+    command = [*RUN[:-3], "20", "--draft-length", "4", "--output", str(file), "--max-new-tokens", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("[0.")
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "")
+    assert file.read_bytes().count(b"\n") == 20
