@@ -93,13 +93,12 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run:
     require_matplotlib()
     planned = planning(**options)
     names = [part.name for part in planned]
-    if options["prompts"] is None:
-        click.echo(NO_PROMPTS, err=True)
+    note = "" if options["prompts"] else NO_PROMPTS
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
     if dry_run:
-        foresee(planned, output, parts or names)
+        foresee(planned, output, parts or names, note)
         return
-    found = run(planned, output, command, parts or names)
+    found = run(planned, output, command, parts or names, note)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
@@ -107,12 +106,13 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run:
         ctx.exit(1)
 
 
-def foresee(planned: list[Part], output: str, only: list[str]) -> None:
-    """Show what would be run."""
+def foresee(planned: list[Part], output: str, only: list[str], note: str) -> None:
+    """Show what would be run, after a note."""
     from specframe.report.compare import steps
     from specframe.report.forecast import forecast
     from specframe.report.reproduce import about
 
+    tell_note(note)
     wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
     settings = {part.name: part.settings for part in planned}
     show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
@@ -162,14 +162,21 @@ def planning(
     return planned
 
 
-def run(planned: list[Part], output: str, command: str, only: list[str]) -> Reproduction:
-    """Run what is missing, then write the page."""
+def tell_note(note: str) -> None:
+    """Say on standard error what the user may not have meant, where there is such a thing."""
+    if note:
+        click.echo(note, err=True)
+
+
+def run(planned: list[Part], output: str, command: str, only: list[str], note: str) -> Reproduction:
+    """Run what is missing, after a note, then write the page."""
     from specframe.report.reproduce import reproduce as run_parts
     from specframe.report.reproduction import HTML, PAGE, write_page
     from specframe.report.results import RESULTS
 
     hush()
     with claimed(output, RESULTS, [PAGE, HTML]):
+        tell_note(note)
         with telling() as tell:
             found = run_parts(planned, output, command, only, naming(tell))
         click.echo(write_page(found, output))
