@@ -112,7 +112,7 @@ def foresee(planned: list[Part], output: str, only: list[str], note: str) -> Non
     from specframe.report.forecast import forecast
     from specframe.report.reproduce import about
 
-    tell_note(note)
+    click.echo(note, err=True, nl=bool(note))
     wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
     settings = {part.name: part.settings for part in planned}
     show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
@@ -162,31 +162,27 @@ def planning(
     return planned
 
 
-def tell_note(note: str) -> None:
-    """Say on standard error what the user may not have meant, where there is such a thing."""
-    if note:
-        click.echo(note, err=True)
-
-
 def run(planned: list[Part], output: str, command: str, only: list[str], note: str) -> Reproduction:
-    """Run what is missing, after a note, then write the page."""
+    """Run the steps that are missing, after a note, then write the page."""
     from specframe.report.reproduce import reproduce as run_parts
     from specframe.report.reproduction import HTML, PAGE, write_page
     from specframe.report.results import RESULTS
 
     hush()
     with claimed(output, RESULTS, [PAGE, HTML]):
-        tell_note(note)
         with telling() as tell:
-            found = run_parts(planned, output, command, only, naming(tell))
+            found = run_parts(planned, output, command, only, naming(tell, note))
         click.echo(write_page(found, output))
     return found
 
 
-def naming(tell: Progress) -> Progress:
-    """Return a progress callback that names the part of every step."""
+def naming(tell: Progress, note: str) -> Progress:
+    """Return a progress callback that names the part of every step, and prints a note before the first."""
+    notes = [note] if note else []
 
     def telling_part(step: Any, line: dict[str, Any] | None) -> None:
+        while notes:
+            click.echo(notes.pop(), err=True)
         named = attrs.evolve(step.case, scheme=f"{step.case.cell['part']}, {step.case.scheme}")
         tell(attrs.evolve(step, case=named), line)
 
