@@ -1,6 +1,6 @@
 """What `goodput` makes of a pair in its first, second and third run, beside plain decoding and every fixed draft length.
 
-    python benchmarks/policies.py [--pair embedded|cpu] [--batches 1,8] [--prompts FILE] [--lengths 1,2,3,4,5,6]
+    python benchmarks/policies.py [--pair embedded|cpu] [--batches 1,8] [--prompts FILE] [--lengths 1,2,3,4,5,6] [--clock cpu]
 
 Each round makes a new pipeline with `goodput`, and decodes the same prompts with it, with plain decoding and with each fixed
 draft length, in turn. Ratios are those of `goodput` to the best of the others within a round; the median over rounds is shown.
@@ -12,15 +12,16 @@ import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plug
 
 import json
 import statistics
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 import transformers
-from bench import read_prompts
+from bench import CLOCKS, read_prompts
 from grow import PAIRS, load_pair
+from specframe_std.policies.goodput import Goodput
 
 from specframe import Pipeline
 
@@ -38,10 +39,19 @@ RUNS = 3
 @click.option("--prompts", "file", default=None, help="A prompt file; default: held-out library source.")
 @click.option("--lengths", default="1,2,3,4,5,6", show_default=True, help="Fixed draft lengths.")
 @click.option("--rounds", default=5, show_default=True)
+@click.option(
+    "--clock",
+    type=click.Choice(list(CLOCKS)),
+    default="wall",
+    show_default=True,
+    help="The seconds that the policy and the figures go by; cpu: processor time of one thread, for a machine others use too.",
+)
 @click.option("--output", default=None, help="A JSON file for all figures.")
-def main(pair: str, batches: str, lengths: str, rounds: int, output: str | None, **options: Any) -> None:
+def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output: str | None, **options: Any) -> None:
     """Measure every batch size and print a line for each."""
     transformers.logging.set_verbosity_error()
+    if clock == "cpu":
+        torch.set_num_threads(1)
     target, draft, tokenizer = load_pair(pair, torch.device("cpu"), torch.float32)
     found = []
     for batch in map(int, batches.split(",")):
@@ -53,36 +63,49 @@ def main(pair: str, batches: str, lengths: str, rounds: int, output: str | None,
             prompts,
             options["new"],
             rounds,
+            CLOCKS[clock],
         )
         found.append({"pair": pair, "batch": batch, "prompts": len(prompts), **summary(rates), "rates": rates})
         print(line(found[-1]), flush=True)
     if output:
-        Path(output).write_text(json.dumps({"capability": capability(), "batches": found}, indent=1) + "\n")
+        about = {
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+            "clock": clock,
+        }
+        Path(output).write_text(json.dumps(about | {"batches": found}, indent=1) + "\n")
 
 
-def measured(make: Any, draft: Any, lengths: list[int], prompts: Any, new: int, rounds: int) -> list[dict[str, float]]:
+Clock = Callable[[], float]
+
+
+def measured(
+    make: Any, draft: Any, lengths: list[int], prompts: Any, new: int, rounds: int, clock: Clock
+) -> list[dict[str, float]]:
     """Return tokens per second by contender, for each round."""
     fixed = {"plain": make(drafter=None)} | {f"K={k}": make(drafter=draft, draft_length=k) for k in lengths}
     for pipe in fixed.values():
-        rate(pipe, prompts[:2], 4)
+        rate(pipe, prompts[:2], 4, clock)
     found = []
     for _ in range(rounds):
-        learning = make(drafter=draft, draft_length="goodput")
+        policy = Goodput()
+        policy.clock = clock
+        learning = make(drafter=draft, draft_length=policy)
         turn = {}
         names = list(fixed)
         for number in range(RUNS):
-            turn[f"run {number + 1}"] = rate(learning, prompts, new)
+            turn[f"run {number + 1}"] = rate(learning, prompts, new, clock)
             for name in names[number::RUNS]:
-                turn[name] = rate(fixed[name], prompts, new)
+                turn[name] = rate(fixed[name], prompts, new, clock)
         found.append(turn)
     return found
 
 
-def rate(pipe: Pipeline, prompts: Any, new: int) -> float:
+def rate(pipe: Pipeline, prompts: Any, new: int, clock: Clock) -> float:
     """Return the tokens per second of one run."""
-    started = time.perf_counter()
+    started = clock()
     tokens = sum(len(result.token_ids) for result in pipe.generate(prompts, new))
-    return tokens / (time.perf_counter() - started)
+    return tokens / (clock() - started)
 
 
 def summary(rates: list[dict[str, float]]) -> dict[str, Any]:
@@ -99,11 +122,6 @@ def line(found: dict[str, Any]) -> str:
     runs = ", ".join(f"{name} {ratio:.3f}" for name, ratio in found["to_best"].items())
     medians = " ".join(f"{name} {rate:.0f}" for name, rate in found["medians"].items())
     return f"batch {found['batch']}: best {found['best']} ({found['best_to_plain']:.2f} of plain); {runs}; {medians}"
-
-
-def capability() -> str:
-    """Return the CPU's kernels that torch uses."""
-    return torch.backends.cpu.get_cpu_capability()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One thread per test process, and per process that a test starts: models are tiny, and processes run side by side."""
+"""One thread per test process, and per process that a test starts, unless OMP_NUM_THREADS says more: models are tiny."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 import torch
 
-os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
