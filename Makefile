@@ -3,7 +3,10 @@ BIN := .venv/bin
 PARTS := -e ".[dev]" -e plugins/specframe-std -e plugins/specframe-tiny
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: run install test check docs wheels bench clean
+NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py flex.py generation_config.py \
+	given_models.py logprobs.py pieces.py rope.py samples.py sampling.py sweep.py trace.py verify.py) plugins/specframe-std/tests
+
+.PHONY: run install test kernels check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -18,6 +21,9 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 test: install  ## the fast suite, then the wide equivalence matrix
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+
+kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
 
 check: install  ## lint, types, and whether the generated docs are up to date
 	$(BIN)/ruff check .
