@@ -169,24 +169,25 @@ def tell_note(note: str) -> None:
 
 
 def run(planned: list[Part], output: str, command: str, only: list[str], note: str) -> Reproduction:
-    """Run what is missing, after a note, then write the page."""
+    """Run what is missing, the first of it after a note, then write the page."""
     from specframe.report.reproduce import reproduce as run_parts
     from specframe.report.reproduction import HTML, PAGE, write_page
     from specframe.report.results import RESULTS
 
     hush()
     with claimed(output, RESULTS, [PAGE, HTML]):
-        tell_note(note)
         with telling() as tell:
-            found = run_parts(planned, output, command, only, naming(tell))
+            found = run_parts(planned, output, command, only, naming(tell, note))
         click.echo(write_page(found, output))
     return found
 
 
-def naming(tell: Progress) -> Progress:
-    """Return a progress callback that names the part of every step."""
+def naming(tell: Progress, note: str) -> Progress:
+    """Return a progress callback that names the part of every step, and tells the note before the first: nothing was refused."""
+    notes = [note]
 
     def telling_part(step: Any, line: dict[str, Any] | None) -> None:
+        tell_note(notes.pop() if notes else "")
         named = attrs.evolve(step.case, scheme=f"{step.case.cell['part']}, {step.case.scheme}")
         tell(attrs.evolve(step, case=named), line)
 
