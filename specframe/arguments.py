@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
@@ -11,17 +10,7 @@ import torch
 
 from specframe.contract import require_members
 from specframe.errors import ModelError, OptionError, UnknownNameError, shown
-from specframe.values import number, of_type
-
-LARGEST_SEED = 2**64 - 1
-"""As of torch.manual_seed; random numbers are hashes of 64 bits."""
-
-
-def flag(name: str, value: Any) -> bool:
-    """Return true or false; raise :class:`OptionError` for anything else."""
-    if not of_type(value, bool):
-        raise OptionError(f"{name}: expected true or false, got {shown(value)}")
-    return value
+from specframe.values import number
 
 
 def one_of(name: str, value: Any, known: Rows[str]) -> str:
@@ -57,14 +46,6 @@ def tokenizer(given: Any) -> Any:
         raise OptionError(
             f"tokenizer: expected a loaded tokenizer, which can be called and decodes, got {shown(given)}"
         )
-    return given
-
-
-def target(given: Any) -> Any:
-    """Return what names a target or is one; raise :class:`OptionError` for anything else."""
-    if not isinstance(given, str | os.PathLike | torch.nn.Module | None):
-        expected = "expected an alias, a directory, a hub id or a loaded transformers model"
-        raise OptionError(f"target: {expected}, got {shown(given)}")
     return given
 
 

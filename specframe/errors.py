@@ -30,8 +30,8 @@ class UnknownNameError(SpecframeError):
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        listing = ", ".join(self.known) or "none"
-        super().__init__(f"unknown {kind} {name!r}: expected one of {listing}{hint}")
+        expected = f"expected one of {', '.join(self.known)}" if self.known else "there is none of any name"
+        super().__init__(f"unknown {kind} {name!r}: {expected}{hint}")
 
 
 class OptionError(SpecframeError, ValueError):

@@ -31,7 +31,8 @@ class Output:
         self.name, self.option = os.fspath(name), option
         if not self.name or "\0" in self.name:
             raise OptionError(f"{option}: expected the name of a file, got {self.name!r}")
-        self.path = Path(os.path.realpath(self.name))
+        with self.faults():  # the working directory may be gone
+            self.path = Path(os.path.realpath(self.name))
 
     @contextlib.contextmanager
     def faults(self, more: str = "") -> Iterator[None]:
@@ -187,7 +188,10 @@ def made(folder: str | os.PathLike[str], option: str = "--output") -> Path:
     """Return a folder, made where it is not there."""
     if not os.fspath(folder) or "\0" in os.fspath(folder):
         raise OptionError(f"{option}: expected the name of a folder, got {os.fspath(folder)!r}")
-    with Output(folder, option).faults():
+    place = Output(folder, option)
+    if os.path.isfile(place.path):
+        raise OptionError(f"{option}: expected a folder, got {os.fspath(folder)!r}, which is a file")
+    with place.faults():
         Path(folder).mkdir(parents=True, exist_ok=True)
     return Path(folder)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from specframe.aliases import resolve
 from specframe.errors import ModelError, OptionError, sentence
-from specframe.ondisk import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk
+from specframe.ondisk import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +35,8 @@ def pick_device(name: str | torch.device) -> torch.device:
         raise OptionError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
     device, count = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise OptionError(f"device {name!r} is not there: expected one of this machine's {count} CUDA devices, or cpu")
+        there = f"cpu or one of {count} CUDA devices" if count else "cpu, since this machine has no CUDA device"
+        raise OptionError(f"device {name!r} is not there: expected {there}")
     return device
 
 
@@ -168,8 +168,7 @@ def _source(role: str, name: str | os.PathLike[str]) -> _Source:
 
 def _require_causal(source: _Source) -> None:
     """Refuse what ``AutoModelForCausalLM`` does not know, and the encoders that it does know."""
-    if os.path.isdir(source.location) and not holds(Path(source.location), CONFIG):
-        raise ModelError(f"{source} is a directory without config.json: expected the directory of a saved model")
+    require_model_folder(str(source), source.location)
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:

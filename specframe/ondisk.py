@@ -9,6 +9,8 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from specframe.errors import ModelError
+
 CONFIG, WEIGHTS = ("config.json",), ("*.safetensors", "*.bin")
 VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
 
@@ -25,7 +27,17 @@ def on_disk(location: str) -> Path | None:
 
 def holds(folder: Path | None, files: tuple[str, ...]) -> bool:
     """Return whether a folder has a file of any of these names or patterns."""
-    return folder is not None and any(path.is_file() for pattern in files for path in folder.glob(pattern))
+    if folder is None or not os.path.isdir(folder):  # pathlib raises an error for a name that is too long
+        return False
+    return any(path.is_file() for pattern in files for path in folder.glob(pattern))
+
+
+def require_model_folder(called: str, location: str) -> None:
+    """Raise :class:`ModelError` for a file, or a folder that holds no model; what is not on disk may be on the hub."""
+    if os.path.isfile(location):
+        raise ModelError(f"{called} is a file: expected the directory of a saved model")
+    if os.path.isdir(location) and not holds(Path(location), CONFIG):
+        raise ModelError(f"{called} is a directory without config.json: expected the directory of a saved model")
 
 
 def state(location: str) -> str:

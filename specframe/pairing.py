@@ -8,6 +8,7 @@ from typing import Any
 
 from specframe import aliases
 from specframe.errors import ModelError, OptionError, UnknownNameError, shown
+from specframe.ondisk import require_model_folder
 from specframe.plugins import parse_specification, registry
 
 
@@ -68,12 +69,14 @@ def check_target(target: Any) -> None:
     model = target.strip() if isinstance(target, str) else is_module(target) and hasattr(target, "config")
     if not model:
         raise OptionError(
-            f"target: expected an alias, a directory, a hub id or a transformers model, got {shown(target)}"
+            f"target: expected an alias, a directory, a hub id or a loaded transformers model, got {shown(target)}"
         )
 
 
 def check_location(role: str, name: str) -> None:
     """Raise the error that says why a name stands for no model, where that can be told: a hub id may be anything."""
     location = aliases.resolve(name)
-    if name.startswith((".", "/", "~")) and not os.path.isdir(location):
-        raise ModelError(f"{role} {name!r} is not there: expected the directory of a saved model")
+    called = f"{role} {name!r}" + (f" ({location})" if location != name else "")
+    require_model_folder(called, location)
+    if location.startswith((".", "/", "~")) and not os.path.isdir(location):
+        raise ModelError(f"{called} is not there: expected the directory of a saved model")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe import arguments, models
-from specframe.arguments import flag, one_of, seconds
+from specframe.arguments import one_of, seconds
 from specframe.arrivals import checked_arrivals
 from specframe.attempts import rounds
 from specframe.attention.choice import ATTENTION
@@ -36,7 +36,7 @@ from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
 from specframe.trial import warn_of_unfit
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
-from specframe.values import whole
+from specframe.values import LARGEST_SEED, flag, whole
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
@@ -104,7 +104,7 @@ class Pipeline:
         generation_config: str | None = "auto",
     ) -> None:
         self.batch_size = whole("batch_size", batch_size, 1)
-        self.seed = whole("seed", seed, 0, arguments.LARGEST_SEED)
+        self.seed = whole("seed", seed, 0, LARGEST_SEED)
         self._observers, self._check = arguments.observers(observers), flag("check", check)
         arguments.tokenizer(tokenizer)
         self._attention = one_of("attention", attention, ATTENTION)
@@ -115,7 +115,7 @@ class Pipeline:
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
         target, drafting, draft_name = choose(
-            arguments.target(arguments.unwrapped(target, "target")), arguments.unwrapped(drafter, "draft")
+            arguments.unwrapped(target, "target"), arguments.unwrapped(drafter, "draft")
         )
         self.composition = compose(
             registry(),

@@ -198,8 +198,8 @@ def check_options(entry: Entry, given: Iterable[str]) -> None:
     facts = entry.facts
     unknown = ", ".join(sorted(set(given) - set(facts.options)))
     if unknown and not facts.open:
-        listing = ", ".join(facts.options) or "none"
-        raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: its options are {listing}")
+        listing = f"its options are {', '.join(facts.options)}" if facts.options else "it takes none"
+        raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: {listing}")
 
 
 def normal(name: str) -> str:
@@ -219,6 +219,8 @@ def is_plugin_folder(folder: Path) -> bool:
 def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
     """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such."""
     name, *pairs = (part.strip() for part in text.split(","))
+    if not name:
+        raise OptionError(f"expected a name before its options, as in 'name,key=value', got {text!r}")
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -295,14 +297,24 @@ def add_model(registry: Registry, distribution: str, alias: str, location: str, 
 
 
 def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    """Return (distribution, entry point) pairs in a fixed order, narrowed by ``SPECFRAME_PLUGINS``."""
+    """Return (distribution, entry point) pairs in a fixed order, narrowed by ``SPECFRAME_PLUGINS``.
+
+    Raises:
+        PluginError: the variable names a plugin that is not installed.
+    """
     wanted = os.environ.get(LIMIT_VARIABLE)
     names = None if wanted is None else {name.strip() for name in wanted.split(",") if name.strip()}
     found: dict[tuple[str, str], importlib.metadata.EntryPoint] = {}
+    installed: set[str] = set()
     for distribution in importlib.metadata.distributions():
         for point in distribution.entry_points:
-            if point.group == GROUP and (names is None or point.name in names):
+            if point.group != GROUP:
+                continue
+            installed.add(point.name)
+            if names is None or point.name in names:
                 found.setdefault((distribution.metadata["Name"] or "a package without a name", point.name), point)
+    if missing := sorted((names or set()) - installed):
+        raise PluginError(f"{LIMIT_VARIABLE}: {UnknownNameError('plugin', missing[0], installed)}")
     return [(distribution, found[distribution, name]) for distribution, name in sorted(found)]
 
 

@@ -17,7 +17,7 @@ from transformers import generation as hf
 from specframe.errors import OptionError, UnknownNameError, shown
 from specframe.plan import Plan
 from specframe.types import Batch
-from specframe.values import number, whole
+from specframe.values import MOST_SAMPLES, flag, number, whole
 
 COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)
@@ -33,14 +33,14 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "min_new_tokens": functools.partial(whole, least=0),
     "bad_words_ids": lambda name, value: each(name, value, is_word, "lists of token ids"),
     "suppress_tokens": lambda name, value: each(name, value, is_id, "token ids"),
-    "forced_eos": lambda name, value: each(name, (value,), lambda one: isinstance(one, bool), "true or false"),
+    "forced_eos": flag,
     "processors": lambda name, value: each(name, value, is_callable, "a list of LogitsProcessor objects"),
     "stop": lambda name, value: each(name, value, is_text, "a text or several, none of them empty"),
     "criteria": lambda name, value: each(name, value, is_callable, "a list of StoppingCriteria objects"),
     "max_new_tokens": COUNT,
     "max_time": functools.partial(number, least=0, above=True),
     "logprobs": functools.partial(whole, least=0),
-    "samples": COUNT,
+    "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
 }
 """What raises :class:`OptionError` for a value that a parameter does not accept, by the parameter."""
 

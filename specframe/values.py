@@ -10,7 +10,13 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, shown
+
+LARGEST_SEED = 2**64 - 1
+"""As of torch.manual_seed; random numbers are hashed from 64 bits."""
+
+MOST_SAMPLES = 10_000
+"""Continuations of one prompt. Each is a request in host memory from the start: a slip of the keys must not fill it."""
 
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 """The types an option can have, in words."""
@@ -23,7 +29,7 @@ def whole(name: str, value: Any, least: float = -math.inf, most: float = math.in
         OptionError: ``value`` is no such number; true and false are none.
     """
     if not of_type(value, int) or not least <= value <= most:
-        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {value!r}")
+        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {shown(value)}")
     return value
 
 
@@ -35,8 +41,15 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     """
     finite = of_type(value, float) and abs(value) <= sys.float_info.max
     if not finite or not least <= value <= most or (above and value == least):
-        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {value!r}")
+        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {shown(value)}")
     return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return true or false; raise :class:`OptionError` for anything else."""
+    if not of_type(value, bool):
+        raise OptionError(f"{name}: expected true or false, got {shown(value)}")
+    return value
 
 
 def bound(least: float, most: float, above: bool = False) -> str:
@@ -69,7 +82,7 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     for name, kinds in plain_annotations(function).items():
         if name in given and not any(of_type(given[name], kind) for kind in kinds):
             words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
-            raise OptionError(f"{name}: expected {words}, got {given[name]!r}")
+            raise OptionError(f"{name}: expected {words}, got {shown(given[name])}")
 
 
 def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:

@@ -223,3 +223,15 @@ def test_completion_survives_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     Path("models.toml").write_text("[")
     monkeypatch.setenv(HOME_VARIABLE, ".")
     assert completed("run --target ti") == [("dir", "ti")]
+
+
+def test_a_flag_in_the_environment_takes_true_or_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag's variable with another value than true or false is refused in one sentence, as those of other options are."""
+    monkeypatch.setenv("SPECFRAME_RUN_CHECK", "maybe")
+    assert refusal("run", "x") == "SPECFRAME_RUN_CHECK: expected true or false, got 'maybe'"
+
+
+def test_a_file_with_a_byte_order_mark() -> None:
+    """A configuration file that an editor began with a byte-order mark is read like any other."""
+    Path("c.toml").write_text("\ufeffseed = -1", encoding="utf-8")
+    assert refusal("run", "x", "--config", "c.toml").startswith("seed in c.toml: expected a whole number")

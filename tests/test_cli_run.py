@@ -137,15 +137,15 @@ def test_faults_of_single_prompts(pair: list[str]) -> None:
     result = run(*pair, "--prompts", "p.jsonl", "--output", "out.jsonl")
     assert result.exit_code == 1
     expected = {
-        1: "p.jsonl line 2: expected a JSON object, got Expecting ',' delimiter at column 15",
-        2: "p.jsonl line 3: expected a JSON object, got 5",
+        1: "p.jsonl line 2 is not JSON: Expecting ',' delimiter (column 15)",
+        2: "p.jsonl line 3: expected an object, a text, token ids or messages, got 5",
         3: f"p.jsonl line 4: expected one of {', '.join(prompts.KEYS)}, got query",
         4: "p.jsonl line 5: turns: expected a list of texts, got []",
         5: "p.jsonl line 6: text: expected a text, got 3",
         6: "the prompt is empty: expected at least one token",
         7: "the prompt has 200 tokens: expected fewer than the target's context of 160",
         8: "p.jsonl line 9: expected text, got half of a surrogate pair or a byte that is not UTF-8",
-        9: "p.jsonl line 10: expected a JSON object, got one nested too deep or with numbers too long to read",
+        9: "p.jsonl line 10 is not JSON: it is nested too deep, or holds a number too long to read",
     }
     kept = records()
     assert {record["index"]: record["error"] for record in kept if record["finish_reason"] == "error"} == expected

@@ -199,7 +199,7 @@ FILE_FAULTS: dict[str, tuple[Callable[[], str], str]] = {
 }
 FOLDER_FAULTS: dict[str, tuple[Callable[[], str], str]] = {
     "no name": (lambda: "", "expected the name of a folder, got ''"),
-    "a file": (lambda: foreign("f"), "f cannot be written: File exists"),
+    "a file": (lambda: foreign("f"), "expected a folder, got 'f', which is a file"),
     "name too long": (lambda: LONG, f"{LONG} cannot be written: File name too long"),
     "link to itself": (lambda: looping("loop"), "loop cannot be written: "),
     "file as folder": (lambda: foreign("f") + "/out", "f/out cannot be written: Not a directory"),
@@ -320,3 +320,34 @@ def test_a_report_leaves_foreign_files(name: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OptionError, match=f"^--output: out/{name} was not made by specframe"):
         write_report(monkeypatch)
     assert Path("out", name).read_text() == "precious\n"
+
+
+GONE = {
+    "run": ("run", "x", "--output", "out.jsonl"),
+    "report": ("run", "x", "--report", "out.json"),
+    "trace": ("trace", "x"),
+    "compare": ("compare", "x"),
+    "verify": ("verify", "x", "--output", "out.jsonl"),
+    "reproduce": ("reproduce",),
+    "models add": ("models", "add", "mine", "."),
+    "plugins new": ("plugins", "new", "mine"),
+}
+
+
+@pytest.mark.parametrize("case", GONE)
+def test_a_working_folder_that_is_gone(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that writes in a working folder which was deleted ends with one sentence and status 2."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    result = invoke(*GONE[case])
+    assert (result.exit_code, result.stderr.count("Error: ")) == (2, 1), result.output
+
+
+@pytest.mark.parametrize("name", [LONG, f"./{LONG}", f"{LONG}.parquet"])
+def test_prompts_with_a_name_too_long(name: str) -> None:
+    """A file of prompts whose name no file can have is refused like one that is not there."""
+    result = invoke("run", "--prompts", name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: --prompts: {name} cannot be read: ")

@@ -690,8 +690,8 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("gpu", "device 'gpu': expected auto, cpu, cuda or cuda:N"),
         ("cuda:x", "device 'cuda:x': expected auto, cpu, cuda or cuda:N"),
-        ("cuda", "device 'cuda' is not there: expected one of this machine's 0 CUDA devices, or cpu"),
-        ("cuda:3", "device 'cuda:3' is not there: expected one of this machine's 0 CUDA devices, or cpu"),
+        ("cuda", "device 'cuda' is not there: expected cpu, since this machine has no CUDA device"),
+        ("cuda:3", "device 'cuda:3' is not there: expected cpu, since this machine has no CUDA device"),
     ],
 )
 def test_bad_devices(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,9 +728,16 @@ TARGETS = {
     ),
     "nothing": ("", OptionError, r"^target: expected an alias, .*, got ''$"),
     "blank": (" ", OptionError, r"^target: expected an alias, .*, got ' '$"),
-    "number": (5, OptionError, r"^target: expected an alias, .* or a transformers model, got 5$"),
+    "number": (5, OptionError, r"^target: expected an alias, .* or a loaded transformers model, got 5$"),
     "class": (torch.nn.Linear, OptionError, r"^target: expected an alias, .*, got the class Linear$"),
     "module": (torch.nn.Linear(2, 2), OptionError, r"^target: expected an alias, .*, got Linear\(.*\(Linear\)$"),
+    "a file": (__file__, ModelError, r"^target '.*test_models.py' is a file: expected the directory of a saved model$"),
+    "a folder of something else": (
+        str(Path(__file__).parent),
+        ModelError,
+        r"^target '.*' is a directory without config.json: expected the directory of a saved model$",
+    ),
+    "a name too long for a file": ("x" * 300, UnknownNameError, r"^unknown model 'xxx.*: expected one of "),
     "no pair": ("org/other", OptionError, r"^no draft model is known for target 'org/other': "),
 }
 
@@ -741,6 +748,17 @@ def test_a_target_that_is_none_is_told_as_such(case: str) -> None:
     target, kind, said = TARGETS[case]
     with pytest.raises(kind, match=said):
         choose(target, "auto")
+
+
+def test_an_alias_of_a_folder_that_was_deleted_is_told_as_such(tmp_path: Path, home: Path) -> None:
+    """An alias that points to a folder which is gone is refused with that folder, and nobody is sent to the hub."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    aliases.add_alias("other", folder)
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError, match=rf"^target 'other' \({folder}\) is not there: "):
+        choose("other", "auto")
 
 
 def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:

@@ -14,16 +14,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specframe import Pipeline, Sampling, arguments, hookimpl, models
+from specframe import Pipeline, Sampling, hookimpl, models
 from specframe.attention.choice import ATTENTION
-from specframe.cli import BUILT_IN, cli, kinds, options
+from specframe.cli import BUILT_IN, cli, kinds
 from specframe.cli.reproduce import PARTS
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.graphs import RECORDINGS
 from specframe.plugins import ROLES, Registry, offer, parse_specification, registry
 from specframe.report import reproduce
-from specframe.values import bound, check_annotated, number, whole
+from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
 
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
@@ -311,8 +311,7 @@ def test_what_options_take_sampling_takes() -> None:
 
 def test_seeds_have_64_bits() -> None:
     """The largest seed that the command line takes is that of a pipeline, and can be sampled with."""
-    assert options.LARGEST_SEED == arguments.LARGEST_SEED
-    pipe = Pipeline(target="tiny", drafter="none", seed=options.LARGEST_SEED)
+    pipe = Pipeline(target="tiny", drafter="none", seed=LARGEST_SEED)
     (result,) = pipe.generate(["import os"], 3, sampling=Sampling(temperature=1.0))
     assert len(result.token_ids) == 3
 

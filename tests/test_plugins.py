@@ -73,6 +73,22 @@ def test_a_new_distribution_is_found(site):
     assert discover().make("drafter", "lucky,luck=3").luck == 3
 
 
+def test_a_plugin_to_load_that_is_not_installed_is_refused(site, monkeypatch):
+    """SPECFRAME_PLUGINS with a name that no installed plugin has is refused, instead of leaving the strategies out."""
+    site("lucky", DRAFTER.format(name="lucky"))
+    monkeypatch.setenv(LIMIT_VARIABLE, "std, luckey")
+    with pytest.raises(PluginError, match=r"^SPECFRAME_PLUGINS: unknown plugin 'luckey': .* 'lucky'\?$"):
+        discover()
+
+
+def test_options_of_a_strategy_that_takes_none():
+    """An option for a strategy without any, and a specification without a name, are refused in plain words."""
+    with pytest.raises(OptionError, match=r"^alignment 'ragged' has no option 'foo': it takes none$"):
+        discover().make("alignment", "ragged,foo=1")
+    with pytest.raises(OptionError, match=r"^expected a name before its options, as in 'name,key=value', got ','$"):
+        parse_specification(",")
+
+
 def test_built_ins_come_through_the_same_door():
     """The standard strategies are offered by a distribution of their own, through entry points."""
     known = discover()

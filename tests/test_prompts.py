@@ -99,10 +99,14 @@ def test_code_that_looks_like_json_stays_text(text: str) -> None:
     [
         ("p.json", "[]", "holds no prompts: expected a JSON array of texts or objects, got []"),
         ("p.json", "5", "holds no prompts: expected a JSON array of texts or objects, got 5"),
-        ("p.json", '["a",\n "b"', "is not JSON: Expecting ',' delimiter at line 2 column 5"),
-        ("p.json", "[" * 99999, "is not JSON: one nested too deep or with numbers too long to read"),
+        ("p.json", '["a",\n "b"', "is not JSON: Expecting ',' delimiter (line 2 column 5)"),
+        ("p.json", "[" * 99999, "is not JSON: it is nested too deep, or holds a number too long to read"),
         ("p.json", '{"version": 1, "rows": ["a"]}', "holds no prompts: p.json entry 1: expected one of prompt, text, "),
-        ("p.json", "[1, 2, 3]", "holds no prompts: p.json entry 1: expected a JSON object, got 1"),
+        (
+            "p.json",
+            "[1, 2, 3]",
+            "holds no prompts: p.json entry 1: expected an object, a text, token ids or messages, got 1",
+        ),
         ("p.txt", '{\n "name": "x"\n}', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
         ("p.txt", '[\n {"q": 1},\n {"q": 2}\n]', "holds no prompts: p.txt entry 1: expected one of prompt, text, "),
         ("p.csv", "question,answer\na,b\n", "has the columns question, answer: expected one of prompt, text, "),
@@ -170,7 +174,8 @@ def test_damaged_files(name: str) -> None:
 
 
 FAULTS: list[tuple[Any, str]] = [
-    (5, "expected a JSON object, got 5"),
+    ({"prompt": None}, "prompt: expected a prompt, got null"),
+    (5, "expected an object, a text, token ids or messages, got 5"),
     ([], "the entry: expected a text, token ids or messages, got []"),
     ([1, "a"], "the entry: expected a text, token ids or messages"),
     ([True, False], "the entry: expected a list of token ids, got [true, false]"),
@@ -214,7 +219,7 @@ def test_a_key_given_twice_fails_its_prompt_alone() -> None:
     assert first.fault == "p.jsonl line 1: the key 'top_k' is given twice: expected one value"
     assert (second.given, second.fault) == ("b", None)
     assert written('[{"prompt": "a", "prompt": "b"}, "c"]', "p.json")[0].fault
-    with pytest.raises(PromptError, match="Expecting value at line 2 column 1"):
+    with pytest.raises(PromptError, match=r"Expecting value \(line 2 column 1\)"):
         load("[\n")
 
 

@@ -180,7 +180,7 @@ try:
 except UnknownNameError as fault:
     print(fault)
 """
-    assert isolated(code, SPECFRAME_PLUGINS="") == "unknown alignment 'ragged': expected one of none"
+    assert isolated(code, SPECFRAME_PLUGINS="") == "unknown alignment 'ragged': there is none of any name"
 
 
 def test_core_never_imports_plugins():

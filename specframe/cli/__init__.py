@@ -14,8 +14,17 @@ import click
 
 import specframe
 from specframe.cli.endings import ending
+from specframe.cli.kinds import called
 from specframe.cli.watchdog import watched
-from specframe.errors import PluginError, SpecframeError, SpecframeWarning, UnknownNameError, sentence, shown
+from specframe.errors import (
+    OptionError,
+    PluginError,
+    SpecframeError,
+    SpecframeWarning,
+    UnknownNameError,
+    sentence,
+    shown,
+)
 from specframe.plugins import registry
 
 BUILT_IN = {
@@ -61,6 +70,8 @@ class CommandLine(click.Group):
         try:
             with ending(), watched():
                 return super().invoke(ctx)
+        except click.BadParameter as fault:
+            raise (refused_flag(fault) or fault) from fault
         except PASSING:
             raise
         except Exception as error:
@@ -76,6 +87,14 @@ class CommandLine(click.Group):
         except SpecframeError as fault:
             click.echo(f"Error: {fault}", err=True)
             sys.exit(2)
+
+
+def refused_flag(fault: click.BadParameter) -> OptionError | None:
+    """Return one sentence for an environment variable that gives a flag another value than true or false."""
+    option, ctx = fault.param, fault.ctx
+    if ctx is None or not isinstance(option, click.Option) or not option.is_flag:
+        return None
+    return OptionError(f"{called(option, ctx)}: expected true or false, got {option.resolve_envvar_value(ctx)!r}")
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ from specframe.cli.grids import TEMPERATURE, Remembered, grid_options, hush, rea
 from specframe.cli.kinds import Arrivals, File
 from specframe.cli.leaving_out import tell_left_out
 from specframe.cli.names import check_names
-from specframe.cli.options import CUT, LARGEST_SEED, PROMPTS, names, refuse_idle, whole, with_options
+from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.errors import SpecframeError
 from specframe.files import claimed
+from specframe.values import LARGEST_SEED
 
 if TYPE_CHECKING:
     from specframe.grid import Grid

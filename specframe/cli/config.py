@@ -98,7 +98,7 @@ def named(value: Any) -> str:
 def load_toml(path: str) -> dict[str, Any]:
     """Return what a TOML file holds."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

@@ -18,7 +18,7 @@ from specframe.prompts import Prompt
 from specframe.types import Chunk, RoundReport
 
 if TYPE_CHECKING:
-    from specframe.cli.run import Manner
+    from specframe.cli.manner import Manner
 
 FIGURES = (
     "sequences",

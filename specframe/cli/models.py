@@ -52,8 +52,10 @@ def remove(alias: str) -> None:
 def show(name: str) -> None:
     """Show where a model is, what pairs with it, and its shape if it is on disk."""
     from specframe.aliases import known_aliases, resolve
+    from specframe.ondisk import require_model_folder
 
     location, known = resolve(name), known_aliases()
+    require_model_folder(f"model {name!r}", location)
     facts = {"location": location}
     for row in known:
         if row.alias == name:

@@ -12,10 +12,7 @@ from click.core import ParameterSource
 from specframe.cli.config import read_config
 from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, Strategy, WholeNumber
 from specframe.errors import OptionError
-
-LARGEST_SEED = 2**64 - 1
-"""Random numbers are hashed from 64 bits."""
-
+from specframe.values import LARGEST_SEED
 
 SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
 """Options that have a short form, the same in every command."""

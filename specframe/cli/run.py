@@ -13,6 +13,7 @@ import click
 from specframe import prompts as prompt_sources
 from specframe.cli.endings import Screen
 from specframe.cli.kinds import File, OneOf, WholeNumber
+from specframe.cli.manner import Manner
 from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.results import Record, ResultFile, Results, ResultStream, record
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
     from specframe.pipeline import Pipeline
     from specframe.sampling import Sampling
     from specframe.types import Result
-
-
-@attrs.frozen
-class Manner:
-    """What a run shows, and where."""
-
-    stream: bool = False
-    """Texts are shown as they come."""
-    quiet: bool = False
-    """No progress, no figures."""
-    verbose: bool = False
-    """More of each completion, and what the run was made with."""
-    completions: bool = True
-    """Texts are shown when they are complete."""
-    err: bool = False
-    """All of it goes to standard error: standard output is for JSON."""
 
 
 @click.command()

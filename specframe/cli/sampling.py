@@ -14,6 +14,7 @@ from specframe.cli.kinds import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.prompts import Prompt
+from specframe.values import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from specframe.sampling import Sampling
@@ -52,7 +53,7 @@ SAMPLING = (
     ),
     number("--max-time", "End a continuation this many seconds after it was taken up.", Number(0, above=True)),
     whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
-    whole("--samples", "Continuations of every prompt.", 1),
+    whole("--samples", "Continuations of every prompt.", 1, most=MOST_SAMPLES),
 )
 """What `specframe.Sampling` takes, as options."""
 

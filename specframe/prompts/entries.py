@@ -31,9 +31,9 @@ def load(text: str) -> Any:
         return json.loads(text, object_pairs_hook=paired)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise PromptError(f"{error.msg} at {where}") from None
+        raise PromptError(f"{error.msg} ({where})") from None
     except (ValueError, RecursionError):
-        raise PromptError("one nested too deep or with numbers too long to read") from None
+        raise PromptError("it is nested too deep, or holds a number too long to read") from None
 
 
 def paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -78,11 +78,13 @@ def given(entry: Any) -> Given:
     if isinstance(entry, str | list):
         return any_form("the entry", entry)
     if not isinstance(entry, dict):
-        raise PromptError(f"expected a JSON object, got {shown(entry)}")
+        raise PromptError(f"expected an object, a text, token ids or messages, got {shown(entry)}")
     if isinstance(entry, Doubled):
         raise PromptError(f"the key {entry.twice!r} is given twice: expected one value")
     key = next((key for key in READERS if entry.get(key) is not None), None)
     if key is None:
+        if empty := [key for key in READERS if key in entry]:
+            raise PromptError(f"{empty[0]}: expected a prompt, got null")
         raise PromptError(f"expected one of {', '.join(KEYS)}, got {', '.join(map(str, entry)) or 'an empty object'}")
     return READERS[key](key, entry[key], entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def from_file(path: str) -> list[Prompt]:
     if path.startswith(tables.PREFIX):
         return tables.from_hub(path)
     suffix = Path(path).suffix.lower()
-    if suffix == ".parquet" or Path(path).is_dir():
+    if suffix == ".parquet" or os.path.isdir(path):
         return tables.from_path(path)
     name = "standard input" if path == "-" else path
     text = read(path, name)
@@ -160,7 +161,7 @@ def from_json(line: str, place: str) -> Prompt:
     try:
         entry = load(line)
     except PromptError as error:
-        return Prompt(line, f"{place}: expected a JSON object, got {error}", place)
+        return Prompt(line, f"{place} is not JSON: {error}", place)
     prompt = from_entry(entry, place)
     return attrs.evolve(prompt, text=line) if prompt.fault else prompt
 
