@@ -27,7 +27,7 @@ def flag(name: str, value: Any) -> bool:
 def one_of(name: str, value: Any, known: Rows[str]) -> str:
     """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
     if not isinstance(value, str) or value not in known:
-        raise UnknownNameError(f"value of {name}", str(value), known)
+        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else shown(value), known)
     return value
 
 

@@ -25,7 +25,8 @@ def on_disk(location: str) -> Path | None:
 
 def holds(folder: Path | None, files: tuple[str, ...]) -> bool:
     """Return whether a folder has a file of any of these names or patterns."""
-    return folder is not None and any(path.is_file() for pattern in files for path in folder.glob(pattern))
+    there = folder is not None and os.path.isdir(folder)  # False for a name that cannot be, as one too long
+    return there and any(path.is_file() for pattern in files for path in Path(folder or "").glob(pattern))
 
 
 def state(location: str) -> str:

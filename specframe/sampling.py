@@ -19,6 +19,9 @@ from specframe.plan import Plan
 from specframe.types import Batch
 from specframe.values import number, whole
 
+MOST_SAMPLES = 10_000
+"""Samples of one prompt: each is a request in memory, and a slip of the keyboard in one line must not end the whole run."""
+
 COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)
 
@@ -40,7 +43,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_new_tokens": COUNT,
     "max_time": functools.partial(number, least=0, above=True),
     "logprobs": functools.partial(whole, least=0),
-    "samples": COUNT,
+    "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
 }
 """What raises :class:`OptionError` for a value that a parameter does not accept, by the parameter."""
 

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, shown
 
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 """The types an option can have, in words."""
@@ -23,7 +23,7 @@ def whole(name: str, value: Any, least: float = -math.inf, most: float = math.in
         OptionError: ``value`` is no such number; true and false are none.
     """
     if not of_type(value, int) or not least <= value <= most:
-        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {value!r}")
+        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {shown(value)}")
     return value
 
 
@@ -35,8 +35,18 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     """
     finite = of_type(value, float) and abs(value) <= sys.float_info.max
     if not finite or not least <= value <= most or (above and value == least):
-        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {value!r}")
+        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {shown(value)}")
     return float(value)
+
+
+def read(text: str, kind: type[int] | type[float]) -> float:
+    """Return the number that a text stands for; raise :class:`ValueError` for what a command line does not take as one.
+
+    Python's own reading takes ``1_0`` and the digits of all scripts, too.
+    """
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"expected a number in decimal digits, got {text!r}")
+    return kind(text)
 
 
 def bound(least: float, most: float, above: bool = False) -> str:
@@ -69,7 +79,7 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     for name, kinds in plain_annotations(function).items():
         if name in given and not any(of_type(given[name], kind) for kind in kinds):
             words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
-            raise OptionError(f"{name}: expected {words}, got {given[name]!r}")
+            raise OptionError(f"{name}: expected {words}, got {shown(given[name])}")
 
 
 def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:

@@ -52,7 +52,7 @@ SAMPLING = (
     ),
     number("--max-time", "End a continuation this many seconds after it was taken up.", Number(0, above=True)),
     whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
-    whole("--samples", "Continuations of every prompt.", 1),
+    whole("--samples", "Continuations of every prompt, at most 10,000.", 1, most=10_000),
 )
 """What `specframe.Sampling` takes, as options."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def from_file(path: str) -> list[Prompt]:
     if path.startswith(tables.PREFIX):
         return tables.from_hub(path)
     suffix = Path(path).suffix.lower()
-    if suffix == ".parquet" or Path(path).is_dir():
+    if suffix == ".parquet" or os.path.isdir(path):
         return tables.from_path(path)
     name = "standard input" if path == "-" else path
     text = read(path, name)

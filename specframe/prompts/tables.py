@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,9 +23,9 @@ BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 
 def from_path(path: str) -> list[Prompt]:
     """Return the prompts of a Parquet file, or of the folder of a data set; the hub is not asked for it."""
-    if not Path(path).exists():
+    if not os.path.exists(path):
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
-    if Path(path).is_dir() and not saved(path):
+    if os.path.isdir(path) and not saved(path):
         raise OptionError(
             f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
             "folder of files"
