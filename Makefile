@@ -3,7 +3,7 @@ BIN := .venv/bin
 PARTS := -e ".[dev]" -e plugins/specframe-std -e plugins/specframe-tiny
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: run install test check docs wheels bench clean
+.PHONY: run install test fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -18,6 +18,9 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 test: install  ## the fast suite, then the wide equivalence matrix
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+
+fuzz: install  ## 1,000 inputs at random, the same ones every time: commands, prompt files, arguments, interruptions
+	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=1000 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_commands.py tests/test_fuzz_prompts.py tests/test_fuzz_arguments.py
 
 check: install  ## lint, types, and whether the generated docs are up to date
 	$(BIN)/ruff check .

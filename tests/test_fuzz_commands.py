@@ -204,7 +204,6 @@ ROLES = {
     "--kv": "KV backend",
     "--drafter": "draft",
     "--target": "model",
-    "--target": "model",
     "--draft-length": "draft length",
     "--prompts": "prompt",
 }
@@ -452,7 +451,6 @@ def test_a_command(number: int, here: Path, pair: list[str]) -> None:
     grid = words[0] in ("compare", "verify", "trace")
     single = {
         "--temperature",
-        
         "--max-new-tokens",
         "--repeats",
         "--warm-up",
