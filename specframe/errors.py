@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-import unicodedata
 from collections.abc import Iterable
 
 LONGEST = 1000
@@ -77,9 +76,9 @@ class InvariantError(SpecframeError):
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line of readable length: line breaks and other control characters as escapes."""
-    text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    return "".join(repr(one)[1:-1] if unicodedata.category(one) in ("Cc", "Zl", "Zp") else one for one in text)
+    """Return a text on one line of readable length: what cannot be printed, such as a line break, as an escape."""
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 def sentence(error: BaseException) -> str:

@@ -184,20 +184,24 @@ def test_a_range_in_words(least: float, most: float, above: bool, words: str) ->
 
 
 @pytest.mark.parametrize(
-    "given", ["a\nb", "\x1b[31m", "\0", "\u2028", "x" * 100_000, "\n" * 100_000], ids=lambda one: repr(one)[:20]
+    "given", ["a\nb", "\x1b[31m", "\0", "\u2028", "x" * 10**5, "\n" * 10**5], ids=lambda one: repr(one)[:20]
 )
 def test_a_message_is_one_line_that_can_be_read(given: str) -> None:
     """Whatever a name or a value in it holds, an error is one line of readable length without control characters."""
     message = str(OptionError(f"size: expected a number, got {given}"))
     assert message.startswith("size: expected a number, got ")
     assert message.isprintable()
-    assert len(message) < 7000
+    assert len(message) < 1100
 
 
 @pytest.mark.parametrize(
-    "words", [["models", "show"], ["run", "--target"], ["run", "--drafter"], ["verify", "--prompts"]], ids=" ".join
+    "words",
+    [["models", "show"], ["run", "--target"], ["run", "--drafter"], ["verify", "--prompts"], ["models", "add", "a"]],
+    ids=" ".join,
 )
-@pytest.mark.parametrize("name", ["x" * 5000, "a\nb", "\udcff"], ids=["long", "two lines", "no text"])
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "a\nb", "a\0b", "\udcff", "~nobody"], ids=["long", "lines", "nul", "no text", "home"]
+)
 def test_a_name_that_no_file_can_have(words: list[str], name: str) -> None:
     """A name too long for a file, or with a line break in it, is one sentence and status 2, as one that is not there."""
     result = CliRunner().invoke(cli, [*words, name], prog_name="specframe")

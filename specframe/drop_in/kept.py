@@ -21,7 +21,8 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
     named = draft is None or isinstance(draft, str | os.PathLike | torch.nn.Module)
     if (isinstance(draft, str) and draft == "auto") or not (named or hasattr(draft, "propose")):
         raise OptionError(
-            f"draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, got {shown(draft)}"
+            "draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, "
+            f"got {shown(draft)}"
         )
     number = isinstance(draft_length, str | int) or draft_length is None
     if not number and not hasattr(draft_length, "draft_length"):
