@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from specframe.contract import require_members
 from specframe.errors import ModelError, OptionError, UnknownNameError, shown
-from specframe.values import number, of_type
+from specframe.values import entries, number, of_type
 
 LARGEST_SEED = 2**64 - 1
 """As of torch.manual_seed; random numbers are hashes of 64 bits."""
@@ -33,9 +33,10 @@ def one_of(name: str, value: Any, known: Rows[str]) -> str:
 
 def listed(name: str, value: Any, expected: str) -> list[Any]:
     """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    held = None if isinstance(value, str | bytes | Mapping) else entries(value)
+    if held is None:
         raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
-    return list(value)
+    return held
 
 
 def observers(given: Any) -> list[Any]:

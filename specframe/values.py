@@ -49,6 +49,14 @@ def read(text: str, kind: type[int] | type[float]) -> float:
     return kind(text)
 
 
+def entries(value: Any) -> list[Any] | None:
+    """Return what a list, or anything like one, holds; None for what holds nothing, as an array without dimensions."""
+    try:
+        return list(value)
+    except TypeError:
+        return None
+
+
 def bound(least: float, most: float, above: bool = False) -> str:
     """Return a range in words, to follow the word "number"; infinite ends are left out."""
     if above:

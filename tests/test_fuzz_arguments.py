@@ -264,7 +264,7 @@ def require_named(error: SpecframeError, given: dict[str, Any], wrong: list[str]
     names = [one for name in names for one in (name, CALLED.get(name, name))]
     open_ones = {"prompts": "arrivals", "sampling": "prompts"} if not wrong else {}
     fuzzing.require_sentence(
-        str(error), [*names, *open_ones.values(), *(["model", "temperature"] if not wrong else [])], list(given.items())
+        str(error), [*names, *open_ones.values(), *(["model", "temperature"] if not wrong else [])], safe(given)
     )
 
 

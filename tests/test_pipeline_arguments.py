@@ -53,11 +53,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "kv": (1, 0, [], False, ""),
     "batch_size": (0, -1, 1.5, "4", None, True, float("nan"), torch.ones(9, 9), Unreadable()),
     "draft_length": (None, True, 2.5, [1, 2], {}, "", 0, -3, "0", float("nan"), "²", "9" * 5000, 10**5000, ARRAY),
-    "device": (5, None, "gpu", "cuda:x"),
-    "dtype": (5, None, "float", "int8"),
+    "device": (5, None, Unreadable(), "gpu", "cuda:x"),
+    "dtype": (5, None, Unreadable(), "float", "int8"),
     "seed": (None, 1.5, "a", -1, 2**64, 10**30, True),
     "tokenizer": (5, "tiny", object(), len),
-    "observers": (5, None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
+    "observers": (5, torch.tensor(1), None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
     "check": (1, None, "yes"),
     "attention": (None, 5, "sdpa", Unreadable()),
     "graphs": (None, True, "yes"),
@@ -66,9 +66,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),
-    "arrivals": (5, "0 1", [0], [0, -1], [0, "x"], [0, float("inf")], [0, None], {}),
+    "arrivals": (5, torch.tensor(1), np.array(1), "0 1", [0], [0, -1], [0, "x"], [0, float("inf")], [0, None], {}),
     "sort": (1, None, "yes"),
-    "sampling": (5, "x", {"temperature": 1}, [None, None], [{}, {}]),
+    "sampling": (5, torch.tensor(1), np.array(1), "x", {"temperature": 1}, [None, None], [{}, {}]),
 }
 SHOWN = {"draft_length": "draft.length"}
 
