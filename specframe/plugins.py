@@ -171,7 +171,10 @@ class Registry:
 
     def make(self, kind: str, specification: str) -> Any:
         """Return a new strategy from ``name`` or ``name,key=value,...``."""
-        name, options = parse_specification(specification)
+        try:
+            name, options = parse_specification(specification)
+        except OptionError as error:
+            raise OptionError(f"{kind} {specification!r}: {error}") from None
         entry = self.entry(kind, name)
         factory = entry.factory
         check_options(entry, options)

@@ -311,7 +311,11 @@ def an_argument_of_a_run(draw: random.Random) -> None:
     try:
         found = list(getattr(pipe, method)(**asked))
     except SpecframeError as error:
-        require_named(error, {"prompts": None, **given}, wrong)
+        require_named(
+            error,
+            {"prompts": None, **given},
+            wrong + [name for name in given if wrong and ASKED[name](given[name]) is None],
+        )
         return
     assert not wrong, (safe(given), wrong, "accepted")
     results = [one.result for one in found if one.result] if method == "stream" else found
