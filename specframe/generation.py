@@ -46,7 +46,9 @@ Make = Callable[[Any, Place], Any]
 PROCESSORS: Mapping[str, Make] = {
     "sequence_bias": lambda bias, at: hf.SequenceBiasLogitsProcessor(bias),
     "repetition_penalty": lambda penalty, at: hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
-    "presence_penalty": lambda penalty, at: PresencePenalty(min(max(penalty, -STRONGEST), STRONGEST), at.prompt_length),
+    "presence_penalty": lambda penalty, at: PresencePenalty(
+        min(max(float(penalty), -STRONGEST), STRONGEST), at.prompt_length
+    ),
     "no_repeat_ngram_size": lambda size, at: hf.NoRepeatNGramLogitsProcessor(size),
     "bad_words_ids": lambda words, at: hf.NoBadWordsLogitsProcessor([list(word) for word in words], at.stops or None),
     "min_length": lambda least, at: hf.MinLengthLogitsProcessor(least, at.stops, device=at.device),
