@@ -151,7 +151,9 @@ def damaged(draw: random.Random) -> Line:
     """Return a line of JSON with some of its characters gone, changed or doubled."""
     line = json.dumps(good(draw).entry)
     place = draw.randrange(len(line))
-    return Line(draw.choice((line[:place], line[place:], line[:place] + draw.choice('{}[]",:\\x') + line[place:])))
+    return Line(
+        draw.choice((line[:place], line[place:], line[:place] + draw.choice('{}[]",:\\x') + line[place:])), samples=None
+    )
 
 
 def hopeless(draw: random.Random) -> Line:

@@ -213,7 +213,10 @@ def test_sampling_has_to_be_sampling_parameters(sampling):
         Pipeline(TARGET, DRAFT, draft_length=3).generate([[1], [2]], 4, sampling=sampling)
 
 
-@pytest.mark.parametrize("value", [{"temperature": 5e-324}, {"temperature": 1e-30}, {"presence_penalty": 1e308}])
+@pytest.mark.parametrize(
+    "value",
+    [{"temperature": 5e-324}, {"temperature": 1e-30}, {"presence_penalty": 1e308}, {"presence_penalty": 10**30}],
+)
 def test_values_at_the_end_of_a_range_overflow_nothing(value: dict[str, float]) -> None:
     """The coldest temperature decodes greedily; the strongest penalty takes every token once, as a strong one does."""
     target = fakes.fake_target()
