@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM = false
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py flex.py generation_config.py \
 	given_models.py logprobs.py pieces.py rope.py samples.py sampling.py sweep.py trace.py verify.py) plugins/specframe-std/tests
 
-.PHONY: run install test kernels check docs wheels bench clean
+.PHONY: run install test kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -24,6 +24,9 @@ test: install  ## the fast suite, then the wide equivalence matrix
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
+
+fuzz: install  ## 1,000 inputs at random, the same ones every time: commands, prompt files, arguments, interruptions
+	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=1000 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_commands.py tests/test_fuzz_prompts.py tests/test_fuzz_arguments.py
 
 check: install  ## lint, types, and whether the generated docs are up to date
 	$(BIN)/ruff check .

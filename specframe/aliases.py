@@ -116,7 +116,7 @@ def add_alias(alias: str, path: str | os.PathLike[str]) -> None:
         raise ModelError(f"alias {alias!r}: expected letters, digits, '.', '_' and '-', the first a letter or digit")
     if alias == "auto" or alias in registry().names("drafter"):
         raise ModelError(f"alias {alias!r} already means a drafter: expected another name")
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if not holds(folder, CONFIG):
         raise ModelError(f"alias {alias!r}: expected a model's directory, with a config.json, got {str(path)!r}")
     write_aliases(user_aliases() | {alias: str(folder.resolve())})

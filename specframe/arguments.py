@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -10,21 +10,22 @@ import torch
 
 from specframe.contract import require_members
 from specframe.errors import ModelError, OptionError, UnknownNameError, shown
-from specframe.values import number
+from specframe.values import entries, number
 
 
 def one_of(name: str, value: Any, known: Rows[str]) -> str:
     """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
     if not isinstance(value, str) or value not in known:
-        raise UnknownNameError(f"value of {name}", str(value), known)
+        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else shown(value), known)
     return value
 
 
 def listed(name: str, value: Any, expected: str) -> list[Any]:
     """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    held = None if isinstance(value, str | bytes | Mapping) else entries(value)
+    if held is None:
         raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
-    return list(value)
+    return held
 
 
 def observers(given: Any) -> list[Any]:

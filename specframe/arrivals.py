@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from specframe.errors import OptionError
+from specframe.values import read
 
 
 class Clock(Protocol):
@@ -67,7 +68,7 @@ def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
 def positive(rate: str) -> float:
     """Return a rate; raise :class:`OptionError` when it is no number above 0."""
     try:
-        number = float(rate)
+        number = read(rate, float)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
@@ -89,7 +90,7 @@ def from_file(path: str) -> list[float]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                numbers.append(float(line))
+                numbers.append(read(line, float))
             except ValueError:
                 raise OptionError(
                     f"arrivals: {path} line {number}: expected a number of seconds, got {line.strip()[:40]!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +100,7 @@ def compose(
         CompositionError: the KV backend cannot do what the alignment needs.
     """
     alignment: Alignment = strategy(registry, "alignment", align)
-    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if accept == "auto" else accept)
+    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if is_auto(accept) else accept)
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
@@ -109,7 +111,7 @@ def compose(
         rule=rule,
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule),
-        policy=draft_length_policy(registry, auto_length(rule, drafter) if draft_length == "auto" else draft_length),
+        policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
         kv=backend,
     )
 
@@ -142,12 +144,19 @@ def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, pro
 
 def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
     """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
-    return "goodput" if rule.invariant and drafter != "none" else "5"
+    return "goodput" if rule.invariant and not (isinstance(drafter, str) and drafter == "none") else "5"
+
+
+def is_auto(given: Any) -> bool:
+    """Return whether a strategy is left open; an array, which compares with a text entry by entry, is none."""
+    return isinstance(given, str) and given == "auto"
 
 
 def is_number(given: Any) -> bool:
     """Return whether a draft length is a number, as such or as text."""
-    return of_type(given, int) or (isinstance(given, str) and given.strip().lstrip("+-").isdigit())
+    return of_type(given, int) or (
+        isinstance(given, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,300}\s*", given) is not None
+    )
 
 
 def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
@@ -157,6 +166,8 @@ def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
             raise OptionError(
                 f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"
             )
+        if int(given) > sys.maxsize:
+            raise OptionError(f"draft length: expected at most {sys.maxsize:,}, got a number beyond it")
         given = f"fixed,length={int(given)}"
     policy: DraftLengthPolicy = strategy(registry, "draft-length policy", given)
     if policy.maximum < 0:

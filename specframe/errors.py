@@ -6,9 +6,18 @@ import difflib
 import textwrap
 from collections.abc import Iterable
 
+LONGEST = 1000
+"""Characters of a message at most: as much as can be read at once; what is cut is in the middle, of a name or a value."""
+
 
 class SpecframeError(Exception):
-    """A fault in what was asked for; the command line prints its message and exits with status 2."""
+    """A fault in what was asked for; the command line prints its message and exits with status 2.
+
+    Its message is one line, whatever the names and values in it are.
+    """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class SpecframeWarning(RuntimeWarning):
@@ -66,6 +75,12 @@ class InvariantError(SpecframeError):
         super().__init__(f"round {round}, row {row} (prompt {index}): invariant {invariant!r} is broken: {detail}")
 
 
+def one_line(text: str) -> str:
+    """Return a text on one line of readable length: what cannot be printed, such as a line break, as an escape."""
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
+
 def sentence(error: BaseException) -> str:
     """Return an error's text as part of a sentence."""
     return textwrap.shorten(str(error) or type(error).__name__, 400, placeholder=" ...").rstrip(".")
@@ -84,5 +99,6 @@ def shown(value: object) -> str:
     except Exception:  # a stranger's object may raise anything
         return f"an object of type {type(value).__name__}"
     text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    text = one_line(text)
     plain = value is None or isinstance(value, str | bytes | int | float | list | tuple | dict)
     return text if plain else f"{text} ({type(value).__name__})"

@@ -38,12 +38,17 @@ class Place:
     """Length at which the first token that may be chosen freely is: the prompt's, or one more where the first is forced."""
 
 
+COLDEST, STRONGEST = 1e-30, 1e30
+"""A temperature below and a penalty beyond these act as they do, and scores in float32 would overflow: to nan, or an error."""
+
 Make = Callable[[Any, Place], Any]
 
 PROCESSORS: Mapping[str, Make] = {
     "sequence_bias": lambda bias, at: hf.SequenceBiasLogitsProcessor(bias),
     "repetition_penalty": lambda penalty, at: hf.RepetitionPenaltyLogitsProcessor(float(penalty)),
-    "presence_penalty": lambda penalty, at: PresencePenalty(penalty, at.prompt_length),
+    "presence_penalty": lambda penalty, at: PresencePenalty(
+        min(max(float(penalty), -STRONGEST), STRONGEST), at.prompt_length
+    ),
     "no_repeat_ngram_size": lambda size, at: hf.NoRepeatNGramLogitsProcessor(size),
     "bad_words_ids": lambda words, at: hf.NoBadWordsLogitsProcessor([list(word) for word in words], at.stops or None),
     "min_length": lambda least, at: hf.MinLengthLogitsProcessor(least, at.stops, device=at.device),
@@ -66,7 +71,7 @@ PROCESSORS: Mapping[str, Make] = {
 """What is done to logits, in the order of ``generate``: the maker of each processor, by the setting that asks for it."""
 
 WARPERS: Mapping[str, Make] = {
-    "temperature": lambda value, at: hf.TemperatureLogitsWarper(float(value)),
+    "temperature": lambda value, at: hf.TemperatureLogitsWarper(max(float(value), COLDEST)),
     "top_h": lambda value, at: hf.TopHLogitsWarper(value),
     "top_k": lambda value, at: hf.TopKLogitsWarper(value),
     "top_p": lambda value, at: hf.TopPLogitsWarper(value),

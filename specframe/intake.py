@@ -13,6 +13,7 @@ from specframe.prompts import text_fault
 from specframe.runner import ModelRunner
 from specframe.stopping import Criteria, StopCheck, StopStrings
 from specframe.types import Request, Result, SequenceMetrics
+from specframe.values import entries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,9 +29,9 @@ def listed(prompts: Any) -> list[Any]:
         OptionError: what is given is one prompt, or has no order.
     """
     expected = "expected a list of prompts, each a text, a list of token ids or a list of messages"
-    one = isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable)
-    asked = [] if one else list(prompts)
-    if one or (asked and all(map(is_token_id, asked))):
+    held = None if isinstance(prompts, str | bytes | Mapping | Set) else entries(prompts)
+    asked = held or []
+    if held is None or (asked and all(map(is_token_id, asked))):
         hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
         raise OptionError(f"prompts: {expected}, got {shown(prompts)}{hint}")
     return asked
@@ -38,9 +39,10 @@ def listed(prompts: Any) -> list[Any]:
 
 def token_ids(prompt: Any) -> list[int]:
     """Return a prompt's token ids as plain numbers; raise :class:`PromptError` where it is no list of whole numbers."""
-    if isinstance(prompt, bytes | Mapping | Set) or not isinstance(prompt, Iterable):
+    held = None if isinstance(prompt, bytes | Mapping | Set) else entries(plain(prompt))
+    if held is None:
         raise PromptError(f"expected a text, a list of token ids or a list of messages, got {shown(prompt)}")
-    ids = [plain(token) for token in plain(prompt)]
+    ids = [plain(token) for token in held]
     if wrong := [token for token in ids if not is_token_id(token)]:
         raise PromptError(f"the prompt holds {shown(wrong[0])}: expected token ids, which are whole numbers")
     return ids

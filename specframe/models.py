@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specframe.aliases import resolve
-from specframe.errors import ModelError, OptionError, sentence
+from specframe.errors import ModelError, OptionError, sentence, shown
 from specframe.ondisk import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 def pick_device(name: str | torch.device) -> torch.device:
     """Return the device of that name; "auto" is CUDA where there is one."""
-    name = str(name)
+    name = str(name) if isinstance(name, str | torch.device) else shown(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -42,7 +42,7 @@ def pick_device(name: str | torch.device) -> torch.device:
 
 def pick_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Return the precision of that name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
-    name = str(name).removeprefix("torch.")
+    name = (str(name) if isinstance(name, str | torch.dtype) else shown(name)).removeprefix("torch.")
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in {*DTYPES, *DTYPES.values()}:

@@ -36,7 +36,7 @@ from specframe.stopping import stop_strings
 from specframe.streaming import TextStream, text_before
 from specframe.trial import warn_of_unfit
 from specframe.types import Chunk, Request, Result, RoundReport, Sequence
-from specframe.values import LARGEST_SEED, flag, whole
+from specframe.values import LARGEST_SEED, entries, flag, whole
 from specframe.vocabulary import fitting_drafter
 from specframe.watch import Watch
 
@@ -426,7 +426,7 @@ def one_each(given: Any, count: int) -> list[Sampling]:
     """Return the sampling parameters of each of ``count`` prompts."""
     if given is None or isinstance(given, Sampling):
         return [given or Sampling()] * count
-    samplings = list(given) if isinstance(given, Iterable) else []
+    samplings = entries(given) or []
     if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
         samplings = []
     if isinstance(given, Mapping | str) or len(samplings) != count:

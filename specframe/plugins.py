@@ -19,7 +19,7 @@ import pluggy
 from specframe import hookspecs
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.facts import Facts, of_object, of_reference
-from specframe.values import check_annotated
+from specframe.values import check_annotated, read
 
 GROUP = "specframe"
 LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
@@ -171,7 +171,10 @@ class Registry:
 
     def make(self, kind: str, specification: str) -> Any:
         """Return a new strategy from ``name`` or ``name,key=value,...``."""
-        name, options = parse_specification(specification)
+        try:
+            name, options = parse_specification(specification)
+        except OptionError as error:
+            raise OptionError(f"{kind} {specification!r}: {error}") from None
         entry = self.entry(kind, name)
         factory = entry.factory
         check_options(entry, options)
@@ -236,9 +239,9 @@ def parse_value(text: str) -> bool | int | float | str:
     """Read an option's value: true/false, a number, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for read in (int, float):
+    for kind in (int, float):
         try:
-            return read(text)
+            return read(text, kind)
         except ValueError:
             continue
     return text

@@ -52,6 +52,24 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def read(text: str, kind: type[int] | type[float]) -> float:
+    """Return the number that a text stands for; raise :class:`ValueError` for what a command line does not take as one.
+
+    Python's own reading takes ``1_0`` and the digits of all scripts, too.
+    """
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"expected a number in decimal digits, got {text!r}")
+    return kind(text)
+
+
+def entries(value: Any) -> list[Any] | None:
+    """Return what a list, or anything like one, holds; None for what holds nothing, as an array without dimensions."""
+    try:
+        return list(value)
+    except TypeError:
+        return None
+
+
 def bound(least: float, most: float, above: bool = False) -> str:
     """Return a range in words, to follow the word "number"; infinite ends are left out."""
     if above:

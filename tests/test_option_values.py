@@ -45,7 +45,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 
-NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10")
+NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""
 
 
@@ -183,6 +183,40 @@ def test_a_range_in_words(least: float, most: float, above: bool, words: str) ->
     assert bound(least, most, above) == words
 
 
+@pytest.mark.parametrize(
+    "given", ["a\nb", "\x1b[31m", "\0", "\u2028", "x" * 10**5, "\n" * 10**5], ids=lambda one: repr(one)[:20]
+)
+def test_a_message_is_one_line_that_can_be_read(given: str) -> None:
+    """Whatever a name or a value in it holds, an error is one line of readable length without control characters."""
+    message = str(OptionError(f"size: expected a number, got {given}"))
+    assert message.startswith("size: expected a number, got ")
+    assert message.isprintable()
+    assert len(message) < 1100
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["models", "show"], ["run", "--target"], ["run", "--drafter"], ["verify", "--prompts"], ["models", "add", "a"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "a\nb", "a\0b", "\udcff", "~nobody"], ids=["long", "lines", "nul", "no text", "home"]
+)
+def test_a_name_that_no_file_can_have(words: list[str], name: str) -> None:
+    """A name too long for a file, or with a line break in it, is one sentence and status 2, as one that is not there."""
+    result = CliRunner().invoke(cli, [*words, name], prog_name="specframe")
+    assert (result.exit_code, result.stdout) == (2, ""), result.exception
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_cannot_be_encoded_is_escaped() -> None:
+    """A name that is no text, as a file's may be, is shown with an escape instead of ending the command."""
+    result = CliRunner().invoke(cli, ["compare", "--dry-run", "--output", "\udcff", "a"], prog_name="specframe")
+    assert (result.exit_code, result.exception) == (0, None)
+    assert "\\udcff" in result.stdout
+
+
 @pytest.mark.parametrize("value", [None, "5", True, float("nan"), INF, -INF, 10**400, [1], 0, 3])
 def test_a_check_refuses_and_names(value: object) -> None:
     """What lies outside of the range, and what is no finite number, is an error that is a ValueError, too."""
@@ -243,7 +277,7 @@ def wrong(kind: click.ParamType) -> list[str]:
             ]
         case kinds.Number():
             ends = ["-1"] if kind.least == 0 else []
-            return ["", "x", "nan", "inf", "-inf", "1e999", "true", *ends, *(["0"] if kind.above else [])]
+            return ["", "x", "nan", "inf", "-inf", "1e999", "true", "0.1_0", "١", *ends, *(["0"] if kind.above else [])]
         case kinds.DraftLength():
             return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
         case kinds.Strategy():

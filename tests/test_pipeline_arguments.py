@@ -32,39 +32,52 @@ ROLES = {
     "draft_length": "draft-length policy",
 }
 
+
+class Unreadable:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+ARRAY = np.array([1, 2])
+"""Compares with a text entry by entry."""
+
 WRONG: dict[str, tuple[Any, ...]] = {
     "target": (5, 1.5, [TARGET], {}, type(TARGET)),
     "drafter": (5, 1.5, [], {}, type(DRAFT), b"tiny"),
-    "align": (None, 5, [], {}, ""),
+    "align": (None, 5, [], {}, "", ARRAY),
     "schedule": (5, [], {}, False, ""),
-    "accept": (None, 5, [], 0.5, ""),
+    "accept": (None, 5, [], 0.5, "", ARRAY),
     "verify": (None, 5, True, ""),
     "kv": (1, 0, [], False, ""),
-    "batch_size": (0, -1, 1.5, "4", None, True, float("nan")),
-    "draft_length": (None, True, 2.5, [1, 2], {}, "", 0, -3, "0", float("nan")),
-    "device": (5, None, "gpu", "cuda:x"),
-    "dtype": (5, None, "float", "int8"),
+    "batch_size": (0, -1, 1.5, "4", None, True, float("nan"), torch.ones(9, 9), Unreadable()),
+    "draft_length": (None, True, 2.5, [1, 2], {}, "", 0, -3, "0", float("nan"), "²", "9" * 5000, 10**5000, ARRAY),
+    "device": (5, None, Unreadable(), "gpu", "cuda:x"),
+    "dtype": (5, None, Unreadable(), "float", "int8"),
     "seed": (None, 1.5, "a", -1, 2**64, 10**30, True),
     "tokenizer": (5, "tiny", object(), len),
-    "observers": (5, None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
+    "observers": (5, torch.tensor(1), None, "x", [5], [Watcher], [types.SimpleNamespace(round=len)], {}),
     "check": (1, None, "yes"),
-    "attention": (None, 5, "sdpa"),
+    "attention": (None, 5, "sdpa", Unreadable()),
     "graphs": (None, True, "yes"),
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),
-    "arrivals": (5, "0 1", [0], [0, -1], [0, "x"], [0, float("inf")], [0, None], {}),
+    "arrivals": (5, torch.tensor(1), np.array(1), "0 1", [0], [0, -1], [0, "x"], [0, float("inf")], [0, None], {}),
     "sort": (1, None, "yes"),
-    "sampling": (5, "x", {"temperature": 1}, [None, None], [{}, {}]),
+    "sampling": (5, torch.tensor(1), np.array(1), "x", {"temperature": 1}, [None, None], [{}, {}]),
 }
 SHOWN = {"draft_length": "draft.length"}
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> list[Any]:
     """Return an (argument, value) pair for each value in a table."""
-    return [pytest.param(name, value, id=f"{name}-{str(value)[:20]}") for name in table for value in table[name]]
+    return [
+        pytest.param(name, value, id=f"{name}-{place}") for name in table for place, value in enumerate(table[name])
+    ]
 
 
 def one_sentence(error: pytest.ExceptionInfo[SpecframeError], name: str) -> None:

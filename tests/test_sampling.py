@@ -11,6 +11,7 @@ from specframe.compose import SAMPLING_RULE
 from specframe.errors import OptionError, UnknownNameError
 from specframe.noise import Stream, gumbel, uniform
 from specframe.sampling import Sampling
+from specframe.testing import fakes
 
 VOCABULARY = 5
 
@@ -210,3 +211,18 @@ def test_sampling_has_to_be_sampling_parameters(sampling):
     """Anything else than one ``Sampling``, or one for each prompt, is refused by name."""
     with pytest.raises(OptionError, match="sampling: expected one for all or one for each of 2 prompts, got "):
         Pipeline(TARGET, DRAFT, draft_length=3).generate([[1], [2]], 4, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"temperature": 5e-324}, {"temperature": 1e-30}, {"presence_penalty": 1e308}, {"presence_penalty": 10**30}],
+)
+def test_values_at_the_end_of_a_range_overflow_nothing(value: dict[str, float]) -> None:
+    """The coldest temperature decodes greedily; the strongest penalty takes every token once, as a strong one does."""
+    target = fakes.fake_target()
+    pipe = Pipeline(target, fakes.fake_draft(target), draft_length=3)
+    (found,) = pipe.generate([[1, 2]], 8, sampling=Sampling(**value))
+    (expected,) = pipe.generate(
+        [[1, 2]], 8, sampling=Sampling(presence_penalty=1e6) if "presence_penalty" in value else None
+    )
+    assert found.token_ids == expected.token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import sys
 import traceback
 import warnings
@@ -82,6 +83,9 @@ class CommandLine(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
         try:
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
+                    stream.reconfigure(errors="backslashreplace")
             with sentences_for_warnings():
                 return super().main(*args, **kwargs)
         except SpecframeError as fault:

@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from specframe.errors import OptionError, SpecframeError, UnknownNameError
+from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
 from specframe.grid import split_list
-from specframe.values import bound
+from specframe.values import bound, read
 
 CONFIG = "specframe.config"
 """Where a context keeps the path of its configuration file."""
@@ -38,7 +38,7 @@ class Kind(click.ParamType):
 
     def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         """Raise :class:`OptionError` that says where a value stood, what was expected and what was got."""
-        raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {value!r}")
+        raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}")
 
     def known(self) -> Iterable[str]:
         """Return the values that the shell offers."""
@@ -89,7 +89,9 @@ class Number(Kind):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
         try:
-            number = math.nan if isinstance(value, bool) else float(value)
+            number = (
+                math.nan if isinstance(value, bool) else read(value, float) if isinstance(value, str) else float(value)
+            )
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         inside = math.isfinite(number) and self.least <= number <= self.most
@@ -202,7 +204,7 @@ class DraftLength(Strategy):
         if number is None or number < 1:
             hint = "; for plain decoding there is --drafter none" if number == 0 else ""
             expected = "a whole number of at least 1 or a policy's name"
-            raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {value!r}{hint}")
+            raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}{hint}")
         return str(value)
 
 

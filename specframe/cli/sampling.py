@@ -53,7 +53,7 @@ SAMPLING = (
     ),
     number("--max-time", "End a continuation this many seconds after it was taken up.", Number(0, above=True)),
     whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
-    whole("--samples", "Continuations of every prompt.", 1, most=MOST_SAMPLES),
+    whole("--samples", "Continuations of every prompt, at most 10,000.", 1, most=MOST_SAMPLES),
 )
 """What `specframe.Sampling` takes, as options."""
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.compose import compose
-from specframe.errors import OptionError
+from specframe.errors import OptionError, shown
 from specframe.pipeline import Pipeline, choose
 from specframe.plugins import registry
 
@@ -19,14 +19,15 @@ from specframe.plugins import registry
 def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> None:
     """Raise :class:`SpecframeError` for what no pipeline can be made of, before there is a target."""
     named = draft is None or isinstance(draft, str | os.PathLike | torch.nn.Module)
-    if draft == "auto" or not (named or hasattr(draft, "propose")):
+    if (isinstance(draft, str) and draft == "auto") or not (named or hasattr(draft, "propose")):
         raise OptionError(
-            f"draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, got {draft!r}"
+            "draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, "
+            f"got {shown(draft)}"
         )
     number = isinstance(draft_length, str | int) or draft_length is None
     if not number and not hasattr(draft_length, "draft_length"):
         raise OptionError(
-            f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {draft_length!r}"
+            f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {shown(draft_length)}"
         )
     _, drafter, _ = choose("target", draft)
     compose(
