@@ -45,6 +45,18 @@ def right_padded(model):
     return {name: value.flip(1) for name, value in padded(PROMPTS[:3]).items()}
 
 
+def with_holes(model):
+    """Return prompts of which some tokens are masked, wherever they are."""
+    mask = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1]])
+    return {"input_ids": EQUAL, "attention_mask": mask}
+
+
+def with_positions(model):
+    """Return padded prompts and the place of each token in its row."""
+    inputs = padded()
+    return {**inputs, "position_ids": (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+
+
 def guided(model):
     """Return prompts, and others to be led away from."""
     return {"input_ids": EQUAL, "guidance_scale": 1.4, "negative_prompt_ids": EQUAL.flip(0)}
@@ -54,6 +66,14 @@ KINDS = {
     "greedy": lambda model: {"input_ids": EQUAL},
     "left padding": lambda model: padded(),
     "right padding": right_padded,
+    "masked tokens": with_holes,
+    "positions": with_positions,
+    "a least number of tokens": lambda model: {
+        **padded(),
+        "eos_token_id": list(range(0, 97, 3)),
+        "min_new_tokens": 3,
+    },
+    "logits of all tokens": lambda model: {"input_ids": EQUAL, "logits_to_keep": 0},
     "one row": lambda model: padded(PROMPTS[4:5]),
     "from the first token on": lambda model: {"bos_token_id": 5},
     "a configuration": lambda model: {
@@ -103,6 +123,7 @@ def layers_of(cache):
 
 NOT_DRAFTED = {
     "right padding",
+    "masked tokens",
     "no cache",
     "a static cache",
     "a static cache and padding",
@@ -131,7 +152,7 @@ def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     assert torch.equal(got.sequences, expected.sequences)
     width = got.sequences.shape[1] - len(expected.scores)
     ended = torch.zeros(len(got.sequences), dtype=torch.bool)
-    ends = torch.tensor(range(0, 97, 7) if kind == "ends" else [zoo.EOS])
+    ends = torch.tensor(KINDS[kind](model).get("eos_token_id", [zoo.EOS]))
     for step, outputs in enumerate(zip(got.scores, got.logits, expected.scores, expected.logits, strict=True)):
         assert_same(outputs[:2], outputs[2:], ~ended)
         ended |= torch.isin(got.sequences[:, width + step], ends)

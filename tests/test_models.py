@@ -35,6 +35,7 @@ from specframe.errors import ModelError, OptionError, UnknownNameError
 from specframe.pairing import choose
 from specframe.plugins import Entry, ModelAlias, Registry
 from specframe.testing import architectures, harness, zoo
+from specframe.testing.generating import both, padded
 from specframe.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
 
 CPU = torch.device("cpu")
@@ -466,16 +467,31 @@ def test_masks_of_each_head_and_keys_in_one_piece(name: str, options: dict[str, 
     harness.check(pipe, harness.requests(harness.random_prompts((3, 19, 1, 7), zoo.VOCABULARY), [9, 12, 3, 7]))
 
 
-def test_a_multimodal_model_decodes_text() -> None:
-    """A loaded model of images and text is decoded as a language model, from token ids."""
+def of_images_and_text() -> PreTrainedModel:
+    """Return a small random model of images and text."""
     vision = transformers.CLIPVisionConfig(**SMALL_VISION)
     config = transformers.LlavaConfig(text_config=text_config(), vision_config=vision, image_token_index=96)
     torch.manual_seed(0)
     target = transformers.LlavaForConditionalGeneration(config).eval()
     for weight in target.parameters():
         torch.nn.init.normal_(weight, std=zoo.WIDTH)
+    return target
+
+
+def test_a_multimodal_model_decodes_text() -> None:
+    """A loaded model of images and text is decoded as a language model, from token ids."""
+    target = of_images_and_text()
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=3)
     harness.check(pipe, harness.requests(harness.random_prompts((3, 19, 1), 96), 6))
+
+
+@pytest.mark.filterwarnings("error:nothing is drafted")
+def test_text_is_drafted_for_a_multimodal_model_in_generate() -> None:
+    """Of a model of images and text, the drop-in drafts text, with the tokens of ``generate``."""
+    target = of_images_and_text()
+    inputs = padded(harness.random_prompts((3, 9, 1), 96, seed=0))
+    plain, drafted = both(target, zoo.good_draft(target), inputs, max_new_tokens=6)
+    assert torch.equal(plain, drafted)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

@@ -30,7 +30,7 @@ IN_ORDER = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWat
 
 def obstacles(call: Call) -> list[str]:
     """Return what drafts do not go with in a call, by the names a user knows."""
-    found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and value is not None)
+    found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and not nothing(value))
     found += [type(one).__name__ for one in call.processors if isinstance(one, IN_ORDER)]
     cache = call.inputs.get("past_key_values")
     checks = {
@@ -51,6 +51,11 @@ def obstacles(call: Call) -> list[str]:
         return found
     vocabulary = int(call.model.config.get_text_config().vocab_size)
     return unfit(call.processors, call.criteria, call.input_ids.to(call.model.device), vocabulary)
+
+
+def nothing(value: Any) -> bool:
+    """Return whether an input says nothing: None, or the empty dictionary that a model of images and text gets for text alone."""
+    return value is None or (isinstance(value, dict) and not value)
 
 
 def static(cache: Any) -> bool:
