@@ -95,6 +95,17 @@ def test_what_drafts_do_not_go_with_is_decoded_plainly(why):
     assert_plain(PLAIN[why], why)
 
 
+def test_outputs_of_a_prompt_read_in_chunks():
+    """With outputs of a prompt that is read in chunks, a call gives the tokens and the hidden states of ``generate``."""
+    outputs = {"prefill_chunk_size": 5, "return_dict_in_generate": True, "output_hidden_states": True}
+    with pytest.warns(SpecframeWarning, match="prefill_chunk_size along with return_dict_in_generate"):
+        got = generated(MODEL, DRAFT, lambda: {**padded(), **outputs})
+    expected = generated(MODEL, DRAFT, lambda: {**padded(), **outputs}, custom=False)
+    assert torch.equal(got.sequences, expected.sequences)
+    for ours, theirs in zip(got.hidden_states, expected.hidden_states, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
 def test_token_types():
     """Token types, which GPT-2 takes, are fed to it."""
     types = torch.arange(14).expand(8, -1) % 3

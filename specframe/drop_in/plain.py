@@ -42,6 +42,7 @@ def obstacles(call: Call) -> list[str]:
         "more tokens than the model's context holds": lambda: beyond_context(call),
         "rotary factors that change with the longest row": lambda: changes_factors(call),
         "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
+        "prefill_chunk_size along with return_dict_in_generate": lambda: returns_the_last_chunk(call),
         "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
     for name, holds in checks.items():  # each takes for granted that those before it do not hold
@@ -112,6 +113,11 @@ def changes_factors(call: Call) -> bool:
     bounds = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
     counts = list(map(len, call.prompts))
     return any(min(counts) <= bound < max(counts) + call.new - 1 for bound in bounds)
+
+
+def returns_the_last_chunk(call: Call) -> bool:
+    """Return whether outputs are asked for of a prompt read in chunks: ``generate`` returns those of its last chunk."""
+    return bool(call.config.prefill_chunk_size and call.config.return_dict_in_generate)
 
 
 def goes_on_after_the_end(call: Call) -> bool:
