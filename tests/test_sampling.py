@@ -82,7 +82,7 @@ OUT_OF_RANGE = {
     "top_p": (0, "a number above 0 and at most 1"),
     "top_k": (-2, "a whole number of at least 0"),
     "min_p": (1.5, "a number from 0 to 1"),
-    "samples": (0, "a whole number of at least 1"),
+    "samples": (0, "a whole number from 1 to 10,000"),
     "max_new_tokens": (0, "a whole number of at least 1"),
     "min_new_tokens": (1.5, "a whole number of at least 0"),
     "logprobs": (True, "a whole number of at least 0"),
