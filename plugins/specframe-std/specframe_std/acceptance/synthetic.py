@@ -66,6 +66,6 @@ def rates(profile: str | float) -> list[float]:
 def as_number(text: str | float) -> str | float:
     """Return the number that a text stands for; a text that stands for none as it is."""
     try:
-        return read(text, float)
+        return read(str(text), float)
     except ValueError:
         return text
