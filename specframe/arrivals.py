@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from specframe.errors import OptionError
+from specframe.files import contents
 from specframe.values import read
 
 
@@ -79,8 +79,8 @@ def positive(rate: str) -> float:
 def from_file(path: str) -> list[float]:
     """Return the numbers in a file, one per line, blank lines passed over."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = contents(path).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(
             f"arrivals: expected poisson:RATE or a file of seconds, one number per line, and {path!r} cannot be read: "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -121,6 +123,13 @@ class Output:
             with contextlib.suppress(OSError):
                 beside.path.unlink()  # before it is let go of: whoever opened it meanwhile sees that it is gone
             os.close(lock)
+
+
+def contents(path: str | os.PathLike[str]) -> bytes:
+    """Return what a file or a pipe holds; raise :class:`OSError` for a device, which may have no end, as /dev/zero has none."""
+    if stat.S_ISCHR(os.stat(path).st_mode) and not os.path.samefile(path, os.devnull):
+        raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(path))
+    return Path(path).read_bytes()
 
 
 def replace(path: Path, content: str | bytes) -> None:

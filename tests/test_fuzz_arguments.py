@@ -225,6 +225,9 @@ ASSISTED: dict[str, Takes] = {
 }
 """Which values ``assisted`` takes."""
 
+RANGES = {**SAMPLING, **ASSISTED, **ASKED, **PIPELINE, "max_new_tokens": or_none(whole(1))}
+"""All of them, by name."""
+
 CALLED = {
     "align": "alignment",
     "schedule": "scheduler",
@@ -260,11 +263,11 @@ def truth(ids: list[int], new: int = NEW) -> list[int]:
 
 def require_named(error: SpecframeError, given: dict[str, Any], wrong: list[str]) -> None:
     """Assert that an error is a sentence that names an argument: one that lies outside of its range, where there is one."""
-    names = wrong or [*given]
+    open_ones = [name for name, value in given.items() if wrong and RANGES[name](value) is None]
+    names = [*wrong, *open_ones] or [*given]
     names = [one for name in names for one in (name, CALLED.get(name, name))]
-    open_ones = {"prompts": "arrivals", "sampling": "prompts"} if not wrong else {}
     fuzzing.require_sentence(
-        str(error), [*names, *open_ones.values(), *(["model", "temperature"] if not wrong else [])], safe(given)
+        str(error), [*names, *(["prompts", "arrivals", "model", "temperature"] if not wrong else [])], safe(given)
     )
 
 
@@ -311,11 +314,7 @@ def an_argument_of_a_run(draw: random.Random) -> None:
     try:
         found = list(getattr(pipe, method)(**asked))
     except SpecframeError as error:
-        require_named(
-            error,
-            {"prompts": None, **given},
-            wrong + [name for name in given if wrong and ASKED[name](given[name]) is None],
-        )
+        require_named(error, {"prompts": None, **given}, wrong)
         return
     assert not wrong, (safe(given), wrong, "accepted")
     results = [one.result for one in found if one.result] if method == "stream" else found

@@ -370,3 +370,12 @@ def test_options_without_effect(words: list[str], reason: str) -> None:
     result = CliRunner().invoke(cli, words, prog_name="specframe")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {reason}")
+
+
+@pytest.mark.parametrize("words", [["run", "--prompts"], ["run", "--config"], ["compare", "--arrivals"]], ids=" ".join)
+def test_a_device_without_an_end_is_not_read(words: list[str]) -> None:
+    """Reading /dev/zero would fill the memory: it is refused in a sentence that names the option."""
+    result = CliRunner().invoke(cli, [*words, "/dev/zero"], prog_name="specframe")
+    assert (result.exit_code, result.stdout) == (2, ""), result.exception
+    assert result.stderr.startswith(f"Error: {words[-1]}: ")
+    assert "it is a device, not a file" in result.stderr

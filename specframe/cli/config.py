@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import click
 
 from specframe.cli.kinds import CONFIG, ListOf
 from specframe.errors import OptionError, UnknownNameError
+from specframe.files import contents
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -98,7 +98,7 @@ def named(value: Any) -> str:
 def load_toml(path: str) -> dict[str, Any]:
     """Return what a TOML file holds."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(contents(path).decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:
         raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

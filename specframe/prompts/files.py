@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError, PromptError
+from specframe.files import contents
 from specframe.plugins import parse_value
 from specframe.prompts import tables
 from specframe.prompts.entries import KEYS, from_entry, load
@@ -55,7 +56,7 @@ def read(path: str, name: str) -> str:
     if path == "-" and sys.stdin is None:
         raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        data = sys.stdin.buffer.read() if path == "-" else contents(path)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error

@@ -151,8 +151,9 @@ def reproduce(
         progress: called before and after every run.
     """
     loaded = LoadedModels()
-    planned = [bare(part.cases[0]) for part in parts]
-    shared = [part.settings for part in parts]
+    filled = [part for part in parts if part.cases]  # grouping has none where the only batch size is 1
+    planned = [bare(part.cases[0]) for part in filled]
+    shared = [part.settings for part in filled]
     kept = Folder(folder, about(parts, command), lambda: comparing.check_prompts(planned, shared, loaded))
     for part in parts:
         if part.name in only:

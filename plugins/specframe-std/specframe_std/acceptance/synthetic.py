@@ -8,7 +8,7 @@ from specframe.errors import OptionError
 from specframe.noise import Stream, uniform
 from specframe.run import Run
 from specframe.types import Batch, Draft, Verdict
-from specframe.values import number
+from specframe.values import number, read
 from specframe_std.acceptance.greedy import Greedy
 
 
@@ -66,6 +66,6 @@ def rates(profile: str | float) -> list[float]:
 def as_number(text: str | float) -> str | float:
     """Return the number that a text stands for; a text that stands for none as it is."""
     try:
-        return float(text)
+        return read(str(text), float)
     except ValueError:
         return text
