@@ -420,7 +420,7 @@ def test_a_folder_of_something_else_is_left_alone(pair: dict[str, str]):
             compare(grid, Settings(PROMPTS, 6, 1), folder)
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
     Path("file").touch()
-    with pytest.raises(OptionError, match=r"^--output: file cannot be written: File exists$"):
+    with pytest.raises(OptionError, match=r"^--output: expected a folder, got 'file', which is a file$"):
         compare(grid, Settings(PROMPTS, 6, 1), "file")
 
 
