@@ -127,7 +127,7 @@ def test_a_file_of_options() -> None:
         (["--temperature", "1", "--accept", "greedy"], "choose a rule that samples"),
         (["--stop", ""], "--stop: expected a text that is not empty, got ''"),
         (["--logprobs", "2"], "--logprobs: expected --output with it"),
-        (["--samples", "0"], "--samples: expected a whole number of at least 1, got '0'"),
+        (["--samples", "0"], "--samples: expected a whole number from 1 to 10,000, got '0'"),
     ],
 )
 def test_refused_values(options: list[str], reason: str) -> None:

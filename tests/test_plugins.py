@@ -254,8 +254,8 @@ def test_nothing_is_suggested_when_nothing_is_near():
     ("specification", "message"),
     [
         ("lucky,lucks=3", "drafter 'lucky' has no option 'lucks': its options are luck, eager_mode"),
-        ("lucky,luck", "option 'luck' of 'lucky': expected key=value, as in 'lucky,key=value'"),
-        ("lucky,=3", "option '=3' of 'lucky': expected key=value, as in 'lucky,key=value'"),
+        ("lucky,luck", "drafter 'lucky,luck': option 'luck' of 'lucky': expected key=value, as in 'lucky,key=value'"),
+        ("lucky,=3", "drafter 'lucky,=3': option '=3' of 'lucky': expected key=value, as in 'lucky,key=value'"),
         ("lucky,luck=-1", "drafter 'lucky': luck must be at least 0, got -1"),
         ("lucky,luck=many", "drafter 'lucky' could not be made from 'lucky,luck=many'"),
     ],
