@@ -14,7 +14,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.errors import OptionError, sentence
+from specframe.errors import OptionError, sentence, shown
 from specframe.plan import Plan
 from specframe.sampling import PresencePenalty, Sampling
 
@@ -210,19 +210,19 @@ class Settings:
         asked = [name for name in NEEDS_TEMPERATURE if not idle(name, self.given.get(name))]
         if asked and self.greedy:
             raise OptionError(
-                f"{asked[0]}: expected a temperature above 0 with it, got {self.given[asked[0]]:g} where no token is drawn"
+                f"{asked[0]}: expected a temperature above 0 with it, got {shown(self.given[asked[0]])} where no token is drawn"
             )
         most = self.sampling.max_new_tokens or max_new_tokens
         if (self.sampling.min_new_tokens or 0) > most:
             raise OptionError(
-                f"min_new_tokens: expected at most the {most} of max_new_tokens, got {self.sampling.min_new_tokens}"
+                f"min_new_tokens: expected at most the {shown(most)} of max_new_tokens, got {shown(self.sampling.min_new_tokens)}"
             )
         for name, words in {
             "bad_words_ids": self.sampling.bad_words_ids or (),
             "suppress_tokens": (self.sampling.suppress_tokens or (),),
         }.items():
             if (largest := max((token for ids in words for token in ids), default=0)) >= vocabulary:
-                raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {largest}")
+                raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {shown(largest)}")
         return self
 
     def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:

@@ -305,7 +305,7 @@ class Pipeline:
     def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
         try:
             if settings.temperature:
-                self.require_sampling(f"temperature {settings.temperature:g}")
+                self.require_sampling(f"temperature {shown(settings.temperature)}")
             return settings.check(max_new_tokens, self._runner.vocabulary)
         except OptionError as fault:
             return fault

@@ -421,9 +421,22 @@ def require_ending(result: Result, words: tuple[str, ...], asked: Asked, wrong: 
     open_ones += (
         []
         if wrong
-        else [*words, "prompt", "argument", "option", "alias", "plugin", "model", "combination", "--dry-run", "--check"]
+        else [
+            *words,
+            "prompt",
+            "argument",
+            "option",
+            "alias",
+            "plugin",
+            "model",
+            "combination",
+            "--dry-run",
+            "--check",
+            "--resume",
+            "--quiet",
+        ]
     )
-    open_ones += [name for name, value in asked if RANGES[name](value) is None]
+    open_ones += [name for name, value in asked if RANGES[name](value) is not True]
     fuzzing.require_sentence(
         sentence, [one for name in open_ones for one in (name.lstrip("-"), ROLES.get(name, name))], given
     )

@@ -1,6 +1,7 @@
 """Sampling parameters: what they accept, what a sequence depends on, processors against one token at a time."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -226,3 +227,11 @@ def test_values_at_the_end_of_a_range_overflow_nothing(value: dict[str, float]) 
         [[1, 2]], 8, sampling=Sampling(presence_penalty=1e6) if "presence_penalty" in value else None
     )
     assert found.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("value", [{"top_k": 10**5000}, {"min_new_tokens": 10**5000}, {"suppress_tokens": [10**5000]}])
+def test_a_number_of_any_size_is_told(value: dict[str, Any]) -> None:
+    """A number that has more digits than Python prints is refused in a sentence, too."""
+    target = fakes.fake_target()
+    with pytest.raises(OptionError, match=f"^{next(iter(value))}: expected "):
+        Pipeline(target, fakes.fake_draft(target)).generate([[1, 2]], 8, sampling=Sampling(**value))
