@@ -15,8 +15,8 @@ import torch
 from contenders import held_out_prompts
 
 from specframe import Pipeline
-from specframe.sampling import Sampling
-from specframe.types import SequenceMetrics
+from specframe.contracts.requests import SequenceMetrics
+from specframe.text.sampling import Sampling
 
 RUNS = (("greedy", 0.0), *((rule, t) for t in (0.7, 1.0) for rule in ("rejection", "block", "gumbel", "typical")))
 

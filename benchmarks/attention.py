@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from specframe.attention import attend
-from specframe.attention.choice import HALF, WAYS
-from specframe.attention.flex import block_mask
-from specframe.attention.masks import masks
-from specframe.compiled import ints_and_sizes_left_open
-from specframe.models import pick_device, pick_dtype
-from specframe.types import Placement
+from specframe.contracts.cache import Placement
+from specframe.forward.attention import attend
+from specframe.forward.attention.choice import HALF, WAYS
+from specframe.forward.attention.flex import block_mask
+from specframe.forward.attention.masks import masks
+from specframe.forward.compiled import ints_and_sizes_left_open
+from specframe.models.loading import pick_device, pick_dtype
 
 SHAPES = (*((rows, 6, slots) for slots in (1024, 8192) for rows in (1, 8, 64)), (1, 4096, 8192), (8, 512, 8192))
 SMALL = ((1, 4, 256), (3, 4, 256), (2, 64, 256))

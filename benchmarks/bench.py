@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 from roofline import copy_bandwidth
 
-from specframe import models as loading
-from specframe.prompts import from_file
+from specframe.models import loading
+from specframe.text.prompts import from_file
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = {

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import specframe
 from specframe import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 
 Decoder = Callable[[list[list[int]], int], list[list[int]]]
 PLAIN, ASSISTED, DROP_IN = "transformers plain", "transformers assisted", "generate, drop-in"

@@ -11,7 +11,7 @@ from contenders import Models
 from transformers import PreTrainedModel
 
 from specframe import Pipeline
-from specframe.observers import RunReport
+from specframe.observe.counts import RunReport
 
 
 class ModelClock:

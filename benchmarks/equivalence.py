@@ -26,7 +26,7 @@ from grow import load_pair
 from rich.console import Console
 from rich.table import Table
 
-from specframe import models as loading
+from specframe.models import loading
 
 
 @click.command(help=__doc__.partition("\n")[0])

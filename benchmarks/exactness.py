@@ -9,8 +9,8 @@ import attrs
 import torch
 from contenders import Models
 
+from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
-from specframe.ties import Scales
 from specframe.verify import common_start
 
 LARGE = 2_000_000_000

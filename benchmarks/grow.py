@@ -38,10 +38,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from specframe import models
 from specframe.errors import ModelError, UnknownNameError
-from specframe.prompts import BUILT_IN
+from specframe.models import loading as models
 from specframe.reference import reference_decode
+from specframe.text.prompts import BUILT_IN
 
 WHISPER = 2.0**-40
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specframe.observers import RunReport, Watcher
-from specframe.types import RoundReport
+from specframe.contracts.drafts import RoundReport
+from specframe.observe.counts import RunReport
+from specframe.observe.watch import Watcher
 
 
 class Volume(Watcher):

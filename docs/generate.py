@@ -22,9 +22,8 @@ import click
 
 os.environ["SPECFRAME_PLUGINS"] = "std,tiny"  # the pages describe this repository, whatever else is installed
 
-from specframe import hookspecs
 from specframe.cli import BUILT_IN, cli
-from specframe.plugins import ROLES, discover
+from specframe.plugins.registry import ROLES, discover, hookspecs
 
 ROOT = Path(__file__).parent.parent
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
@@ -86,12 +85,13 @@ def hooks() -> str:
         text = inspect.getdoc(spec) or ""
         parts += [f"## {spec.__name__}", f"`{signature(spec)}`", bulleted(plain(text))]
         parts += [fenced(module, name) for module, name in REFERENCE.findall(text)]
-    parts += ["## What every role in a round has in common", fenced("specframe.protocols", "Strategy")]
+    parts += ["## What every role in a round has in common", fenced("specframe.contracts.roles", "Strategy")]
     parts += [
         "## What alignments and KV backends make",
-        *(fenced("specframe.protocols", n) for n in ("Layout", "KVStore")),
+        fenced("specframe.contracts.roles", "Layout"),
+        fenced("specframe.contracts.cache", "KVStore"),
     ]
-    return page("specframe/hookspecs.py and specframe/protocols.py", parts)
+    return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 
 
 def fenced(module: str, name: str) -> str:

@@ -3,7 +3,7 @@
 import torch
 
 import specframe
-from specframe.models import load_model, load_tokenizer
+from specframe.models.loading import load_model, load_tokenizer
 
 PROMPTS = ["import os\n", "def read_lines(path):\n", "class Stack:\n    def __init__(self):\n"]
 

@@ -1,8 +1,8 @@
 """An observer that prints every round: how long each row was, and how many draft tokens stood."""
 
 from specframe import Pipeline
-from specframe.observers import Watcher
-from specframe.types import RoundReport
+from specframe.contracts.drafts import RoundReport
+from specframe.observe.watch import Watcher
 
 
 class Printer(Watcher):

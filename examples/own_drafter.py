@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from specframe import Pipeline
-from specframe.run import Run
-from specframe.types import Batch, Draft
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
 
 
 class Lookup:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specframe.drop_in import assisted
     from specframe.errors import SpecframeError
-    from specframe.hookspecs import hookimpl
     from specframe.pipeline import Pipeline
-    from specframe.sampling import Sampling
+    from specframe.plugins.hookspecs import hookimpl
+    from specframe.text.sampling import Sampling
 
 __version__ = "0.1.0"
 __all__ = ["Pipeline", "Sampling", "SpecframeError", "assisted", "hookimpl"]
 
 _WHERE = {
     "Pipeline": "specframe.pipeline",
-    "Sampling": "specframe.sampling",
+    "Sampling": "specframe.text.sampling",
     "SpecframeError": "specframe.errors",
     "assisted": "specframe.drop_in",
-    "hookimpl": "specframe.hookspecs",
+    "hookimpl": "specframe.plugins.hookspecs",
 }
 """Where each name is, imported when it is first asked for: some bring torch with them, and a command starts at once."""
 

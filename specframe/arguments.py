@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
-import torch
-
-from specframe.contract import require_members
-from specframe.errors import ModelError, OptionError, UnknownNameError, shown
+from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.plugins.members import require_members
 from specframe.values import entries, number
 
 
@@ -48,28 +46,3 @@ def tokenizer(given: Any) -> Any:
             f"tokenizer: expected a loaded tokenizer, which can be called and decodes, got {shown(given)}"
         )
     return given
-
-
-def unwrapped(given: Any, role: str) -> Any:
-    """Return the transformers model inside what torch.compile or PEFT put around one; anything else as it is.
-
-    Adapters in a model's layers, such as LoRA's, go on working there.
-
-    Raises:
-        ModelError: what PEFT added is not in the model's layers but before its tokens.
-    """
-    if not isinstance(given, torch.nn.Module):
-        return given
-    wrapper: Any = given
-    if isinstance(inner := getattr(wrapper, "_orig_mod", None), torch.nn.Module):
-        return unwrapped(inner, role)
-    if not (hasattr(wrapper, "peft_config") and hasattr(wrapper, "get_base_model")):
-        return given
-    added = wrapper.active_peft_config
-    if added.is_prompt_learning:
-        kind = getattr(added.peft_type, "value", added.peft_type)
-        raise ModelError(
-            f"the {role} is a {type(wrapper).__name__} of type {kind}, with learned keys or embeddings before its tokens: expected "
-            "adapters in its layers, as LoRA has"
-        )
-    return unwrapped(wrapper.get_base_model(), role)

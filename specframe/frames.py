@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from specframe.slots import Cell
+from specframe.probes.slots import Cell
 
 KEPT, INPUT, ACCEPTED, REJECTED, CUT, STALE, PADDING, EMPTY = "kiarcspe"
 """What a slot holds: a token cached before; one fed as input; a draft token that stands; one that was rejected; one

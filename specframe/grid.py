@@ -81,10 +81,11 @@ def checked(cells: Iterable[Cell]) -> Grid:
 
 def check_cell(cell: Cell) -> None:
     """Compose one cell's strategies and look its models up, without loading them."""
-    from specframe import aliases, models
-    from specframe.compose import compose
-    from specframe.pairing import choose
-    from specframe.plugins import registry
+    from specframe.models import aliases
+    from specframe.models import loading as models
+    from specframe.models.pairs import choose
+    from specframe.plugins.compose import compose
+    from specframe.plugins.registry import registry
     from specframe.values import whole
 
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from specframe import models
-from specframe.pairing import choose
+from specframe.models import loading as models
+from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from specframe.contracts.roles import Observer
     from specframe.grid import Cell
-    from specframe.protocols import Observer
 
 
 class LoadedModels:

@@ -10,35 +10,39 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe import arguments, models
+from specframe import arguments
 from specframe.arguments import one_of, seconds
-from specframe.arrivals import checked_arrivals
-from specframe.attempts import rounds
-from specframe.attention.choice import ATTENTION
-from specframe.checks import Checks
-from specframe.compose import SAMPLING_RULE, Composition, compose
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Chunk, Request, Result
+from specframe.contracts.roles import Drafter, Observer
+from specframe.contracts.round import Sequence
+from specframe.engine.arrivals import checked_arrivals
+from specframe.engine.guard import guarded, installed_observers
+from specframe.engine.pool import Pool
+from specframe.engine.requests import Intake, Prompt, listed
+from specframe.engine.retry import rounds
 from specframe.errors import OptionError, SpecframeWarning, shown
-from specframe.evaluating import evaluating
-from specframe.generation import Settings, not_done, of_checkpoint
-from specframe.graphs import RECORDINGS
-from specframe.guard import guarded, installed_observers
-from specframe.intake import Intake, Prompt, listed
-from specframe.logprobs import Logprobs
-from specframe.observers import Counts, RunReport, Stopwatch, run_report
-from specframe.pairing import choose
-from specframe.plugins import registry
-from specframe.pool import Pool
-from specframe.protocols import Drafter, Observer
-from specframe.run import Run
-from specframe.runner import ModelRunner
-from specframe.sampling import Sampling
-from specframe.stopping import stop_strings
-from specframe.streaming import TextStream, text_before
-from specframe.trial import warn_of_unfit
-from specframe.types import Chunk, Request, Result, RoundReport, Sequence
+from specframe.forward.attention.choice import ATTENTION
+from specframe.forward.evaluating import evaluating
+from specframe.forward.graphs import RECORDINGS
+from specframe.forward.run import Run
+from specframe.forward.runner import ModelRunner
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.models.vocabulary import fitting_drafter
+from specframe.observe.counts import Counts, RunReport, run_report
+from specframe.observe.logprobs import Logprobs
+from specframe.observe.stopwatch import Stopwatch
+from specframe.observe.watch import Watch
+from specframe.plugins.compose import SAMPLING_RULE, Composition, compose
+from specframe.plugins.registry import registry
+from specframe.probes.invariants import Checks
+from specframe.text.generation import Settings, not_done, of_checkpoint
+from specframe.text.sampling import Sampling
+from specframe.text.stopping import stop_strings
+from specframe.text.streaming import TextStream, text_before
+from specframe.text.trial import warn_of_unfit
 from specframe.values import LARGEST_SEED, entries, flag, whole
-from specframe.vocabulary import fitting_drafter
-from specframe.watch import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,8 +61,8 @@ class Pipeline:
         drafter: a draft model (as ``target``), or a drafter's name with options (``name,key=value``), or an object; None or
             "none" for plain decoding. "auto": the model that drafts for ``target``.
         align, schedule, accept, verify, kv: strategies by name, ``name,key=value`` or as objects. ``schedule`` and ``kv``
-            None: what the alignment asks for. ``accept`` "auto": greedy, and :data:`specframe.compose.SAMPLING_RULE` for runs
-            in which a temperature is above 0.
+            None: what the alignment asks for. ``accept`` "auto": greedy, and
+            :data:`specframe.plugins.compose.SAMPLING_RULE` for runs in which a temperature is above 0.
         batch_size: rows decoded together.
         draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the policy
             ``goodput``, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same tokens again.
@@ -66,8 +70,8 @@ class Pipeline:
             adapters in its layers, or one that torch.compile returned, the transformers model inside is used.
         seed: of every random choice.
         tokenizer: for prompts given as text when the target is a loaded model.
-        observers: objects told about every round, see :class:`specframe.protocols.Observer`.
-        check: verify the invariants of :mod:`specframe.checks` all along; slow.
+        observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
+        check: verify the invariants of :mod:`specframe.probes.invariants` all along; slow.
         attention: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by blocks), "masked", or
             "auto": packed on CUDA where it fits, flex there where masks would be large, masked otherwise.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
@@ -114,9 +118,7 @@ class Pipeline:
         self._configured = one_of("generation_config", settings, ("auto", "none")) == "auto"
         self._length_auto = isinstance(draft_length, str) and draft_length == "auto"
         self._accept_auto = isinstance(accept, str) and accept == "auto"
-        target, drafting, draft_name = choose(
-            arguments.unwrapped(target, "target"), arguments.unwrapped(drafter, "draft")
-        )
+        target, drafting, draft_name = choose(models.unwrapped(target, "target"), models.unwrapped(drafter, "draft"))
         self.composition = compose(
             registry(),
             drafter=drafting,

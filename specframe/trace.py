@@ -13,8 +13,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from specframe.cached import CachedModel
-from specframe.compose import strategy
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import RoundReport, Verdict
+from specframe.contracts.requests import Request, Result
+from specframe.contracts.roles import Alignment
+from specframe.contracts.round import Batch
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
 from specframe.frames import (
     ACCEPTED,
     CUT,
@@ -29,14 +34,12 @@ from specframe.frames import (
     SchemeTrace,
     Score,
 )
-from specframe.observers import Watcher
+from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
-from specframe.protocols import Alignment
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.probes.slots import NOTHING, NotedAlignment, SlotBook
 from specframe.reference import reference_decode
-from specframe.run import Run
-from specframe.slots import NOTHING, NotedAlignment, SlotBook
-from specframe.types import Batch, Placement, Request, Result, RoundReport, Verdict
 from specframe.verify import encode
 
 

@@ -21,19 +21,19 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe import models
-from specframe.compose import strategy
+from specframe.engine.requests import Prompt, is_ids, tokenized
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.grid import Cell, Grid
-from specframe.intake import Prompt, is_ids, tokenized
 from specframe.loading import LoadedModels
-from specframe.noise import Stream, gumbel
-from specframe.pairing import choose
+from specframe.models import loading as models
+from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
-from specframe.sampling import Sampling
-from specframe.ties import Scales
+from specframe.text.noise import Stream, gumbel
+from specframe.text.sampling import Sampling
 
 Kind = Literal["tie", "bug"]
 
@@ -54,7 +54,7 @@ class Divergence:
     short: float
     """How far the lesser of the two tokens' logits is from the best; infinite where one of them is missing."""
     bound: float
-    """Largest distance that rounding explains at that place, see :mod:`specframe.ties`."""
+    """Largest distance that rounding explains at that place, see :mod:`specframe.probes.ties`."""
 
     @property
     def kind(self) -> Kind:

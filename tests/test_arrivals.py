@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specframe import observers
-from specframe.arrivals import HandClock, arrival_times, poisson
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Request
+from specframe.engine.arrivals import HandClock, arrival_times, poisson
+from specframe.engine.pool import Pool
 from specframe.errors import OptionError
-from specframe.observers import Watcher
-from specframe.pool import Pool
+from specframe.observe import stopwatch
+from specframe.observe.watch import Watcher
 from specframe.report.figures import percentiles
 from specframe.report.gauges import Waits
 from specframe.testing import harness
 from specframe.testing.fakes import always_right, fake_draft, fake_target
-from specframe.types import Request, RoundReport
 
 
 class Seconds(Watcher):
@@ -46,7 +47,7 @@ class Seconds(Watcher):
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """Replace the clock that runs are timed with."""
     clock = Seconds()
-    monkeypatch.setattr(observers, "time", clock)
+    monkeypatch.setattr(stopwatch, "time", clock)
     return clock
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from specframe import graphs
-from specframe.attention import choice, packed
 from specframe.errors import ModelError, UnknownNameError
-from specframe.probes import uneven
-from specframe.runner import ModelRunner
-from specframe.sampling import Sampling
+from specframe.forward import graphs
+from specframe.forward.attention import choice, packed
+from specframe.forward.probing import uneven
+from specframe.forward.runner import ModelRunner
 from specframe.testing import architectures, harness, zoo
+from specframe.text.sampling import Sampling
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 GROUPED = ("llama", "qwen3", "mistral", "gemma3", "gpt2")

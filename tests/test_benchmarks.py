@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specframe import models
+from specframe.models import loading as models
 from specframe.testing import zoo
 from specframe.testing.fakes import fake_draft, fake_target
 

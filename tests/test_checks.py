@@ -15,12 +15,14 @@ from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
 from specframe.grid import checked, expand
-from specframe.plugins import Register, offer, registry
-from specframe.protocols import KVStore
+from specframe.plugins.registry import Register, offer, registry
 from specframe.testing import fakes, harness, zoo
-from specframe.types import Batch, Draft, Placement, Request, Verdict
 from specframe.verify import verify
 
 
@@ -232,7 +234,7 @@ def test_checks_name_what_is_broken(name: str) -> None:
 @pytest.mark.parametrize("name", FIVE)
 def test_verify_finds_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify`` finds every one of the five without checks, and tells each from a tie."""
-    monkeypatch.setattr("specframe.models.stop_token_ids", lambda *_: stop_ids())
+    monkeypatch.setattr("specframe.models.loading.stop_token_ids", lambda *_: stop_ids())
     grid = checked(expand({"target": TARGET, "drafter": [DRAFT], "align": name, "batch_size": 3, "draft_length": 4}))
     (outcome,) = verify(grid, PROMPTS, 12)
     assert outcome.fault is None

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import specframe
 from specframe.cli import BUILT_IN, cli
 from specframe.cli.options import pipeline_options
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 
 HELP = """
 import sys

@@ -10,9 +10,9 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from specframe.aliases import HOME_VARIABLE
 from specframe.cli import BUILT_IN, cli
-from specframe.plugins import LIMIT_VARIABLE, registry
+from specframe.models.aliases import HOME_VARIABLE
+from specframe.plugins.registry import LIMIT_VARIABLE, registry
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.plugins import ROLES, registry
+from specframe.plugins.registry import ROLES, registry
 
 STRATEGIES = '''
 """A plugin of strategies."""

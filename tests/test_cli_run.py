@@ -22,11 +22,11 @@ import transformers
 from click.testing import CliRunner, Result
 
 import specframe
-from specframe import prompts
 from specframe.cli import cli
 from specframe.cli.display import FIGURES, Display
-from specframe.observers import RunReport
+from specframe.observe.counts import RunReport
 from specframe.testing import zoo
+from specframe.text import prompts
 
 TEST_AND_RUN = """
 import sys, pytest

@@ -14,11 +14,12 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from specframe import loading, models
+from specframe import loading
 from specframe.cli import cli
 from specframe.cli.dry_run import duration
 from specframe.errors import OptionError
 from specframe.grid import checked, expand
+from specframe.models import loading as models
 from specframe.report import compare as comparing
 from specframe.report import page
 from specframe.report.compare import Settings, compare, steps

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from specframe import compiled, runner
-from specframe.runner import ModelRunner
+from specframe.forward import compiled, runner
+from specframe.forward.runner import ModelRunner
 from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)

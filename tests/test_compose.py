@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from specframe.compose import Composition, compose, draft_length_policy, fitting_backends
 from specframe.errors import CompositionError, OptionError, UnknownNameError
-from specframe.plugins import registry
-from specframe.sampling import Sampling
+from specframe.plugins.compose import Composition, compose, draft_length_policy, fitting_backends
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
+from specframe.text.sampling import Sampling
 
 DEFAULTS = {
     "drafter": "none",

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from specframe.contract import PROTOCOLS, fault, members, require_members
 from specframe.errors import OptionError
-from specframe.observers import Watcher
-from specframe.plugins import OTHERS, ROLES, registry
+from specframe.observe.watch import Watcher
+from specframe.plugins.members import PROTOCOLS, fault, members, require_members
+from specframe.plugins.registry import OTHERS, ROLES, registry
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]
 

@@ -23,10 +23,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
-from specframe.generation import Settings
-from specframe.plugins import registry
-from specframe.sampling import Sampling
+from specframe.plugins.registry import registry
 from specframe.testing import zoo
+from specframe.text.generation import Settings
+from specframe.text.sampling import Sampling
 
 VOCABULARY, FIRST = 5, 3
 PROMPTS = ((1,), (2, 3, 4, 0), (0, 0))

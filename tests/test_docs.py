@@ -19,12 +19,13 @@ import attrs
 import click
 import pytest
 
-from specframe import hookspecs, plugins
 from specframe.cli import cli
 from specframe.cli.grids import ListOf
+from specframe.contracts.requests import SequenceMetrics
 from specframe.grid import split_list
-from specframe.observers import RunReport
-from specframe.types import SequenceMetrics
+from specframe.observe.counts import RunReport
+from specframe.plugins import hookspecs
+from specframe.plugins import registry as plugins
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

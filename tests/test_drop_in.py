@@ -26,8 +26,8 @@ from transformers import (
 )
 
 import specframe
-from specframe import models
 from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.models import loading as models
 from specframe.testing import generating, harness, zoo
 from specframe.testing.generating import NEW, PROMPTS, padded
 

@@ -9,8 +9,8 @@ import torch
 from transformers import TextIteratorStreamer, TextStreamer
 
 import specframe
-from specframe import models
 from specframe.errors import OptionError
+from specframe.models import loading as models
 from specframe.testing import generating, zoo
 from specframe.testing.generating import NEW, PROMPTS, padded
 

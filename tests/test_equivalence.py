@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.requests import Request
 from specframe.reference import reference_decode
 from specframe.testing import fakes, harness, zoo
-from specframe.types import Request
 
 LAYOUTS = (("ragged", "slab"), ("eqspec", "dynamic"), ("eqspec", "slab"), ("exspec", "dynamic"), ("exspec", "slab"))
 SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")

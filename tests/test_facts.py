@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specframe import facts
-from specframe.plugins import ROLES, registry
+from specframe.plugins import facts
+from specframe.plugins.registry import ROLES, registry
 
 LIGHT = [
     ["plugins"],

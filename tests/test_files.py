@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from specframe import models
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.files import ENDS, MARK, Output, claimed, made, put
+from specframe.models import loading as models
 from specframe.report import page as report_page
 from specframe.report.figures import Table
 from specframe.report.results import Folder

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from specframe.attention import attend, attending, choice, flex
-from specframe.attention.masks import masks
+from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
+from specframe.forward.attention import attend, attending, choice, flex
+from specframe.forward.attention.masks import masks
 from specframe.testing import harness, zoo
-from specframe.types import Placement
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]

@@ -281,7 +281,7 @@ def safe(given: dict[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no hub."""
-    monkeypatch.setattr("specframe.models._ask_hub", lambda name: OSError("no network"))
+    monkeypatch.setattr("specframe.models.loading._ask_hub", lambda name: OSError("no network"))
 
 
 def outside(table: dict[str, Takes], given: dict[str, Any]) -> list[str]:

@@ -14,8 +14,8 @@ import pytest
 import transformers
 from click.testing import CliRunner, Result
 
-from specframe import models
 from specframe.cli import BUILT_IN, cli
+from specframe.models import loading as models
 from specframe.testing import fuzzing, zoo
 from specframe.testing.fuzzing import TEXTS, Takes, number, whole, word
 

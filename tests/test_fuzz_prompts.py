@@ -18,9 +18,10 @@ import torch
 import transformers
 from click.testing import CliRunner, Result
 
-from specframe import files, models
+from specframe import files
 from specframe.cli import cli
 from specframe.files import Output
+from specframe.models import loading as models
 from specframe.reference import reference_decode
 from specframe.testing import fuzzing, zoo
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specframe import models
 from specframe.cli.grids import ListOf
 from specframe.cli.options import WholeNumber
 from specframe.errors import CompositionError, OptionError, SpecframeError, UnknownNameError
 from specframe.grid import Cell, checked, expand, split_list, varying
+from specframe.models import loading as models
 
 
 @pytest.fixture(autouse=True)

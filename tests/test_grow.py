@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from specframe import Pipeline, models
+from specframe import Pipeline
 from specframe.errors import ModelError, UnknownNameError
-from specframe.prompts import BUILT_IN
+from specframe.models import loading as models
 from specframe.reference import reference_decode
+from specframe.text.prompts import BUILT_IN
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

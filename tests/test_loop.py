@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from specframe import decode as decode_module
+from specframe.engine import loop as decode_module
 from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.testing import fakes, harness
 

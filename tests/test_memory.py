@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specframe.errors import ContractError, ModelError
-from specframe.sampling import Sampling
 from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
 DRAFT = zoo.good_draft(TARGET)

@@ -30,13 +30,15 @@ from transformers import (
     T5Config,
 )
 
-from specframe import aliases, assisted, models
+from specframe import assisted
 from specframe.errors import ModelError, OptionError, UnknownNameError
-from specframe.pairing import choose
-from specframe.plugins import Entry, ModelAlias, Registry
+from specframe.models import aliases
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
+from specframe.plugins.registry import Entry, ModelAlias, Registry
 from specframe.testing import architectures, harness, zoo
 from specframe.testing.generating import both, padded
-from specframe.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
 
 CPU = torch.device("cpu")
 SIZES = {

@@ -8,11 +8,12 @@ import attrs
 import pytest
 import torch
 
-from specframe import observers
-from specframe.observers import Counts, Stopwatch, Watcher, add, run_report
+from specframe.contracts.requests import SequenceMetrics
+from specframe.observe import stopwatch
+from specframe.observe.counts import Counts, add, run_report
+from specframe.observe.stopwatch import Stopwatch
+from specframe.observe.watch import Watch, Watcher
 from specframe.testing import fakes, harness
-from specframe.types import SequenceMetrics
-from specframe.watch import Watch
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -22,7 +23,7 @@ DRAFT = fakes.fake_draft(TARGET)
 def clock(monkeypatch):
     """Return a stopwatch and a function that lets time pass for it."""
     now = [0.0]
-    monkeypatch.setattr(observers.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
 
     def passes(seconds):
         now[0] += seconds

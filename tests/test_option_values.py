@@ -14,14 +14,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specframe import Pipeline, Sampling, hookimpl, models
-from specframe.attention.choice import ATTENTION
+from specframe import Pipeline, Sampling, hookimpl
 from specframe.cli import BUILT_IN, cli, kinds
 from specframe.cli.reproduce import PARTS
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
-from specframe.graphs import RECORDINGS
-from specframe.plugins import ROLES, Registry, offer, parse_specification, registry
+from specframe.forward.attention.choice import ATTENTION
+from specframe.forward.graphs import RECORDINGS
+from specframe.models import loading as models
+from specframe.plugins.registry import ROLES, Registry, offer, parse_specification, registry
 from specframe.report import reproduce
 from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specframe.plugins import registry
-from specframe.sampling import Sampling
-from specframe.seating import Moves
+from specframe.engine.rows import Moves
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
+from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import specframe
-from specframe.contract import PROTOCOLS, members
 from specframe.errors import SpecframeError
-from specframe.observers import Watcher
+from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
+from specframe.plugins.members import PROTOCOLS, members
 from specframe.testing import fakes, zoo
 
 TARGET = fakes.fake_target()

@@ -21,15 +21,16 @@ import torch
 from click.testing import CliRunner
 from transformers import Cache
 
-from specframe import guard
 from specframe.cli import cli, watchdog
-from specframe.compose import OPTIONS
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.engine import guard
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
-from specframe.hookspecs import hookimpl
-from specframe.observers import Watcher
-from specframe.plugins import OTHERS, ROLES, Registry, add_entry, offer, registry
+from specframe.observe.watch import Watcher
+from specframe.plugins.compose import OPTIONS
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import OTHERS, ROLES, Registry, add_entry, offer, registry
 from specframe.testing import conformance, fakes, harness
-from specframe.types import Batch, Draft, Verdict
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -107,15 +108,17 @@ MUST = r"\(\) must return "
 RAISED = r"\(\) raised "
 
 FAULTS = {
-    "drafter returns None": Fault("drafter", "propose", lambda *_: None, MUST + r"a specframe.types.Draft, got None"),
+    "drafter returns None": Fault(
+        "drafter", "propose", lambda *_: None, MUST + r"a specframe.contracts.drafts.Draft, got None"
+    ),
     "drafter returns a list": Fault(
-        "drafter", "propose", lambda *_: [[1]], MUST + r"a specframe.types.Draft, got \[\[1\]\]"
+        "drafter", "propose", lambda *_: [[1]], MUST + r"a specframe.contracts.drafts.Draft, got \[\[1\]\]"
     ),
     "drafter returns a bare tensor": Fault(
         "drafter",
         "propose",
         lambda draft, *_: draft.tokens_BK,
-        MUST + r"a specframe.types.Draft, got a tensor of shape",
+        MUST + r"a specframe.contracts.drafts.Draft, got a tensor of shape",
     ),
     "drafter returns a list in a draft": Fault(
         "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BK as a tensor, got \[\["
@@ -204,7 +207,7 @@ FAULTS = {
         "acceptance rule",
         "judge",
         lambda verdict, *_: (verdict.accepted_B, verdict.tokens_BT),
-        MUST + r"a specframe.types.Verdict, got \(tensor",
+        MUST + r"a specframe.contracts.drafts.Verdict, got \(tensor",
     ),
     "rule returns counts of another shape": Fault(
         "acceptance rule",
@@ -264,7 +267,7 @@ FAULTS = {
         "alignment", "layout", raises(ValueError("no room")), RAISED + r"ValueError: no room, at "
     ),
     "alignment commits nothing": Fault(
-        "alignment", "commit", lambda *_: None, MUST + r"a specframe.types.Verdict, got None"
+        "alignment", "commit", lambda *_: None, MUST + r"a specframe.contracts.drafts.Verdict, got None"
     ),
     "alignment commits too much": Fault(
         "alignment",

@@ -10,18 +10,20 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from specframe import aliases, hookspecs, scaffold
 from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, UnknownNameError
-from specframe.hookspecs import hookimpl
-from specframe.pairing import choose
-from specframe.plugins import (
+from specframe.models import aliases
+from specframe.models.pairs import choose
+from specframe.plugins import scaffold
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import (
     LIMIT_VARIABLE,
     OTHERS,
     ROLES,
     ModelAlias,
     Registry,
     discover,
+    hookspecs,
     offer,
     parse_specification,
     registry,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.pool import Pool
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.requests import Request
+from specframe.engine.pool import Pool
 from specframe.testing.harness import open_pool, requests
-from specframe.types import Draft, Request, Verdict
 
 
 def gain(pool, batch, rows, accepted=None):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from specframe import prompts
 from specframe.errors import OptionError, PromptError, SpecframeWarning
-from specframe.prompts import Prompt, from_file
-from specframe.prompts.entries import from_entry, load
+from specframe.text import prompts
+from specframe.text.prompts import Prompt, from_file
+from specframe.text.prompts.entries import from_entry, load
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "Because."}]
@@ -438,7 +438,7 @@ def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRec
 
 def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
-    from specframe.prompts.files import READERS
+    from specframe.text.prompts.files import READERS
 
     page = (Path(prompts.__file__).parents[2] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, ".parquet", *prompts.KEYS])

@@ -10,9 +10,9 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from specframe import models
 from specframe.cli import cli
 from specframe.loading import LoadedModels
+from specframe.models import loading as models
 from specframe.report import published, reproduction
 from specframe.report.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
 from specframe.report.results import RESULTS

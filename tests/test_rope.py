@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe import assisted
+from specframe.contracts.requests import Request
 from specframe.errors import SpecframeWarning
 from specframe.grid import checked, expand
 from specframe.reference import reference_decode
 from specframe.testing import architectures, harness, zoo
-from specframe.types import Request
 from specframe.verify import verify
 
 BOUNDARY = 24

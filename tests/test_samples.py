@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from specframe import Sampling
-from specframe.pool import Pool
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.requests import Request
+from specframe.engine.pool import Pool
 from specframe.testing import fakes, harness, zoo
-from specframe.types import Draft, Request, Verdict
 
 TARGET = fakes.fake_target(context=128)
 DRAFT = fakes.fake_draft(TARGET)

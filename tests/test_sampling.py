@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline
-from specframe.compose import SAMPLING_RULE
 from specframe.errors import OptionError, UnknownNameError
-from specframe.noise import Stream, gumbel, uniform
-from specframe.sampling import Sampling
+from specframe.plugins.compose import SAMPLING_RULE
 from specframe.testing import fakes
+from specframe.text.noise import Stream, gumbel, uniform
+from specframe.text.sampling import Sampling
 
 VOCABULARY = 5
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.compose import OPTIONS
 from specframe.errors import OptionError, UnknownNameError
-from specframe.plugins import ROLES, registry
-from specframe.scaffold import write
-from specframe.templates import TEMPLATES
+from specframe.plugins.compose import OPTIONS
+from specframe.plugins.registry import ROLES, registry
+from specframe.plugins.scaffold import write
+from specframe.plugins.templates import TEMPLATES
 from specframe.testing import fakes, harness
 
 pytest_plugins = ["pytester"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.seating import Moves, Seating
-from specframe.types import Request, Sequence
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence
+from specframe.engine.rows import Moves, Seating
 
 ROWS = 6
 

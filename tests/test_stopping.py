@@ -10,13 +10,14 @@ import torch
 from transformers import StoppingCriteria
 
 from specframe import Sampling
-from specframe.arrivals import HandClock
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.requests import Request
+from specframe.engine.arrivals import HandClock
+from specframe.engine.pool import Pool
 from specframe.errors import ModelError
-from specframe.models import load_tokenizer
-from specframe.pool import Pool
-from specframe.stopping import Criteria, StopStrings, first_complete
+from specframe.models.loading import load_tokenizer
 from specframe.testing import fakes, harness
-from specframe.types import Draft, Request, Verdict
+from specframe.text.stopping import Criteria, StopStrings, first_complete
 
 VOCABULARY, NEW = 509, 24
 ALIGNMENTS = [

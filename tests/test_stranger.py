@@ -33,7 +33,8 @@ MODULE = '''
 import torch
 
 from specframe import hookimpl
-from specframe.types import Draft, Placement
+from specframe.contracts.drafts import Draft
+from specframe.contracts.cache import Placement
 
 
 class Stutter:
@@ -106,7 +107,7 @@ from transformers import PreTrainedTokenizerFast
 torch.set_num_threads(1)
 from specframe.cli import cli
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.testing import zoo
 
@@ -173,7 +174,7 @@ def test_a_stranger_not_asked_for_is_not_loaded(site, tmp_path):
     environment = os.environ | {"PYTHONPATH": path, "SPECFRAME_PLUGINS": "std"}
     code = """
 import sys
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 print(registry().names("alignment"), "stranger" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

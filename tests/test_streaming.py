@@ -11,10 +11,10 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from specframe import Sampling
 from specframe.errors import OptionError
-from specframe.models import load_tokenizer
-from specframe.stopping import UNFINISHED, StopStrings
-from specframe.streaming import TextStream
+from specframe.models.loading import load_tokenizer
 from specframe.testing import fakes, harness
+from specframe.text.stopping import UNFINISHED, StopStrings
+from specframe.text.streaming import TextStream
 
 TOKENIZER = load_tokenizer("tiny")
 TARGET = fakes.fake_target(len(TOKENIZER))

@@ -13,10 +13,10 @@ import pytest
 
 import specframe
 from specframe.cli import cli
-from specframe.observers import RunReport
-from specframe.plugins import OTHERS, ROLES
-from specframe.sampling import Sampling
-from specframe.types import Chunk, Request, Result, SequenceMetrics
+from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
+from specframe.observe.counts import RunReport
+from specframe.plugins.registry import OTHERS, ROLES
+from specframe.text.sampling import Sampling
 
 PIPELINE = {
     "target": None,

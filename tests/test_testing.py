@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from specframe.compose import strategy
-from specframe.plugins import registry
-from specframe.seating import Seating
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.engine.rows import Seating
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
 from specframe.testing import conformance, fakes, harness, zoo
-from specframe.types import Draft, Verdict
 
 pytest_plugins = ["pytester"]
 

@@ -17,13 +17,13 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from specframe.cli import cli
-from specframe.compose import fitting_backends, strategy
 from specframe.errors import OptionError
 from specframe.frames import ACCEPTED, CUT, EMPTY, INPUT, KEPT, PADDING, REJECTED, STALE, Frame, Lane, SchemeTrace
-from specframe.plugins import registry
+from specframe.plugins.compose import fitting_backends, strategy
+from specframe.plugins.registry import registry
+from specframe.probes.slots import NOTHING
 from specframe.report.trace_captions import Captions, bytes_text, listed
 from specframe.report.trace_page import page_data, render, token_text, totals
-from specframe.slots import NOTHING
 from specframe.testing import fakes, harness, zoo
 from specframe.trace import Trace, record, summed
 

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
 from specframe.testing import fakes
-from specframe.trial import noted, twin_of, unfit
+from specframe.text.trial import noted, twin_of, unfit
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
 

@@ -9,9 +9,9 @@ import torch
 from transformers import LogitsProcessor
 
 from specframe import Pipeline, Sampling
-from specframe.sampling import undecided
+from specframe.contracts.drafts import Verdict
 from specframe.testing import harness, zoo
-from specframe.types import Verdict
+from specframe.text.sampling import undecided
 
 TARGET = zoo.build("llama", eos_token_id=None)
 DRAFT = zoo.good_draft(TARGET)

@@ -18,10 +18,10 @@ from specframe.errors import OptionError
 from specframe.grid import checked, expand
 from specframe.loading import LoadedModels
 from specframe.pipeline import Pipeline
+from specframe.probes.ties import Scales, tie_bound
 from specframe.reference import reference_decode
-from specframe.sampling import Sampling
 from specframe.testing import fakes, harness, zoo
-from specframe.ties import Scales, tie_bound
+from specframe.text.sampling import Sampling
 from specframe.verify import Agreement, Divergence, Reference, Verification, common_start, verify
 
 PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)
@@ -307,7 +307,7 @@ def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path
     """As many decodings as it says are made when it is run: by the references, plainly, and by every combination."""
     asked = ["--align", "ragged,eqspec", "--batch-size", "1,2", "--temperature", str(temperature), "ab", "c"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("specframe.models.load_model", lambda *_: pytest.fail("a model was loaded"))
+        patched.setattr("specframe.models.loading.load_model", lambda *_: pytest.fail("a model was loaded"))
         result = invoke(*saved, *asked, "--dry-run", "--output", str(tmp_path / "out.jsonl"))
     assert result.exit_code == 0, result.output
     assert not list(tmp_path.iterdir())

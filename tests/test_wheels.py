@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from specframe import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 
 
 def test_every_distribution_is_installed_and_loads():

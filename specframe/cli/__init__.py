@@ -26,7 +26,7 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 
 BUILT_IN = {
     "run": "specframe.cli.run:run",

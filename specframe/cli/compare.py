@@ -81,7 +81,7 @@ def compare(
     check_names(options)
     refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
     require_matplotlib()
-    from specframe.arrivals import arrival_times
+    from specframe.engine.arrivals import arrival_times
     from specframe.grid import checked, expand
     from specframe.report.compare import Settings, able_to_sample
     from specframe.report.page import PAGE

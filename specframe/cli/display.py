@@ -13,9 +13,11 @@ from rich.text import Text
 
 from specframe.cli.results import Record
 from specframe.cli.tables import show_table
-from specframe.observers import RunReport, Watcher
-from specframe.prompts import Prompt
-from specframe.types import Chunk, RoundReport
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Chunk
+from specframe.observe.counts import RunReport
+from specframe.observe.watch import Watcher
+from specframe.text.prompts import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.manner import Manner

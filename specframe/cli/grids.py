@@ -12,7 +12,7 @@ from specframe.cli.kinds import ListOf, Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.prompts import Given, Prompt
+from specframe.text.prompts import Given, Prompt
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
@@ -59,7 +59,7 @@ TEMPERATURE = click.option(
 
 def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
     """Return a grid's options; with a temperature its rule "auto" is the one whose ids can be compared."""
-    from specframe.sampling import Sampling
+    from specframe.text.sampling import Sampling
     from specframe.verify import SAMPLING_RULE
 
     if Sampling(temperature=temperature).greedy:
@@ -82,7 +82,7 @@ def name_parameters(prompts: list[Prompt]) -> None:
     """Warn of parameters of single prompts, which a grid passes over: it decodes all of them alike."""
     if not any(prompt.parameters for prompt in prompts):
         return
-    from specframe.sampling import Sampling
+    from specframe.text.sampling import Sampling
 
     found = {key: prompt.place for prompt in reversed(prompts) for key in prompt.parameters}
     if ignored := [name for name in Sampling.parameters() if name in found]:

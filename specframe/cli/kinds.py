@@ -172,13 +172,13 @@ class Strategy(Text):
 
     def known(self) -> Iterable[str]:
         """Return the names registered, and the words that stand for a choice among them."""
-        from specframe.plugins import registry
+        from specframe.plugins.registry import registry
 
         return (*self.also, *registry().names(self.role))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; raise :class:`OptionError` when no strategy has the name, or a key is given twice."""
-        from specframe.plugins import parse_specification, registry
+        from specframe.plugins.registry import parse_specification, registry
 
         text = super().convert(value, param, ctx)
         try:
@@ -219,8 +219,8 @@ class Model(Text):
 
     def known(self) -> Iterable[str]:
         """Return the aliases, and the names of drafters."""
-        from specframe.aliases import user_aliases
-        from specframe.plugins import registry
+        from specframe.models.aliases import user_aliases
+        from specframe.plugins.registry import registry
 
         drafters = ["auto", *registry().names("drafter")] if self.drafters else []
         return [*drafters, *sorted({*registry().models, *user_aliases()})]
@@ -238,7 +238,7 @@ class Arrivals(Text):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; raise :class:`OptionError` when it is neither a rate nor a file of numbers."""
-        from specframe.arrivals import check
+        from specframe.engine.arrivals import check
 
         text = super().convert(value, param, ctx)
         try:

@@ -21,7 +21,7 @@ def models(ctx: click.Context) -> None:
 @models.command("list")
 def list_() -> None:
     """List every alias: where it points, what it drafts for, and whether it is on disk."""
-    from specframe.aliases import known_aliases
+    from specframe.models.aliases import known_aliases
 
     rows = [(row.alias, row.state, row.target or "", row.distribution, row.location) for row in known_aliases()]
     show_table(("alias", "state", "drafts for", "offered by", "location"), rows)
@@ -32,7 +32,7 @@ def list_() -> None:
 @click.argument("path")
 def add(alias: str, path: str) -> None:
     """Name the model in directory PATH; the name then works for --target and --drafter."""
-    from specframe.aliases import add_alias, resolve
+    from specframe.models.aliases import add_alias, resolve
 
     add_alias(alias, path)
     click.echo(f"{alias} is {resolve(alias)}")
@@ -42,7 +42,7 @@ def add(alias: str, path: str) -> None:
 @click.argument("alias")
 def remove(alias: str) -> None:
     """Forget a name of your own; the model itself stays where it is."""
-    from specframe.aliases import remove_alias
+    from specframe.models.aliases import remove_alias
 
     click.echo(f"{alias} no longer stands for {remove_alias(alias)}")
 
@@ -51,8 +51,8 @@ def remove(alias: str) -> None:
 @click.argument("name")
 def show(name: str) -> None:
     """Show where a model is, what pairs with it, and its shape if it is on disk."""
-    from specframe.aliases import known_aliases, resolve
-    from specframe.ondisk import require_model_folder
+    from specframe.models.aliases import known_aliases, resolve
+    from specframe.models.local import require_model_folder
 
     location, known = resolve(name), known_aliases()
     require_model_folder(f"model {name!r}", location)
@@ -76,7 +76,7 @@ FIGURES = {
 
 def shape(location: str) -> dict[str, str]:
     """Return what a model's config.json says of its size; nothing when it is not on disk or cannot be read."""
-    from specframe.ondisk import CONFIG, on_disk
+    from specframe.models.local import CONFIG, on_disk
 
     try:
         config = json.loads(((on_disk(location) or Path(location)) / CONFIG[0]).read_text(encoding="utf-8"))

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from specframe.compose import OPTIONS, check_fit, is_number
 from specframe.errors import CompositionError
-from specframe.pairing import check_location, choose
-from specframe.plugins import Registry, check_options, parse_specification, registry
+from specframe.models.pairs import check_location, choose
+from specframe.plugins.compose import OPTIONS, check_fit, is_number
+from specframe.plugins.registry import Registry, check_options, parse_specification, registry
 
 LEFT_OPEN = (None, "auto")
 """Values that name no strategy: it is chosen by the others."""

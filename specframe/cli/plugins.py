@@ -10,9 +10,9 @@ import click
 from specframe.cli.kinds import OneOf
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
-from specframe.facts import REQUIRED, Facts
-from specframe.plugins import Entry, registry
-from specframe.templates import TEMPLATES
+from specframe.plugins.facts import REQUIRED, Facts
+from specframe.plugins.registry import Entry, registry
+from specframe.plugins.templates import TEMPLATES
 
 
 @click.group(invoke_without_command=True)
@@ -69,7 +69,7 @@ def matrix() -> None:
 )
 def new(name: str, role: str) -> None:
     """Write a package folder NAME with a working strategy of a role, its hook, its tests."""
-    from specframe import scaffold
+    from specframe.plugins import scaffold
 
     folder = scaffold.write(name, role)
     option = TEMPLATES[role].option

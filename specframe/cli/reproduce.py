@@ -16,7 +16,7 @@ from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, refuse_idle, whole, with_options
 from specframe.errors import OptionError
 from specframe.files import claimed
-from specframe.prompts import BUILT_IN
+from specframe.text.prompts import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,9 +133,9 @@ def planning(
     **pair: Any,
 ) -> list[Part]:
     """Return the parts that the options describe, after checking what they name."""
-    from specframe.arrivals import arrival_times
+    from specframe.engine.arrivals import arrival_times
     from specframe.grid import checked
-    from specframe.pairing import choose
+    from specframe.models.pairs import choose
     from specframe.report.reproduce import bare, plan, spread_over
 
     if choose(pair["target"], pair["drafter"])[1] == "none":

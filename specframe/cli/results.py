@@ -12,10 +12,10 @@ import click
 
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
-from specframe.prompts import Prompt
+from specframe.text.prompts import Prompt
 
 if TYPE_CHECKING:
-    from specframe.types import Result
+    from specframe.contracts.requests import Result
 
 Record = dict[str, Any]
 START = b'{"index": '

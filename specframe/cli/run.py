@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe import prompts as prompt_sources
 from specframe.cli.endings import Screen
 from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.manner import Manner
@@ -22,13 +21,14 @@ from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
 from specframe.files import Output
-from specframe.prompts import Given, Prompt
+from specframe.text import prompts as prompt_sources
+from specframe.text.prompts import Given, Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
+    from specframe.contracts.requests import Result
     from specframe.pipeline import Pipeline
-    from specframe.sampling import Sampling
-    from specframe.types import Result
+    from specframe.text.sampling import Sampling
 
 
 @click.command()

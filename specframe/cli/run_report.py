@@ -11,9 +11,9 @@ from specframe.errors import OptionError
 from specframe.files import MARK
 
 if TYPE_CHECKING:
-    from specframe.observers import RunReport
+    from specframe.observe.counts import RunReport
     from specframe.pipeline import Pipeline
-    from specframe.sampling import Sampling
+    from specframe.text.sampling import Sampling
 
 Facts = dict[str, Any]
 
@@ -35,9 +35,9 @@ class Outcome:
 
 def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_new_tokens: int) -> Facts:
     """Return the names of what was combined, and whether the output is the target's own."""
-    from specframe.compose import SAMPLING_RULE, auto_length
-    from specframe.generation import inherited, told
-    from specframe.pairing import choose
+    from specframe.models.pairs import choose
+    from specframe.plugins.compose import SAMPLING_RULE, auto_length
+    from specframe.text.generation import inherited, told
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
     settings = [

@@ -13,11 +13,11 @@ import click
 from specframe.cli.kinds import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning
-from specframe.prompts import Prompt
+from specframe.text.prompts import Prompt
 from specframe.values import MOST_SAMPLES
 
 if TYPE_CHECKING:
-    from specframe.sampling import Sampling
+    from specframe.text.sampling import Sampling
 
 
 NEAR = 0.8
@@ -77,7 +77,7 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
     Raises:
         OptionError: a value of the command's is outside of what it accepts.
     """
-    from specframe.sampling import Sampling
+    from specframe.text.sampling import Sampling
 
     common = Sampling().with_parameters({name: value for name, value in given.items() if value is not None})
     prompts = list(prompts)

@@ -15,7 +15,7 @@ from specframe.cli.names import check_names
 from specframe.cli.options import PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
-from specframe.prompts import Given
+from specframe.text.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.frames import SchemeTrace
@@ -68,7 +68,7 @@ def trace(
 def traced_cells(options: dict[str, Any]) -> list[Cell]:
     """Return the combinations to trace; those whose strategies do not fit each other are named and left out."""
     from specframe.grid import checked, expand
-    from specframe.pairing import choose
+    from specframe.models.pairs import choose
 
     grid = checked(expand(options))
     tell_left_out(grid)
@@ -131,7 +131,7 @@ def recorded(
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
     """Return what the page says of the run."""
-    from specframe.pairing import choose
+    from specframe.models.pairs import choose
 
     target, strategy, draft_model = choose(cell["target"], cell["drafter"])
     model = loaded.target(cell)

@@ -18,7 +18,7 @@ from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.files import Output
-from specframe.prompts import Given
+from specframe.text.prompts import Given
 
 if TYPE_CHECKING:
     from specframe.grid import Cell

@@ -25,7 +25,7 @@ class Watchdog:
 
     def look(self) -> str | None:
         """Return a line on the call under way when it has taken long and was not told yet."""
-        guard = sys.modules.get("specframe.guard")  # torch comes with it: where nothing decodes there is none
+        guard = sys.modules.get("specframe.engine.guard")  # torch comes with it: where nothing decodes there is none
         now = guard.RUNNING.now if guard else None
         if guard is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
             return None

@@ -15,7 +15,7 @@ from specframe.drop_in.outputs import StepOutputs, output
 from specframe.drop_in.plain import decode_plainly, obstacles
 from specframe.drop_in.rows import requests_of
 from specframe.drop_in.streams import Sink, sink_of
-from specframe.evaluating import evaluating
+from specframe.forward.evaluating import evaluating
 from specframe.pipeline import Pipeline
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specframe.compose import compose
 from specframe.errors import OptionError, shown
 from specframe.pipeline import Pipeline, choose
-from specframe.plugins import registry
+from specframe.plugins.compose import compose
+from specframe.plugins.registry import registry
 
 
 def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Result
 from specframe.drop_in.call import Call
 from specframe.drop_in.reading import read, wanted
-from specframe.observers import Watcher
-from specframe.types import Result, RoundReport
+from specframe.observe.watch import Watcher
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import generation as hf
 
+from specframe.contracts.plan import Plan
+from specframe.contracts.requests import Request
 from specframe.drop_in.call import Call
 from specframe.pipeline import Pipeline
-from specframe.plan import Plan
-from specframe.stopping import Criteria
-from specframe.types import Request
+from specframe.text.stopping import Criteria
 
 
 def for_row(processor: Any, row: int, rows: int) -> Any:

@@ -11,10 +11,10 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
+from specframe.contracts.drafts import RoundReport
 from specframe.drop_in.call import Call
 from specframe.errors import OptionError
-from specframe.observers import Watcher
-from specframe.types import RoundReport
+from specframe.observe.watch import Watcher
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

@@ -16,19 +16,19 @@ import torch
 import transformers
 
 import specframe
-from specframe import models
-from specframe.compose import strategy
+from specframe.engine.requests import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.grid import Grid
-from specframe.intake import Prompt
 from specframe.loading import LoadedModels
-from specframe.observers import RunReport
+from specframe.models import loading as models
+from specframe.observe.counts import RunReport
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
 from specframe.report.gauges import Positions, Waits
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import Case, cases
-from specframe.sampling import Sampling
+from specframe.text.sampling import Sampling
 from specframe.verify import encode
 
 WARM_UP_TOKENS = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specframe.observers import Watcher
-from specframe.types import RoundReport
+from specframe.contracts.drafts import RoundReport
+from specframe.observe.watch import Watcher
 
 
 class Positions(Watcher):

@@ -17,17 +17,17 @@ import attrs
 import numpy as np
 import torch
 
-from specframe import models
+from specframe.engine.requests import Prompt
 from specframe.grid import Cell
-from specframe.intake import Prompt
 from specframe.loading import LoadedModels
-from specframe.pairing import choose
+from specframe.models import loading as models
+from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
-from specframe.prompts import BUILT_IN
 from specframe.report import compare as comparing
 from specframe.report.compare import Progress, Settings, Step
 from specframe.report.results import Comparison, Folder, Line
 from specframe.report.schemes import PLAIN, PLAIN_NAME, Case, explicit
+from specframe.text.prompts import BUILT_IN
 from specframe.verify import Reference, encode
 
 ASSISTED = "assisted"

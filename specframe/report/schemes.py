@@ -9,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from specframe import models
-from specframe.compose import auto_length, strategy
 from specframe.grid import Cell, varying
-from specframe.pairing import choose
+from specframe.models import loading as models
+from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.compose import auto_length, strategy
+from specframe.plugins.registry import registry
 from specframe.verify import SAMPLING_RULE
 
 PLAIN: Cell = {

@@ -21,8 +21,9 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from specframe.run import Run
-from specframe.types import Batch, Draft
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""

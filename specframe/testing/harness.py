@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.compose import strategy
-from specframe.observers import Watcher
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Request, Result
+from specframe.engine.pool import Pool
+from specframe.forward.run import Run
+from specframe.forward.runner import ModelRunner
+from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
-from specframe.pool import Pool
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
-from specframe.run import Run
-from specframe.runner import ModelRunner
-from specframe.types import Request, Result, RoundReport
-from specframe.watch import Watch
 
 Prompts = Sequence[Sequence[int]]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.hookspecs import hookimpl
-from specframe.plugins import Register, RegisterModels
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import Register, RegisterModels
 
 
 @hookimpl

@@ -10,11 +10,12 @@ from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
 from transformers import PreTrainedModel
 
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, OptionError
-from specframe.observers import Watcher
-from specframe.plugins import registry
+from specframe.observe.watch import Watcher
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
-from specframe.types import Request, RoundReport
 
 FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
 SCHEDULERS = ("fixed", "continuous", "same-length,window=6,patience=3")

@@ -8,12 +8,12 @@ import pytest
 from torch.nn.functional import one_hot
 
 from specframe import Pipeline
+from specframe.contracts.round import Batch
 from specframe.errors import OptionError
-from specframe.plugins import registry
-from specframe.sampling import Sampling
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import DrafterSuite
-from specframe.types import Batch
+from specframe.text.sampling import Sampling
 
 
 class TestPromptLookup(DrafterSuite):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from specframe.plugins import registry
+from specframe.plugins.registry import registry
 from specframe.testing.conformance import SchedulerSuite
 from specframe.testing.conformance.scheduler import simulate
 

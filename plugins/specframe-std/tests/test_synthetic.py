@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import pytest
 
+from specframe.contracts.drafts import RoundReport
 from specframe.errors import OptionError
-from specframe.observers import Watcher
-from specframe.plugins import registry
+from specframe.observe.watch import Watcher
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness
-from specframe.types import RoundReport
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts([5, 1, 9, 3] * 8, 61)

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe import Pipeline
-from specframe.aliases import resolve
 from specframe.errors import CompositionError, ModelError
-from specframe.sampling import Sampling
+from specframe.models.aliases import resolve
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import DrafterSuite
+from specframe.text.sampling import Sampling
 from specframe.trace import record
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specframe.hookspecs import hookimpl
-from specframe.plugins import RegisterModels
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import RegisterModels
 
 FOLDER = Path(__file__).parent
 

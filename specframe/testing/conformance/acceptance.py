@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from specframe.contracts.drafts import Draft, Verdict
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
-from specframe.types import Draft, Verdict
 
 VOCABULARY = 11
 

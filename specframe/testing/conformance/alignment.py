@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specframe.attention import choice
-from specframe.compose import fitting_backends
-from specframe.plugins import registry
+from specframe.forward.attention import choice
+from specframe.plugins.compose import fitting_backends
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 from specframe.testing.conformance.stops import StopSuite

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
-from specframe.compose import OPTIONS, strategy
-from specframe.guard import guard
+from specframe.contracts.requests import Request
+from specframe.engine.guard import guard
 from specframe.pipeline import Pipeline
-from specframe.plugins import registry
+from specframe.plugins.compose import OPTIONS, strategy
+from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness
-from specframe.types import Request
 
 
 class Suite:

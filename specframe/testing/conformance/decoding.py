@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
+from specframe.contracts.requests import Request
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance.base import pytest_generate_surroundings
 from specframe.testing.conformance.stops import Stopping
-from specframe.types import Request
 
 LENGTHS = (7, 1, 13, 2, 7)
 """Prompt lengths of the usual ragged batch: one token, equal ones, long ones."""

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedModel
 
+from specframe.contracts.requests import Request
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
-from specframe.types import Request
 
 
 class DrafterSuite(DecodingSuite):

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.plugins import registry
+from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence as LiveSequence
+from specframe.plugins.registry import registry
 from specframe.testing import harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
-from specframe.types import KVShape, Placement, Request
-from specframe.types import Sequence as LiveSequence
 
 SHAPES = [
     KVShape(2, 3, 4, torch.float32),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.round import Batch
 from specframe.pipeline import Pipeline
-from specframe.sampling import Sampling
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import RIGHT, DecodingSuite, fake_pair, usual_requests
-from specframe.types import Batch, RoundReport
+from specframe.text.sampling import Sampling
 
 
 class Recorder:

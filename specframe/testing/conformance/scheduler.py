@@ -10,10 +10,11 @@ import attrs
 import pytest
 import torch
 
-from specframe.pool import Pool
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.engine.pool import Pool
 from specframe.testing import harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
-from specframe.types import Batch, Draft, Verdict
 
 DRAFT_LENGTH = 4
 Gains = Callable[[int, int], int]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
-from specframe.stopping import Criteria, StopCheck, StopStrings
+from specframe.contracts.requests import Request, Result, StopCheck
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.base import Suite
-from specframe.types import Request, Result
+from specframe.text.stopping import Criteria, StopStrings
 
 BLOCK = 4
 """Draft tokens of a round. Place 0 of a continuation is the token the prompt's round gives; then come blocks of 5."""

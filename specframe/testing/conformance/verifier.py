@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from specframe.guard import called
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.engine.guard import called
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
-from specframe.types import Batch, Draft, Verdict
 
 
 class VerifierSuite(DecodingSuite):

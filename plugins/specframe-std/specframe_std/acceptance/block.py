@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specframe.noise import Stream, uniform
-from specframe.types import Batch, Draft, Verdict
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.text.noise import Stream, uniform
 from specframe_std.acceptance.rejection import Rejection, likelihoods, of_this_round, probabilities, residual, verdict
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from specframe.noise import Stream, gumbel
-from specframe.run import Run
-from specframe.types import Batch, Draft, Verdict
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
+from specframe.text.noise import Stream, gumbel
 
 
 class Gumbel:

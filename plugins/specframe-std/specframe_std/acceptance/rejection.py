@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.noise import Stream, gumbel, hashed, uniform
-from specframe.run import Run
-from specframe.types import Batch, Draft, Verdict
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
+from specframe.text.noise import Stream, gumbel, hashed, uniform
 
 
 class Rejection:

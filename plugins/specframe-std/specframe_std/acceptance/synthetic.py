@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
 from specframe.errors import OptionError
-from specframe.noise import Stream, uniform
-from specframe.run import Run
-from specframe.types import Batch, Draft, Verdict
+from specframe.forward.run import Run
+from specframe.text.noise import Stream, uniform
 from specframe.values import number, read
 from specframe_std.acceptance.greedy import Greedy
 

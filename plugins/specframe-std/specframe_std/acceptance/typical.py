@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specframe.types import Batch, Draft, Verdict
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
 from specframe.values import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, verdict
 

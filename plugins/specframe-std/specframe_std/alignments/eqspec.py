@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.protocols import KVStore
-from specframe.run import Run
-from specframe.seating import Seating
-from specframe.types import Batch, Draft, Placement, Verdict
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.engine.rows import Seating
+from specframe.forward.run import Run
 
 
 class EqSpec:

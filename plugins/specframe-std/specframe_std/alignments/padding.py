@@ -6,8 +6,9 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.protocols import KVStore
-from specframe.types import Batch, Draft, Placement, Verdict
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.published import choice
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.types import Batch, Draft, Verdict
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.engine.rows import Seating
 from specframe.errors import CompositionError
-from specframe.run import Run
-from specframe.runner import ModelRunner
-from specframe.sampling import shape, sharpen
-from specframe.seating import Seating
-from specframe.types import Batch, Draft
+from specframe.forward.run import Run
+from specframe.forward.runner import ModelRunner
+from specframe.text.sampling import shape, sharpen
 
 
 class ModelDrafter:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from specframe.run import Run
-from specframe.types import Batch, Draft
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
 
 
 class NoDrafter:

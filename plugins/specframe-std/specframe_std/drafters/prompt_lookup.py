@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.run import Run
-from specframe.types import Batch, Draft
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
 from specframe.values import whole
 
 NO_TOKEN = -1

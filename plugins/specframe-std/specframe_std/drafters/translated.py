@@ -14,11 +14,12 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.cached import CachedModel
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch, Sequence
 from specframe.errors import CompositionError
-from specframe.run import Run
-from specframe.runner import ModelRunner
-from specframe.types import Batch, Draft, Sequence
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
+from specframe.forward.runner import ModelRunner
 from specframe_std.alignments.ragged import RaggedLayout
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab

@@ -9,7 +9,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
 
-from specframe.types import KVShape, Placement, Sequence
+from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.round import Sequence
 
 
 class Dynamic:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import Cache
 
-from specframe.seating import Seating
-from specframe.types import KVShape, Placement, Sequence
+from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.round import Sequence
+from specframe.engine.rows import Seating
 
 
 class Slab:

@@ -7,7 +7,7 @@ from collections import deque
 import attrs
 import numpy as np
 
-from specframe.types import RoundReport
+from specframe.contracts.drafts import RoundReport
 
 STEP = 0.3
 """Before anything is measured: the share of a plain round's time that each draft token adds. A guess on the high side: a draft

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.types import Batch, RoundReport
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.round import Batch
 from specframe.values import whole
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.pool import Pool
-from specframe.types import Batch, Sequence
+from specframe.contracts.round import Batch, Sequence
+from specframe.engine.pool import Pool
 from specframe.values import whole
 
 

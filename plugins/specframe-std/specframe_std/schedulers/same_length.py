@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from specframe.pool import Pool
-from specframe.types import Batch, Sequence
+from specframe.contracts.round import Batch, Sequence
+from specframe.engine.pool import Pool
 from specframe.values import whole
 
 

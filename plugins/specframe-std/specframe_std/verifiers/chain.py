@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specframe.run import Run
-from specframe.types import Batch, Draft
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.forward.run import Run
 
 
 class ChainVerifier:

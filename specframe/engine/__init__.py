@@ -1,0 +1,1 @@
+"""The loop and what feeds it: requests, rows, rounds."""

@@ -1,0 +1,491 @@
+"""What strategies return, held against their contract, and what they raise, told with their name and their distribution's.
+
+:func:`guarded` puts an object around each strategy of a composition. It looks at types, shapes, dtypes and devices, which the
+host knows, in every round. Numbers are looked at where that costs no synchronisation: on a CPU, and where they come to the host
+anyway. What is at fault is told in one sentence; what the strategy raised is its cause. Built-in strategies are guarded alike.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Never
+
+import attrs
+import numpy as np
+import torch
+from transformers import Cache
+
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch
+from specframe.engine.pool import Pool
+from specframe.engine.retry import out_of_memory
+from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
+from specframe.forward.run import Run
+from specframe.plugins.compose import Composition, strategy
+from specframe.plugins.registry import Entry, Registry, registry
+
+
+@attrs.define
+class Running:
+    """The call of a strategy that is under way: whose, of which member, since when (seconds of ``time.monotonic``)."""
+
+    now: tuple[Guard, str, float] | None = None
+
+
+RUNNING = Running()
+"""The innermost call of this process, for whoever wants to tell where a run hangs."""
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether an error is to be seen as it is: a sentence already, a warning made an error, or memory that ran out."""
+    if isinstance(error, SpecframeError | Warning | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and out_of_memory(error)
+
+
+class Guard:
+    """A strategy whose calls are watched; it has all members of the strategy itself."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, inner: Any) -> None:
+        self.__wrapped__ = inner
+        self._vocabulary = 2**62
+        """Token ids are below it; unknown before a run starts."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def start(self, run: Run) -> None:
+        """Let the strategy prepare for a run."""
+        self._vocabulary = run.runner.vocabulary
+        self._call("start", run)
+
+    def _call(self, member: str, *arguments: Any) -> Any:
+        """Call a member of the strategy."""
+        return self._watched(member, getattr(self.__wrapped__, member), *arguments)
+
+    def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the strategy's; what it raises becomes a sentence."""
+        outer, RUNNING.now = RUNNING.now, (self, member, time.monotonic())
+        try:
+            return function(*arguments)
+        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
+            if passes(error):
+                raise
+            owner, member = store_of(error) or (self, member)
+            raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
+        finally:
+            RUNNING.now = outer
+
+    def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
+        """Call a member that is handed a batch, which it must not write to."""
+        before = versions(batch)
+        returned = self._call(member, batch, *arguments)
+        if versions(batch) != before:
+            self._fail(f"{member}() must not write to the batch, and it did")
+        return returned
+
+    def _fail(self, what: str) -> Never:
+        raise ContractError(f"{called(self.kind, self)}: {what}")
+
+    def _refuse(self, member: str, asked: str, returned: Any) -> Never:
+        self._fail(f"{member}() must return {asked}, got {returned}")
+
+    def _tensor(self, member: str, name: str, given: Any, shape: str, right: bool, like: torch.Tensor) -> None:
+        """Check one tensor: token ids or counts on the device of ``like``; ``right`` is whether its shape is the one in words."""
+        if not isinstance(given, torch.Tensor):
+            self._refuse(member, f"{name} as a tensor", got(given))
+        if given.dtype != torch.long:
+            self._refuse(member, f"{name} of whole numbers, torch.int64", given.dtype)
+        if not right:
+            self._refuse(member, f"{name} of shape {shape}", tuple(given.shape))
+        if given.device != like.device:
+            self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
+
+    def _floats(self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str) -> None:
+        """Check logits: floats whose first dimensions are ``shape``, and a last one for the vocabulary."""
+        if not isinstance(given, torch.Tensor):
+            self._refuse(member, f"{name} as a tensor", got(given))
+        if not given.is_floating_point():
+            self._refuse(member, f"{name} of floats", given.dtype)
+        if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
+            self._refuse(member, f"{name} of shape {letters} = ({', '.join(map(str, shape))}, V)", tuple(given.shape))
+
+    def _verdict(self, member: str, verdict: Any, batch: Batch, drafted: int, vocabulary: int) -> None:
+        """Check a verdict: its shapes now, its numbers as soon as they are on the host."""
+        if not isinstance(verdict, Verdict):
+            self._refuse(member, "a specframe.contracts.drafts.Verdict", got(verdict))
+        rows, width = len(batch), drafted + 1
+        accepted_B, tokens_BT, like = verdict.accepted_B, verdict.tokens_BT, batch.tokens_BS
+        right = getattr(accepted_B, "shape", None) == (rows,)
+        self._tensor(member, "accepted_B", accepted_B, f"(B,) = ({rows},)", right, like)
+        right = getattr(tokens_BT, "shape", None) == (rows, width)
+        self._tensor(member, "tokens_BT", tokens_BT, f"(B, K + 1) = ({rows}, {width})", right, like)
+
+        def check(accepted: np.ndarray, tokens: np.ndarray) -> None:
+            if accepted.min() < 0 or accepted.max() > drafted:
+                wrong = accepted[(accepted < 0) | (accepted > drafted)]
+                self._refuse(member, f"accepted_B from 0 to K = {drafted}", wrong[0])
+            standing = tokens[np.arange(width) <= accepted[:, None]]
+            if standing.min() < 0 or standing.max() >= vocabulary:
+                wrong = standing[(standing < 0) | (standing >= vocabulary)]
+                self._refuse(member, f"token ids from 0 to {vocabulary - 1} in tokens_BT", wrong[0])
+
+        verdict.once_on_host(check)
+
+
+class GuardedDrafter(Guard):
+    """A drafter, guarded."""
+
+    kind = "drafter"
+    _waits = False
+
+    def start(self, run: Run) -> None:
+        """Let the drafter prepare for a run. A run with checks may wait for the device, to look at ids there too."""
+        self._waits = hasattr(run, "checks")
+        super().start(run)
+
+    def propose(self, batch: Batch, draft_length: int) -> Draft:
+        """Return the drafter's draft after checking it."""
+        draft = self._with_batch("propose", batch, draft_length)
+        if not isinstance(draft, Draft):
+            self._refuse("propose", "a specframe.contracts.drafts.Draft", got(draft))
+        tokens_BK, rows = draft.tokens_BK, len(batch)
+        shape: tuple[int, ...] = getattr(tokens_BK, "shape", ())
+        right = len(shape) == 2 and shape[0] == rows and shape[1] <= draft_length
+        words = f"(B, K) = ({rows}, {draft_length} at most)" if draft_length else f"(B, K) = ({rows}, 0)"
+        self._tensor("propose", "tokens_BK", tokens_BK, words, right, batch.tokens_BS)
+        if draft.logits_BKV is not None:
+            self._floats("propose", "logits_BKV", draft.logits_BKV, tuple(tokens_BK.shape), "(B, K, V)")
+        if tokens_BK.numel() and (self._waits or tokens_BK.device.type == "cpu"):
+            least, most = map(int, tokens_BK.aminmax())
+            if least < 0 or most >= self._vocabulary:
+                asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BK"
+                self._refuse("propose", asked, least if least < 0 else most)
+        return draft
+
+
+class GuardedVerifier(Guard):
+    """A verifier, guarded."""
+
+    kind = "verifier"
+
+    def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
+        """Return the verifier's logits after checking them; those of a batch that leaves something to read are not looked at."""
+        logits_BTV = self._with_batch("score", batch, draft)
+        if batch.left:
+            return logits_BTV
+        self._floats("score", "logits", logits_BTV, (len(batch), draft.length + 1), "(B, K + 1, V)")
+        return logits_BTV
+
+
+class GuardedRule(Guard):
+    """An acceptance rule, guarded."""
+
+    kind = "acceptance rule"
+
+    def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the rule's choice after checking it."""
+        chosen_B = self._with_batch("choose", batch, offset, logits_BV)
+        rows = len(logits_BV)
+        right = getattr(chosen_B, "shape", None) == (rows,)
+        self._tensor("choose", "token ids", chosen_B, f"(B,) = ({rows},)", right, logits_BV)
+        return chosen_B
+
+    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+        """Return the rule's verdict after checking it."""
+        verdict = self._with_batch("judge", batch, draft, logits_BTV)
+        self._verdict("judge", verdict, batch, draft.length, logits_BTV.shape[-1])
+        return verdict
+
+
+class GuardedAlignment(Guard):
+    """An alignment, guarded, as its layouts are."""
+
+    kind = "alignment"
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
+        """Return the alignment's layout, guarded."""
+        layout = self._call("layout", store, rows, capacity)
+        if lacking := [name for name in ("arrange", "place", "keep") if not callable(getattr(layout, name, None))]:
+            asked = f"a layout with arrange, place and keep, {' and '.join(lacking)} among them"
+            self._refuse("layout", asked, got(layout))
+        return GuardedLayout(layout, self)
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        """Return the verdict that stands after checking it."""
+        stands = self._with_batch("commit", batch, draft, verdict)
+        if stands is not verdict:
+            self._verdict("commit", stands, batch, draft.length, self._vocabulary)
+        return stands
+
+
+class GuardedLayout:
+    """A layout whose calls are watched as those of its alignment."""
+
+    def __init__(self, inner: Any, alignment: Guard) -> None:
+        self.__wrapped__, self._alignment = inner, alignment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def arrange(self, batch: Batch) -> None:
+        """Let the layout follow the batch."""
+        self._alignment._watched("layout.arrange", self.__wrapped__.arrange, batch)
+
+    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+        """Return the layout's placement after checking it."""
+        placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, width, offset)
+        if not isinstance(placed, Placement):
+            self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", got(placed))
+        for name in ("positions_BT", "slots_BT", "order_BT"):
+            given = getattr(placed, name)
+            right = getattr(given, "shape", None) in ((len(batch.lengths_B), width), (1, width))
+            words = f"(B, T) = ({len(batch.lengths_B)}, {width})"
+            self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
+        return placed
+
+    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        """Let the layout forget."""
+        self._alignment._watched("layout.keep", self.__wrapped__.keep, batch, kept)
+
+
+class GuardedScheduler(Guard):
+    """A scheduler, guarded."""
+
+    kind = "scheduler"
+
+    def rows(self, batch_size: int) -> int:
+        """Return the number of rows after checking it."""
+        rows = self._call("rows", batch_size)
+        if type(rows) is not int or rows < 1:
+            self._refuse("rows", "a whole number of at least 1", got(rows))
+        return rows
+
+    def next_batch(self, pool: Pool) -> Batch | None:
+        """Return the scheduler's batch after checking that there is one as long as anything is unfinished."""
+        batch = self._call("next_batch", pool)
+        if batch is None and pool.unfinished:
+            self._refuse("next_batch", f"a batch while {pool.unfinished} sequences are unfinished", None)
+        if batch is not None and not (isinstance(batch, Batch) and len(batch)):
+            self._refuse("next_batch", "a batch that pool.batch() made, or None", got(batch))
+        return batch
+
+
+class GuardedBackend(Guard):
+    """A KV backend, guarded, as its stores are where they first hand out keys and values."""
+
+    kind = "KV backend"
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
+        """Return the backend's store after looking for its members."""
+        store: Any = self._call("open", shapes, rows, capacity, device)
+        members = ("arrange", "expect", "nbytes", "shift", "update")
+        fits = isinstance(store, Cache) and all(hasattr(store, name) for name in members)
+        if not fits:
+            self._refuse("open", f"a transformers.Cache with {', '.join(members)}", got(store))
+        STORES[store] = self
+        self._look_once(store)
+        return store
+
+    def _look_once(self, store: Any) -> None:
+        """Have the first keys and values that a store hands out looked at."""
+        update = store.update
+
+        def checked(keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **named: Any) -> Any:
+            del store.update
+            held = update(keys, values, layer, *more, **named)
+            if not (isinstance(held, tuple) and len(held) == 2):
+                self._refuse("store.update", "keys and values, two tensors", got(held))
+            for name, given, fed in (("keys", held[0], keys), ("values", held[1], values)):
+                rows, heads, _, size = fed.shape
+                shape = tuple(getattr(given, "shape", ()))
+                if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
+                    words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
+                    self._refuse("store.update", words, shape or got(given))
+            return held
+
+        store.update = checked
+
+
+STORES: weakref.WeakKeyDictionary[Any, GuardedBackend] = weakref.WeakKeyDictionary()
+"""The stores that are open, and whose they are."""
+
+
+class GuardedPolicy(Guard):
+    """A draft-length policy, guarded."""
+
+    kind = "draft-length policy"
+
+    def draft_length(self, batch: Batch) -> int:
+        """Return the policy's draft length after checking it."""
+        length = self._with_batch("draft_length", batch)
+        if type(length) is not int or not 0 <= length <= self.__wrapped__.maximum:
+            asked = f"a whole number from 0 to its maximum of {self.__wrapped__.maximum}"
+            self._refuse("draft_length", asked, got(length))
+        return length
+
+    def observe(self, report: RoundReport) -> None:
+        """Let the policy learn."""
+        self._call("observe", report)
+
+
+GUARDS: dict[str, type[Guard]] = {
+    one.kind: one
+    for one in (
+        GuardedDrafter,
+        GuardedVerifier,
+        GuardedRule,
+        GuardedAlignment,
+        GuardedScheduler,
+        GuardedBackend,
+        GuardedPolicy,
+    )
+}
+"""The guard of each role."""
+
+
+def guard(kind: str, strategy: Any) -> Any:
+    """Return a strategy with its guard around it; one that has it already is returned as it is."""
+    return strategy if isinstance(strategy, Guard) else GUARDS[kind](strategy)
+
+
+def guarded(use: Composition) -> Composition:
+    """Return the composition with a guard around each of its strategies."""
+    return Composition(
+        drafter=guard("drafter", use.drafter),
+        verifier=guard("verifier", use.verifier),
+        rule=guard("acceptance rule", use.rule),
+        alignment=guard("alignment", use.alignment),
+        scheduler=guard("scheduler", use.scheduler),
+        policy=guard("draft-length policy", use.policy),
+        kv=guard("KV backend", use.kv),
+    )
+
+
+class Tolerated:
+    """An observer that a plugin has for every run: when it raises, it is told nothing more, and the run goes on."""
+
+    def __init__(self, observer: Any, entry: Entry) -> None:
+        self._observer, self._entry = observer, entry
+
+    def _tell(self, member: str, *arguments: Any) -> None:
+        if (watching := self._observer) is None:
+            return
+        try:
+            getattr(watching, member)(*arguments)
+        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
+            self._observer = None
+            why = f"{member}() raised {told(error, watching)}"
+            warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
+
+    def enter(self, stage: str) -> None:
+        """Tell it that a stage begins."""
+        self._tell("enter", stage)
+
+    def leave(self, stage: str) -> None:
+        """Tell it that a stage ends."""
+        self._tell("leave", stage)
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Tell it of a forward pass."""
+        self._tell("forward", model, rows, tokens)
+
+    def round(self, report: RoundReport) -> None:
+        """Tell it of a round."""
+        self._tell("round", report)
+
+
+def installed_observers(known: Registry) -> list[Tolerated]:
+    """Return an observer of each kind that plugins offer; one that cannot be made is warned of and left out."""
+    made = []
+    for entry in known.of("observer"):
+        try:
+            made.append(Tolerated(strategy(known, "observer", entry.name), entry))
+        except SpecframeError as fault:
+            warnings.warn(f"{entry} is left out: {fault}", SpecframeWarning, stacklevel=2)
+    return made
+
+
+def versions(batch: Batch) -> tuple[int, ...]:
+    """Return how often each of a batch's tensors was written to, as torch counts it on the host."""
+    tensors = (batch.tokens_BS, batch.lengths_B, batch.streams_B)
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def called(kind: str, strategy: Any) -> str:
+    """Return what errors call a strategy: its role, and the name and distribution it is registered by where it is."""
+    made = type(unwrapped(strategy))
+    known = list(registry())
+    for entry in known:
+        if entry.kind == kind and entry.reference in (made, f"{made.__module__}:{made.__qualname__}"):
+            return str(entry)
+    owners = {entry.distribution for entry in known if package_of(module_of(entry)) == package_of(made.__module__)}
+    return f"{kind} {made.__qualname__}" + (f" of {owners.pop()}" if len(owners) == 1 else "")
+
+
+def got(value: Any) -> str:
+    """Return a value that is not what was asked for, in words on one line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return " ".join(shown(value).split())
+
+
+def unwrapped(strategy: Any) -> Any:
+    """Return a strategy without what was put around it."""
+    while (inner := getattr(strategy, "__wrapped__", None)) is not None:
+        strategy = inner
+    return strategy
+
+
+def package_of(module: str) -> str:
+    """Return a module's outermost package."""
+    return module.partition(".")[0]
+
+
+def module_of(entry: Entry) -> str:
+    """Return the module that an entry's factory is in."""
+    if isinstance(entry.reference, str):
+        return entry.reference.partition(":")[0]
+    return str(getattr(entry.reference, "__module__", ""))
+
+
+IDS_ON_CUDA = (
+    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
+)
+"""What is added to the device's own words."""
+
+
+def told(error: BaseException, strategy: Any) -> str:
+    """Return an error in words, with the innermost place in the strategy's package that it passed through."""
+    package, at = package_of(type(unwrapped(strategy)).__module__), ""
+    for step in steps(error):
+        if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
+            at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+    hint = IDS_ON_CUDA if "device-side assert" in str(error) else ""
+    return f"{type(error).__name__}: {sentence(error)}{at}{hint}"
+
+
+def steps(error: BaseException) -> Iterator[TracebackType]:
+    """Yield an error's traceback, outermost call first."""
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+def store_of(error: BaseException) -> tuple[Guard, str] | None:
+    """Return the KV backend's guard and the member when an error comes from one of its stores."""
+    for step in steps(error):
+        code, values = step.tb_frame.f_code, step.tb_frame.f_locals
+        owner = values.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, Cache) and owner in STORES:
+            return STORES[owner], f"store.{code.co_name}"
+    return None

@@ -1,0 +1,317 @@
+"""The life of sequences: waiting, live in a row, finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.requests import FinishReason, Request
+from specframe.contracts.round import Batch, Sequence
+from specframe.engine.arrivals import Clock, HandClock
+from specframe.engine.rows import Seating
+
+
+class Pool:
+    """Requests waiting for a row, the sequences that have one, and their tokens.
+
+    Tokens and lengths live on the device, one row per live sequence, with a host copy kept in step from the one transfer of
+    each round. A waiting request costs its token ids and nothing else.
+
+    Args:
+        requests: what to decode. One that has not arrived yet is not seen; those that arrive together keep their order.
+        rows: sequences that may be live at once.
+        capacity: places per row: the longest sequence, and the draft tokens beyond its end.
+        context: the target's longest sequence, in tokens.
+        clock: tells when requests arrive; without one, time passes only where there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        rows: int,
+        capacity: int,
+        context: int,
+        device: torch.device | str = "cpu",
+        clock: Clock | None = None,
+    ) -> None:
+        self._coming = deque(sorted(requests, key=lambda request: request.arrival))
+        self._waiting: deque[Request] = deque()
+        self._returned: deque[Sequence] = deque()
+        self._clock = clock or HandClock()
+        self.live: list[Sequence] = []
+        self.context, self._capacity, self._device = context, capacity, device
+        self._rounds = 0
+        self._furnish(rows)
+
+    @torch.inference_mode(False)  # an inference tensor would not count who writes to it
+    def _furnish(self, rows: int) -> None:
+        """Allocate what is kept per row."""
+        self.rows = rows
+        self._seating = Seating(rows, anywhere=True)
+        self._batch: list[Sequence] = []
+        self._tokens_RS = torch.zeros(rows, self._capacity, dtype=torch.long, device=self._device)
+        self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
+        self._tokens = np.zeros((rows, self._capacity), dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int64)
+        self._limits = np.zeros(rows, dtype=np.int64)
+        self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
+        self._starting: list[Sequence] = []
+
+    def put_back(self, rows: int) -> None:
+        """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
+
+        A round that was under way counts for nothing.
+        """
+        for sequence in self.live:
+            row = self._seating.row(sequence)
+            if row is not None:
+                sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+            sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
+            sequence.unread = 0
+        self._returned.extendleft(reversed(self.live))
+        self.live = []
+        self._furnish(rows)
+
+    @property
+    def unfinished(self) -> int:
+        """How many sequences are still to be decoded, arrived or not."""
+        return len(self.live) + len(self._returned) + len(self._waiting) + len(self._coming)
+
+    @property
+    def waiting(self) -> deque[Request]:
+        """Requests that have arrived and have no row yet. When there is nothing else to do, the next to arrive has."""
+        if self._coming:
+            self._let_in()
+        return self._waiting
+
+    def _let_in(self) -> None:
+        now, idle = self._clock.now, not (self.live or self._waiting or self._returned)
+        if idle and now < (following := self._coming[0].arrival):
+            self._clock.jump(following)
+            now = following
+        while self._coming and self._coming[0].arrival <= now:
+            self._waiting.append(self._coming.popleft())
+
+    def admit(self, count: int) -> list[Sequence]:
+        """Make up to ``count`` waiting requests live, as many as there are free rows.
+
+        Returns:
+            Those whose prompt has to be read: the next batch. The others start from the row of a sequence of the same prompt.
+        """
+        reading: list[Sequence] = []
+        waiting = self.waiting
+        for _ in range(min(count, len(self._returned) + len(waiting), self.rows - self._taken)):
+            sequence = self._returned.popleft() if self._returned else self._taken_up(waiting.popleft())
+            if sequence.donor:
+                sequence.donor.heirs += 1
+            else:
+                reading.append(sequence)
+            self.live.append(sequence)
+        return reading
+
+    def _taken_up(self, request: Request) -> Sequence:
+        limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
+        return Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
+
+    @property
+    def _taken(self) -> int:
+        """Rows of live sequences, seated already or not, and of finished ones that others still start from."""
+        donors = {id(sequence.donor): sequence.donor for sequence in self.live if sequence.donor}
+        return len(self.live) + sum(donor.finished and not donor.gone for donor in donors.values())
+
+    def _donor(self, request: Request) -> Sequence | None:
+        """Return a live sequence of the same prompt that reads or has read it."""
+        alike = (other for other in self.live if other.request.index == request.index and other.donor is None)
+        return next(alike, None) if request.sample else None
+
+    def length(self, sequence: Sequence) -> int:
+        """Return the number of tokens of a live sequence."""
+        row = self._seating.row(sequence)
+        return len(sequence.start_ids) if row is None else int(self._lengths[row])
+
+    def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
+        """Return these live sequences as a batch, seated in adjacent rows.
+
+        They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
+        None. Sequences that are left with something to read come back together. Where some are about to start from others'
+        rows, they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
+        """
+        new = [sequence for sequence in sequences if not sequence.prefilled]
+        starts = bool(new) and new[0].donor is not None
+        sequences = new if starts else sequences
+        joining = bool(new) or any(sequence.unread for sequence in sequences)
+        for sequence in sequences:
+            sequence.joining = joining
+        astray = not joining and self._seating.first > 0
+        if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
+            self._batch = self._seating.order(sequences)
+            moves = self._seating.arrange(self._batch)
+            moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
+            moves.apply_host(self._tokens, self._lengths, self._limits)
+            self._write_prompts(moves.fresh, moves.forked)
+            self._starting = [self._batch[row - self._seats.start] for row in moves.forked]
+        for sequence in self.live:
+            sequence.waited += 1
+        for sequence in self._batch:
+            sequence.waited = 0
+        seats = self._seats
+        unread = max(sequence.unread for sequence in self._batch)
+        left = 0 if piece is None else max(0, unread - piece)
+        for sequence in self._batch:
+            sequence.unread = min(sequence.unread, left)
+        return Batch(
+            self._batch,
+            self._tokens_RS[seats],
+            self._lengths_R[seats],
+            read_only(self._lengths[seats]),
+            read_only(self._limits[seats]),
+            self._streams_R[seats],
+            unread > 0,
+            unread,
+            left,
+            starts,
+        )
+
+    @property
+    def _seats(self) -> slice:
+        """The rows of the batch."""
+        return slice(self._seating.first, self._seating.first + len(self._batch))
+
+    def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
+        """Write the prompts of sequences that have just been seated, in empty rows or from others' rows."""
+        rows = fresh + forked
+        if not rows:
+            return
+        seated = [self._batch[row - self._seats.start] for row in rows]
+        for row, sequence in zip(rows, seated, strict=True):
+            ids = sequence.start_ids
+            self._tokens[row, : len(ids)] = ids
+            self._lengths[row] = len(ids)
+            self._limits[row] = sequence.limit
+            sequence.prefilled, sequence.unread = True, 0 if row in forked else len(ids)
+        device = self._tokens_RS.device
+        streams = torch.tensor([sequence.request.stream for sequence in seated])
+        self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
+        self._lengths_R[rows] = torch.from_numpy(self._lengths[rows]).to(device)
+        self._streams_R[rows] = streams.to(device)
+
+    def advance(
+        self,
+        batch: Batch,
+        draft: Draft,
+        verdict: Verdict,
+        logits_BTV: torch.Tensor | None = None,
+        scores_BTV: torch.Tensor | None = None,
+    ) -> RoundReport:
+        """Append what the verdict gives each row, cut at its stop, and let finished sequences go.
+
+        The logits and scores it was judged by are handed on to observers.
+        """
+        batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
+        batch.lengths_B.add_(verdict.accepted_B + 1)
+
+        accepted, tokens = verdict.host()
+        before = batch.lengths.copy()
+        room = batch.limits - before
+        gained = np.minimum(accepted + 1, room)
+        stops = self._stops(batch, tokens) & (np.arange(tokens.shape[1]) < gained[:, None])
+        until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
+        gained = np.minimum(gained, until_stop)
+        places = before[:, None] + np.arange(tokens.shape[1])
+        np.put_along_axis(self._tokens[self._seats], places, tokens, axis=1)
+        reasons = self._timed_out(batch)
+        reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
+        reasons |= cut_at_faults(verdict, gained)
+        reasons |= self._checked_stops(batch, gained)
+        reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
+        self._lengths[self._seats] += gained
+
+        drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus
+        standing = np.minimum(np.minimum(accepted, gained), drafted)
+        for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
+            if d:
+                sequence.metrics.count(d, a)
+        finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
+        if finished:
+            self.live = [sequence for sequence in self.live if not sequence.finished]
+        for sequence in self._starting:
+            assert sequence.donor is not None
+            sequence.donor.heirs -= 1
+        self._starting = []
+        self._rounds += 1
+        return RoundReport(
+            self._rounds,
+            batch.sequences,
+            batch.prefill,
+            draft,
+            verdict,
+            before,
+            standing,
+            gained,
+            finished,
+            logits_BTV,
+            scores_BTV,
+        )
+
+    def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
+        """Return the rows whose time is up: they end with what this round gave them."""
+        limits = [sequence.request.max_time for sequence in batch.sequences]
+        if all(limit is None for limit in limits):
+            return {}
+        now = self._clock.now
+        return {
+            row: "length"
+            for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
+            if limit is not None and now - sequence.taken_up >= limit
+        }
+
+    def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
+        """Return the rows that their own stop checks end, after cutting what they gained."""
+        reasons: dict[int, FinishReason] = {}
+        for row, sequence in enumerate(batch.sequences):
+            request = sequence.request
+            for check in request.stop_checks:
+                ids = self._tokens[self._seats][row, : batch.lengths[row] + gained[row]]
+                place = check.first(ids, len(request.prompt_ids), int(gained[row]))
+                if place is not None:
+                    gained[row] = place + 1
+                    reasons[row] = "stop"
+        return reasons
+
+    def _stops(self, batch: Batch, tokens: np.ndarray) -> np.ndarray:
+        """Return where a row's own stop ids occur in its tokens, (B, T)."""
+        stops = np.zeros(tokens.shape, dtype=bool)
+        kinds = {sequence.request.stop_token_ids for sequence in batch.sequences}
+        for ids in kinds:
+            if ids:
+                rows = [sequence.request.stop_token_ids == ids for sequence in batch.sequences]
+                stops |= np.isin(tokens, list(ids)) & np.array(rows)[:, None]
+        return stops
+
+    def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
+        sequence = batch.sequences[row]
+        sequence.finish_reason = reason
+        sequence.token_ids = self._tokens[self._seats][
+            row, len(sequence.request.prompt_ids) : batch.lengths[row]
+        ].tolist()
+        return sequence
+
+
+def read_only(view: np.ndarray) -> np.ndarray:
+    """Return a view that cannot be written to: a batch is for reading."""
+    view.flags.writeable = False
+    return view
+
+
+def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:
+    """Cut what rows gained before the first place at which no token could be chosen, and return the rows that end there."""
+    if (undecided := verdict.undecided) is None:
+        return {}
+    places = np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1])
+    rows = np.flatnonzero(places < gained)
+    gained[rows] = places[rows]
+    return dict.fromkeys(rows.tolist(), "error")

@@ -1,0 +1,116 @@
+"""Attention over a cache of grouped heads, registered with transformers' attention interface.
+
+Three ways, one result. *Masked* SDPA runs anywhere: the query heads that share a key head become further queries of that head, so
+keys and values are never copied, where transformers' own ``sdpa`` copies them once per query head whenever a mask is given. The
+other two take no mask tensor, and take its place: *packed* attention (:mod:`specframe.forward.attention.packed`) and *flex*
+attention (:mod:`specframe.forward.attention.flex`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from specframe.errors import ModelError
+
+NAME = "specframe"
+
+
+class Maskless(Protocol):
+    """What the tokens of one forward may see, without a mask tensor."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Return (B, T, H, D).
+
+        Args:
+            query: (B, H, T, D).
+            key, value: (B, G, S, D), G dividing H.
+            scaling: of the scores; None for 1 / sqrt(D).
+            window: keys a query sees, itself included; None for all.
+        """
+        ...
+
+
+class Watched:
+    """What takes a mask's place, and the sliding windows that layers ask it for, one after the other."""
+
+    def __init__(self, maskless: Maskless) -> None:
+        self._maskless = maskless
+        self.windows: list[int | None] = []
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Attend, after noting the window."""
+        self.windows.append(window)
+        return self._maskless.attend(query, key, value, scaling, window)
+
+
+_maskless: Maskless | None = None
+"""What takes the mask's place in the forward under way; None: it has a mask."""
+
+
+@contextlib.contextmanager
+def attending(config: Any, maskless: Maskless | None = None, name: str = NAME) -> Iterator[None]:
+    """Use :func:`attend`, or what is called ``name``, inside the block for a model set to ``sdpa``; others are left alone."""
+    global _maskless
+    chosen = config._attn_implementation
+    if chosen != "sdpa":
+        yield
+        return
+    config._attn_implementation, _maskless = name, maskless
+    try:
+        yield
+    finally:
+        config._attn_implementation, _maskless = chosen, None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
+
+    The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
+
+    Returns:
+        (B, T, H, D) and None, as transformers' attention functions do.
+
+    Raises:
+        ModelError: the scores have a bias and no mask to go with it.
+    """
+    biased = options.get("position_bias") is not None
+    if _maskless is not None:
+        if biased:
+            raise ModelError(
+                "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
+            )
+        return _maskless.attend(query, key, value, scaling, options.get("sliding_window")), None
+    if attention_mask is None or biased:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    rows, heads, length, size = query.shape
+    shared = heads // key.shape[1]
+    if shared > 1:
+        query = query.reshape(rows, key.shape[1], shared * length, size)
+        if attention_mask.shape[1] > 1:
+            attention_mask = attention_mask.reshape(rows, key.shape[1], shared * length, -1)
+        elif length > 1:  # a single query's mask row holds for all that share the head
+            attention_mask = attention_mask.repeat(1, 1, shared, 1)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,104 @@
+"""Flex attention: torch's FlexAttention, told from the order of queries and slots which blocks of slots hold anything to see.
+
+It takes any placement and any precision, and passes over what no query of a block may look at: slots after a row's end, or before
+a window. On CUDA it is one compiled kernel; elsewhere it is computed as it is written, scores and all, which shows that blocks
+are right and is not for speed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from specframe.contracts.cache import Placement
+
+BLOCK = 128
+"""Queries and slots of a block."""
+
+FAR = 2**62
+"""Later than any token."""
+
+
+class Blocks:
+    """What the tokens of one forward may see, by blocks of queries and slots."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+        if window not in self._masks:
+            self._masks[window] = block_mask(self._placement, window)
+        made = self._masks[window]
+        if query.device.type == "cuda":
+            shared = query.shape[1] != key.shape[1]
+            output = kernel()(query, key, value, block_mask=made, scale=scaling, enable_gqa=shared)
+        else:
+            output = as_written(query, key, value, made, scaling)
+        return output.transpose(1, 2).contiguous()
+
+
+@functools.cache
+def kernel() -> Any:
+    """Return FlexAttention, compiled when it is called."""
+    return torch.compile(flex_attention)
+
+
+def as_written(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, made: BlockMask, scaling: float | None
+) -> torch.Tensor:
+    """Return what the kernel is to compute, from all scores: those that are seen, within the blocks that it looks at."""
+    (rows, _heads, queries, _size), slots = query.shape, key.shape[2]
+    row_B, query_T, slot_S = (torch.arange(count, device=query.device) for count in (rows, queries, slots))
+    seen_BTS = made.mask_mod(row_B[:, None, None], row_B[:1], query_T[:, None], slot_S)
+    seen_BTS &= looked_at(made).repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)[:, :queries, :slots]
+    return F.scaled_dot_product_attention(query, key, value, seen_BTS[:, None], scale=scaling, enable_gqa=True)
+
+
+def looked_at(made: BlockMask) -> torch.Tensor:
+    """Return which blocks of slots each block of queries looks at, (B, Q, K)."""
+    indices_BQK = made.kv_indices[:, 0].long()
+    among_first_BQK = torch.arange(indices_BQK.shape[2], device=indices_BQK.device) < made.kv_num_blocks[:, 0, :, None]
+    return torch.zeros_like(among_first_BQK).scatter(2, indices_BQK, among_first_BQK)
+
+
+def block_mask(placement: Placement, window: int | None) -> BlockMask:
+    """Return which blocks of slots each block of queries has to look at, and how to tell what it may see there.
+
+    A query sees the slots whose order is above its floor and not above its own order. A block of slots is left out when its
+    last token is not above the least floor of a block of queries, or its first is after the last of them.
+    """
+    order_BT = placement.order_BT
+    rows, queries = order_BT.shape
+    key_order_BS = placement.key_order_BS.expand(rows, -1)
+    floor_BT = (torch.zeros_like(order_BT) if window is None else order_BT - window + 1).clamp(min=0) - 1
+
+    def seen(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        return (floor_BT[row, query] < key_order_BS[row, slot]) & (key_order_BS[row, slot] <= order_BT[row, query])
+
+    first_BK = _blocks(key_order_BS.masked_fill(key_order_BS < 0, FAR), FAR).amin(-1)
+    last_BK = _blocks(key_order_BS, -1).amax(-1)
+    looked_at_BQK = _blocks(floor_BT, FAR).amin(-1)[:, :, None] < last_BK[:, None]
+    looked_at_BQK &= first_BK[:, None] <= _blocks(order_BT, -1).amax(-1)[:, :, None]
+    counts_B1Q = looked_at_BQK.sum(-1, dtype=torch.int32)[:, None]
+    indices_B1QK = looked_at_BQK.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[:, None]
+    return BlockMask.from_kv_blocks(
+        counts_B1Q,
+        indices_B1QK,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=seen,
+        seq_lengths=(queries, key_order_BS.shape[1]),
+        compute_q_blocks=False,
+    )
+
+
+def _blocks(values_BN: torch.Tensor, padding: int) -> torch.Tensor:
+    """Return values in blocks, (B, N / BLOCK rounded up, BLOCK)."""
+    return F.pad(values_BN, (0, -values_BN.shape[1] % BLOCK), value=padding).unflatten(1, (-1, BLOCK))

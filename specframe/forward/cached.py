@@ -1,0 +1,132 @@
+"""A model with one KV cache, as drafter and verifier use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch
+from specframe.forward.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
+from specframe.forward.runner import ModelRunner
+from specframe.observe.watch import Watch
+
+
+class CachedModel:
+    """A model with one KV cache, fed through a layout.
+
+    Args:
+        attention: "auto", "packed", "flex" or "masked", see :mod:`specframe.forward.attention`.
+        record: makes recordings of forwards over a slab; None: none are made.
+        layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        store: KVStore,
+        layout: Layout,
+        watch: Watch,
+        attention: str = "masked",
+        record: Callable[..., Recording] | None = None,
+        layers: str = "eager",
+    ) -> None:
+        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self._attention, self._layers = attention, layers
+        runner.attention.check(attention)
+        self._forward: Forward = self._execute
+        self._chain: RecordedChain | None = None
+        if record is not None and (slots := getattr(store, "slots", None)) is not None:
+            pack = runner.attention.packs(attention)
+            self._forward = Recorded(self._execute, store.rows, slots, record, pack)  # type: ignore[attr-defined]
+            if getattr(layout, "static", False):
+                self._chain = RecordedChain(self._execute, layout, slots, record, pack)
+
+    def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
+        layers = self.runner.layers(self._layers)
+        return self.runner.forward(ids_BT, placement, self.store, keep, self._attention, layers)
+
+    @property
+    def _recordable(self) -> bool:
+        """Whether the batch is where recordings expect it."""
+        return getattr(self.store, "first", 0) == 0
+
+    def release(self) -> None:
+        """Let go of the cache and of what was recorded over it."""
+        del self.store, self.layout, self._forward, self._chain
+
+    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
+
+        Rows with fewer tokens than that are padded on the left, with any ids.
+
+        Returns:
+            (B, keep, V) logits.
+        """
+        placement = self.place(batch, ids_BT, offset)
+        self._watch.forward(self.runner.role, *ids_BT.shape)
+        forward = self._forward if self._recordable else self._execute
+        return forward(ids_BT, placement, keep)
+
+    def extend(
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
+    ) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
+
+        Args:
+            batch: the rows.
+            ids_BT: what is fed first.
+            count: tokens to choose; the last of them is not fed.
+            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``.
+            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
+
+        Returns:
+            (B, count) ids.
+        """
+        if pure and self._chain is not None:
+            self.follow(batch)
+            if self._recordable:
+                for width in (ids_BT.shape[1], *[1] * (count - 1)):
+                    self._watch.forward(self.runner.role, len(batch), width)
+                return self._chain(batch, ids_BT, count, choose)
+        return chain(lambda ids_BT, offset: self.feed(batch, ids_BT, offset), batch, ids_BT, count, choose)
+
+    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
+        """Return where the tokens about to be fed go, after moving whatever has to move for them."""
+        self.follow(batch)
+        return self.layout.place(batch, ids_BT.shape[1], offset)
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of this cache and its layout."""
+        with self._watch.stage("schedule"):
+            self.store.arrange(batch.sequences)
+        with self._watch.stage("align"):
+            self.layout.arrange(batch)
+
+    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> torch.Tensor | None:
+        """Feed the prompts, or the piece of them that the batch says, in chunks.
+
+        Args:
+            batch: rows of which nothing is cached but what comes before their last ``unread`` tokens.
+            left: tokens at the end of each row that are not fed, if the batch does not leave more.
+            unread: None: what the batch says.
+
+        Returns:
+            (B, 1, V) logits after the last token fed; None when there was nothing to feed.
+        """
+        ahead, logits = batch.unread if unread is None else unread, None
+        left = max(left, batch.left)
+        chunk = max(1, self.runner.attention.prefill_tokens(self._attention, batch.longest) // len(batch))
+        while ahead > left:
+            step = min(ahead - left, chunk)
+            ahead -= step
+            logits = self.feed(batch, batch.last_tokens(step, -ahead), -ahead)
+        return logits
+
+    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i."""
+        with self._watch.stage("align"):
+            self.layout.keep(batch, kept)

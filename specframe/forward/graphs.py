@@ -1,0 +1,283 @@
+"""Forwards recorded once per shape and replayed: a decoding round then costs the host one launch per model forward.
+
+A recording reads its inputs from buffers that never move and writes its output to one, so the shapes of a round are rounded up to
+buckets: rows to a power of two, attended slots to an eighth of their power of two. What pads a bucket writes to the spare slot that
+ends each row of a slab, where no query looks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch
+from specframe.errors import SpecframeWarning
+
+Forward = Callable[[torch.Tensor, Placement, int], torch.Tensor]
+"""(ids_BT, placement, keep) -> logits (B, keep, V)."""
+
+LONGEST = 32
+"""Tokens per row from which a forward reads prompts: those shapes hardly repeat, and are not recorded."""
+
+
+class Recording(Protocol):
+    """A function of no arguments, executed; :meth:`replay` executes it again on what its buffers hold now."""
+
+    output: torch.Tensor
+
+    def replay(self) -> None:
+        """Write the output anew."""
+
+
+class CudaRecording:
+    """A CUDA graph. All graphs share one memory pool, for no two run at once and outputs are copied."""
+
+    _pool: Any = None
+
+    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # libraries choose their kernels, and allocate what they need, before the recording
+                function()
+        current.wait_stream(aside)
+        if CudaRecording._pool is None:
+            CudaRecording._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=CudaRecording._pool):
+            self.output = function()
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self._graph.replay()
+
+
+class EagerRecording:
+    """The same contract without a graph, for devices that have none: shows that buffers and buckets are right."""
+
+    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+        self._function = function
+        self.output = function().clone()
+
+    def replay(self) -> None:
+        """Call the function again."""
+        self.output.copy_(self._function())
+
+
+@attrs.frozen(eq=False)
+class Buffers:
+    """The inputs of one recording: ids and placement of R rows, T tokens each, that attend to S slots."""
+
+    ids_RT: torch.Tensor
+    placement: Placement
+    spare: int
+
+    @classmethod
+    def of(cls, ids_BT: torch.Tensor, placement: Placement, rows: int, extent: int, spare: int) -> Buffers:
+        """Return buffers for a forward like this one in a larger bucket."""
+        device, width = ids_BT.device, ids_BT.shape[1]
+        keys = len(placement.key_order_BS) if len(placement.key_order_BS) == 1 else rows
+        used_R = None if placement.used_B is None else torch.zeros(rows, dtype=torch.int32, device=device)
+        ids_RT, positions_RT, slots_RT, order_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
+        key_order_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
+        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R), spare)
+
+    def fill(self, ids_BT: torch.Tensor, given: Placement) -> None:
+        """Write a forward's inputs; rows and slots beyond them are padding."""
+        mine, width = self.placement, ids_BT.shape[1]
+        pairs = (
+            (self.ids_RT, ids_BT, 0),
+            (mine.positions_BT, given.positions_BT, 0),
+            (mine.slots_BT, given.slots_BT, self.spare),
+            (mine.order_BT, given.order_BT, -1),
+            (mine.used_B, given.used_B, width),
+        )
+        rows = len(ids_BT)
+        for buffer, values, padding in pairs:
+            if buffer is not None and values is not None:
+                buffer[:rows].copy_(values)
+                if rows < len(buffer):
+                    buffer[rows:].fill_(padding)
+        if mine.used_B is None:
+            keys, extent = given.key_order_BS.shape
+            mine.key_order_BS.fill_(-1)
+            mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
+
+
+class Shelf:
+    """Recordings by key: made the second time a key comes up, until one cannot be made."""
+
+    def __init__(self, record: Callable[..., Recording]) -> None:
+        self._record = record
+        self._seen: set[tuple[int, ...]] = set()
+        self._kept: dict[tuple[int, ...], tuple[Any, Recording]] = {}
+        self._given_up = False
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, key: tuple[int, ...], prepare: Callable[[], tuple[Any, Callable[[], torch.Tensor]]]) -> Any:
+        """Return the buffers and the recording of a key, or None where there is none.
+
+        Args:
+            key: what tells one shape from another.
+            prepare: returns the buffers of a new recording, filled, and the function that reads them.
+        """
+        if self._given_up or key not in self._seen:
+            self._seen.add(key)
+            return None
+        if key not in self._kept:
+            buffers, function = prepare()
+            try:
+                self._kept[key] = buffers, self._record(function)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+        return self._kept[key]
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Let go of all recordings and go on without: the memory is short, or the model does what cannot be recorded."""
+        self._given_up = True
+        self._kept.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
+
+
+class Recorded:
+    """A forward over one slab that is recorded the second time a shape comes up.
+
+    Args:
+        forward: what is recorded.
+        rows, slots: of the slab, the spare slot included.
+        record: makes a recording.
+        pack: whether it attends by lengths alone, to all slots, where the placement has them.
+    """
+
+    def __init__(
+        self, forward: Forward, rows: int, slots: int, record: Callable[..., Recording], pack: bool = False
+    ) -> None:
+        self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
+        self.recordings = Shelf(record)
+
+    def __call__(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
+        """Return the logits (B, keep, V) of the last ``keep`` tokens."""
+        width = ids_BT.shape[1]
+        if width > LONGEST:
+            return self._forward(ids_BT, placement, keep)
+        rows = min(power_of_two(len(ids_BT)), self._rows)
+        packed = self._pack and placement.used_B is not None
+        if not packed:
+            placement = attrs.evolve(placement, used_B=None)
+        extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
+
+        def prepare() -> tuple[Buffers, Callable[[], torch.Tensor]]:
+            buffers = Buffers.of(ids_BT, placement, rows, extent, self._slots - 1)
+            buffers.fill(ids_BT, placement)
+            return buffers, lambda: self._forward(buffers.ids_RT, buffers.placement, keep)
+
+        found = self.recordings.take((rows, width, extent, keep, len(placement.key_order_BS) > 1), prepare)
+        if found is None:
+            return self._forward(ids_BT, placement, keep)
+        buffers, recording = found
+        buffers.fill(ids_BT, placement)
+        recording.replay()
+        return recording.output[: len(ids_BT)].clone()
+
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""(batch, offset, logits_B1V) -> the next token of every row, (B, 1)."""
+
+
+class RecordedChain:
+    """Several forwards, each fed what was chosen after the one before, recorded as one.
+
+    Everything they need follows from the rows' lengths on the device, so the layout has to be one whose places do (``static``).
+
+    Args:
+        forward: one of the forwards.
+        layout: tells where tokens go.
+        slots: of the slab, the spare slot included.
+        record: makes a recording.
+        pack: whether it attends by lengths alone, to all slots.
+    """
+
+    def __init__(
+        self, forward: Forward, layout: Layout, slots: int, record: Callable[..., Recording], pack: bool = False
+    ) -> None:
+        self._forward, self._layout, self._slots, self._pack = forward, layout, slots, pack
+        self.recordings = Shelf(record)
+
+    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        """Return the tokens chosen, (B, count)."""
+        width = ids_BT.shape[1]
+        extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
+
+        def prepare() -> tuple[tuple[torch.Tensor, Batch], Callable[[], torch.Tensor]]:
+            still = attrs.evolve(
+                batch,
+                lengths_B=batch.lengths_B.clone(),
+                lengths=np.full(len(batch), extent),
+                streams_B=batch.streams_B.clone(),
+            )
+            ids = ids_BT.clone()
+            return (ids, still), lambda: self._run(still, ids, count, choose)
+
+        found = None
+        if width <= min(LONGEST, int(batch.lengths.min())):
+            found = self.recordings.take((len(batch), width, count, extent), prepare)
+        if found is None:
+            return self._run(batch, ids_BT, count, choose)
+        (ids, still), recording = found
+        ids.copy_(ids_BT)
+        still.lengths_B.copy_(batch.lengths_B)
+        still.streams_B.copy_(batch.streams_B)
+        recording.replay()
+        return recording.output.clone()
+
+    def _run(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        def step(ids_BT: torch.Tensor, offset: int) -> torch.Tensor:
+            return self._forward(ids_BT, self._layout.place(batch, ids_BT.shape[1], offset), 1)
+
+        return chain(step, batch, ids_BT, count, choose)
+
+
+def chain(
+    step: Callable[[torch.Tensor, int], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
+) -> torch.Tensor:
+    """Feed tokens that end at each row's length, then ``count - 1`` times what was chosen; return what was chosen, (B, count).
+
+    ``step`` is (ids_BT, offset) -> logits (B, 1, V).
+    """
+    chosen = []
+    for offset in range(count):
+        ids_BT = choose(batch, offset, step(ids_BT, offset))
+        chosen.append(ids_BT)
+    return torch.cat(chosen, dim=1)
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+def bucket(slots: int) -> int:
+    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least."""
+    step = max(64, power_of_two(slots) // 8)
+    return -(-slots // step) * step
+
+
+RECORDINGS: dict[str, Callable[[torch.device], Callable[..., Recording] | None]] = {
+    "auto": lambda device: CudaRecording if device.type == "cuda" else None,
+    "on": lambda device: CudaRecording if device.type == "cuda" else EagerRecording,
+    "off": lambda device: None,
+}
+"""What ``graphs=`` means on a device."""

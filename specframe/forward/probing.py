@@ -1,0 +1,116 @@
+"""Caches that a model is tried with before it is used, and a cache for models that want their keys in one piece."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from specframe.contracts.cache import KVShape, Placement
+
+
+class Reordered(Cache):
+    """Hands keys and values back in the order of some slots, strided as a slab's are, and remembers nothing but shapes."""
+
+    def __init__(self, slots: list[int]) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self.shapes: dict[int, KVShape] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values (B, H, S, D)."""
+        self.shapes[layer_idx] = KVShape(
+            key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype
+        )
+        return self._in_order(key_states), self._in_order(value_states)
+
+    def _in_order(self, states: torch.Tensor) -> torch.Tensor:
+        return states.transpose(1, 2)[:, self.slots].contiguous().transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: nothing was read before."""
+        return 0
+
+
+class Scratch(Cache):
+    """Every slot of a placement's rows, filled with noise, and what is fed in the slots it says."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(layers=[])
+        self._slots_BT, self._slots = placement.slots_BT, placement.key_order_BS.shape[1]
+        self._real_BT = placement.order_BT >= 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values (B, H, S, D) of all slots."""
+        generator = torch.Generator().manual_seed(layer_idx)
+        return self._written(key_states, generator), self._written(value_states, generator)
+
+    def _written(self, states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        rows, heads, _fed, size = states.shape
+        noise = torch.randn(rows, self._slots, heads, size, generator=generator)
+        spread = states.transpose(1, 2)[self._real_BT].float().std().cpu()  # noise like the entries of the model's own
+        held = (noise * spread).to(states.device, states.dtype)
+        held[torch.arange(rows, device=states.device)[:, None], self._slots_BT] = states.transpose(1, 2)
+        return held.transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the extent that is attended to."""
+        return self._slots
+
+
+class Dense(Cache):
+    """Hands on what a store returns as contiguous tensors (B, H, S, D), which some models take for granted."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(layers=[])
+        self._store = store
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return contiguous keys and values."""
+        keys, values = self._store.update(key_states, value_states, layer_idx)
+        return keys.contiguous(), values.contiguous()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return what the store says."""
+        return self._store.get_seq_length(layer_idx)
+
+
+@contextlib.contextmanager
+def narrowed(config: Any, window: int) -> Iterator[None]:
+    """Give a configuration with a sliding window another one inside the block: few tokens are then more than it."""
+    chosen = getattr(config, "sliding_window", None)
+    if chosen is None:
+        yield
+        return
+    config.sliding_window = window
+    try:
+        yield
+    finally:
+        config.sliding_window = chosen
+
+
+def uneven(window: int | None, slots: int, device: torch.device) -> Placement:
+    """Return where the last tokens of three rows go whose slots are their places: one of two tokens, one of all slots, one between.
+
+    More tokens are fed than the first row has, more are held than the window, and slots after a row's end hold noise.
+
+    Args:
+        window: tokens that a query sees, itself included; None: all.
+        slots: at most that many are held.
+        device: of the model.
+    """
+    longest = min(slots - 1, max(12, 2 * (window or 0)))
+    used_B = torch.tensor([2, longest, longest // 2 + 1], device=device)
+    order_BT = used_B[:, None] - 4 + torch.arange(4, device=device)
+    key_order_1S = torch.arange(longest + 1, device=device)[None]
+    slots_BT = order_BT.where(order_BT >= 0, longest)  # padding goes where no row has a token
+    return Placement(order_BT.clamp(min=0), slots_BT, order_BT, key_order_1S, used_B.int())

@@ -1,0 +1,63 @@
+"""What strategies are handed when a run starts."""
+
+from __future__ import annotations
+
+import attrs
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specframe.contracts.cache import KVBackend
+from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.forward.cached import CachedModel
+from specframe.forward.graphs import RECORDINGS
+from specframe.forward.runner import ModelRunner
+from specframe.observe.watch import Watch
+
+
+@attrs.define(eq=False)
+class Run:
+    """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it."""
+
+    runner: ModelRunner
+    alignment: Alignment
+    rule: AcceptanceRule
+    kv: KVBackend
+    rows: int
+    capacity: int
+    """Places per row: the longest sequence, and the draft tokens beyond its end."""
+    watch: Watch
+    seed: int = 0
+    draft_model: PreTrainedModel | None = None
+    """The draft language model, for drafters that use one."""
+    target_tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    attention: str = "masked"
+    """"packed", "flex", "masked", or "auto", see :mod:`specframe.forward.attention.choice`."""
+    graphs: str = "off"
+    """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
+    layers: str = "eager"
+    """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
+    target: CachedModel = attrs.field(init=False)
+    caches: list[CachedModel] = attrs.Factory(list)
+
+    def __attrs_post_init__(self) -> None:
+        self.target = self.open_cache(self.runner)
+
+    def open_cache(self, runner: ModelRunner) -> CachedModel:
+        """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
+        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+        layout = self.alignment.layout(store, self.rows, self.capacity)
+        record = RECORDINGS[self.graphs](runner.device)
+        cached = CachedModel(runner, store, layout, self.watch, self.attention, record, self.layers)
+        self.caches.append(cached)
+        return cached
+
+    def release(self) -> None:
+        """Let go of all caches."""
+        for cached in self.caches:
+            cached.release()
+        self.caches.clear()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes all caches hold."""
+        return sum(cached.store.nbytes for cached in self.caches)

@@ -1,0 +1,357 @@
+"""A transformers model fed with explicit positions and masks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+import weakref
+from typing import Any
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
+from specframe.forward import compiled
+from specframe.forward.attention import NAME, Maskless, Watched, attending
+from specframe.forward.attention.choice import WAYS, Choice
+from specframe.forward.attention.flex import Blocks
+from specframe.forward.attention.masks import masks
+from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
+from specframe.forward.rope import Rope
+
+COMPILING_PAYS = 100_000
+"""Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
+
+LARGEST_PROBE = 2048
+"""Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
+
+SMALL_LAYER = 1_000_000
+"""Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
+
+
+_faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+"""What :meth:`ModelRunner.without_masks` found out about a model, by way, device and precision."""
+
+
+class ModelRunner:
+    """Runs a causal language model on explicit positions and masks.
+
+    Args:
+        model: a transformers causal language model whose layers all attend (fully or in a sliding window).
+        role: "target" or "draft", for observers and errors.
+
+    Raises:
+        ModelError: the model takes no positions or no cache, or has layers that cannot forget.
+    """
+
+    def __init__(self, model: PreTrainedModel, role: str) -> None:
+        self.model, self.role = model, role
+        self.config = model.config.get_text_config()
+        self.device = next(model.parameters()).device
+        self.windows = attention_windows(self.config, role)
+        self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        self.vocabulary = int(self.config.vocab_size)
+        takes = inspect.signature(model.forward).parameters
+        missing = [name for name in ("position_ids", "past_key_values") if name not in takes]
+        if missing:
+            raise ModelError(
+                f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
+                "the position of every token and keeps its keys and values where it is told"
+            )
+        if (attends := self.config._attn_implementation or "").startswith(("flex", "flash")):
+            raise ModelError(
+                f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
+                "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
+            )
+        self._takes_logits_to_keep = "logits_to_keep" in takes
+        self._layers_run = 0
+        self._dense = False
+        self.rope = Rope(model, self.context, str(self))
+
+    def __str__(self) -> str:
+        return f"the {self.role} ({type(self.model).__name__})"
+
+    @property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every layer's keys and values, found by feeding a few tokens.
+
+        Raises:
+            ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
+                given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
+        """
+        kind, own = self.device.type, self.model.dtype
+        if torch.is_autocast_enabled(kind) and (cast := torch.get_autocast_dtype(kind)) != own:
+            raise ModelError(
+                f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "
+                "model in that, or decode outside of autocast"
+            )
+        return self._kv_shapes
+
+    @functools.cached_property
+    def _kv_shapes(self) -> list[KVShape]:
+        probe = Reordered([0, 1, 2])
+        logits_BTV = self._tried(probe)
+        if not logits_BTV.isfinite().all():
+            raise ModelError(
+                f"the logits of {self} are not finite after three tokens: expected weights without NaN, in a precision that holds "
+                "their products"
+            )
+        self._require_equal(
+            self._tried(Reordered([2, 0, 1])),
+            logits_BTV,
+            "when the same tokens have other slots",
+            "a model that attends by the mask and positions it is given",
+        )
+        narrow = any(window is not None for window in self.windows.values())
+        self._require_equal(
+            self._alone(),
+            self._tried(Reordered([0, 1, 2]), window=2) if narrow else logits_BTV,
+            "when it makes its masks itself",
+            "a causal language model that keeps to the sliding window of its configuration, if there is one",
+        )
+        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+    def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
+        if not (off := distance(found, wanted)) < self._tolerance:
+            raise ModelError(
+                f"{self} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
+            )
+
+    def _tried(self, probe: Reordered, window: int | None = None) -> torch.Tensor:
+        """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
+        try:
+            return self._probed(probe, window=window)
+        except (SpecframeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model raises
+            if isinstance(error, RuntimeError) and not self._dense:
+                self._dense = True
+                return self._tried(probe, window)
+            raise ModelError(
+                f"{self} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
+                f"({sentence(error)})"
+            ) from error
+
+    @torch.inference_mode()
+    def _probed(
+        self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None
+    ) -> torch.Tensor:
+        """Return the logits (2, 3, V) after three tokens of two rows whose keys and values a probe puts in its slots.
+
+        Args:
+            probe: the cache.
+            layers: the model's layers compiled; None: as they are.
+            window: in the place of every sliding window; None: as they are.
+        """
+        places_BT = self._three
+        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self.device))
+        shown = self._masks(placement, window)
+        return self._call(places_BT % self.vocabulary, places_BT, shown, probe, 3, layers=layers).float()
+
+    @functools.cached_property
+    def _three(self) -> torch.Tensor:
+        """The places of three tokens in two rows, which a store strides in another way than one."""
+        return torch.arange(3, device=self.device).repeat(2, 1)
+
+    @torch.inference_mode()
+    def _alone(self) -> torch.Tensor:
+        """Return the logits (2, 3, V) after three tokens for which the model makes its own masks, with a window of two."""
+        places_BT = self._three
+        try:
+            with narrowed(self.config, 2):
+                output = self.model(input_ids=places_BT % self.vocabulary, position_ids=places_BT, use_cache=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises
+            raise ModelError(
+                f"{self} cannot read three tokens: it raises {type(error).__name__} ({sentence(error)})"
+            ) from error
+        return output.logits.float()
+
+    @torch.inference_mode()
+    def without_masks(self, way: str) -> str | None:
+        """Return why "packed" or "flex" cannot take the place of this model's masks; None: it can.
+
+        Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
+        the first time that this is asked.
+        """
+        known = _faults.setdefault(self.model, {})
+        if (key := (way, self.device, self.model.dtype)) not in known:
+            known[key] = self._fault(way)
+        return known[key]
+
+    def _fault(self, way: str) -> str | None:
+        narrowest = min((window for window in self.windows.values() if window is not None), default=None)
+        slots = min(self.context, LARGEST_PROBE)
+        placement = uneven(narrowest, slots, self.device)
+        ids_BT = placement.positions_BT % self.vocabulary
+        maskless = Watched(WAYS[way](placement, placement.key_order_BS.shape[1]))
+        with_masks, without = (
+            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), 4, instead)[placement.order_BT >= 0]
+            for shown, instead in ((self._masks(placement), None), (self._unread, maskless))
+        )
+        if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
+            return f"its logits are off by {off:.2g} standard deviations without masks"
+        return self._wrong_window(maskless.windows)
+
+    def _wrong_window(self, seen: list[int | None]) -> str | None:
+        """Say in which way the windows that layers ask for, one after the other, are not those of the configuration."""
+        kinds = getattr(self.config, "layer_types", None)
+        told = [self.windows[kind] for kind in kinds] if kinds else [self.windows["all"]] * len(seen)
+        bounded = [[window if window and window < self.context else None for window in given] for given in (seen, told)]
+        if bounded[0] == bounded[1]:
+            return None
+        return "its layers do not tell attention their sliding windows"
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        placement: Placement,
+        store: KVStore,
+        keep: int,
+        attention: str = "masked",
+        layers: compiled.Layers | None = None,
+    ) -> torch.Tensor:
+        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
+
+        Args:
+            attention: "packed", where the placement allows it, "flex", "masked", or "auto".
+            layers: the model's layers compiled; None: as they are.
+        """
+        maskless = None
+        if (way := self.attention.way(attention, placement)) is not None:
+            slots = getattr(store, "slots", placement.key_order_BS.shape[1])
+            if way == "packed":
+                placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
+            maskless = WAYS[way](placement, slots)
+        store.expect(placement)
+        positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
+        shown = self._masks(placement) if maskless is None else self._unread
+        with self.rope.factors():
+            return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
+
+    @functools.cached_property
+    def attention(self) -> Choice:
+        """How this model attends."""
+        return Choice(self.model, str(self), self.kv_shapes, len(self.windows), self.without_masks)
+
+    def layers(self, kind: str) -> compiled.Layers | None:
+        """Return what runs the decoder layers in the forward about to start; None: they run as they are.
+
+        Args:
+            kind: "eager", "compiled", or "auto": small layers on a CPU are compiled as soon as so many were run that compiling
+                them at the start would have paid by now, going by what was measured (benchmarks/README.md).
+        """
+        if kind == "auto" and self.device.type == "cpu" and self._small_layers:
+            self._layers_run += len(self.kv_shapes)
+            kind = "compiled" if self._layers_run > COMPILING_PAYS else "eager"
+        return self.compiled_layers if kind == "compiled" else None
+
+    @functools.cached_property
+    def _small_layers(self) -> bool:
+        layers = compiled.decoder_layers(self.model)
+        return (
+            bool(layers)
+            and max(sum(weight.numel() for weight in layer.parameters()) for layer in layers) <= SMALL_LAYER
+        )
+
+    @functools.cached_property
+    def compiled_layers(self) -> compiled.Layers | None:
+        """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
+        layers, slots = compiled.Layers(self.model), [0, 1, 2]
+        expected = self._probed(Reordered(slots))
+        try:
+            if self.config._attn_implementation != "sdpa" or not layers:
+                raise ModelError(f"expected layers with sdpa attention, found {self.config._attn_implementation}")
+            if not (off := distance(self._probed(Reordered(slots), layers), expected)) < self._tolerance:
+                raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
+        except Exception as error:  # whatever a compiler raises
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"the {self.role}'s layers are not compiled: {reason}", SpecframeWarning, stacklevel=2)
+            return None
+        return layers
+
+    @property
+    def _tolerance(self) -> float:
+        """What logits may be off by where they should be equal, in their standard deviations."""
+        return 0.02 if self.model.dtype == torch.float32 else 0.5
+
+    @functools.cached_property
+    def _unread(self) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Masks that are not looked at: without any, transformers would build its own."""
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device)
+        return self._per_kind(dict.fromkeys(self.windows, nothing))
+
+    def _call(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        store: Any,
+        keep: int,
+        maskless: Maskless | None = None,
+        layers: compiled.Layers | None = None,
+    ) -> torch.Tensor:
+        options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
+        attention = attending(self.config, maskless, compiled.NAME if layers else NAME)
+        compiling = (
+            compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
+        )
+        store = Dense(store) if self._dense else store
+        with attention, compiling(), layers.over(store) if layers else contextlib.nullcontext(store) as cache:
+            output = self.model(
+                input_ids=ids_BT,
+                attention_mask=masks,
+                position_ids=positions_BT,
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            )
+        return output.logits[:, -keep:]
+
+    def _masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
+
+        ``window``, if there is one, is in the place of every sliding window.
+        """
+        windows = {kind: own and (window or own) for kind, own in self.windows.items()}
+        made = masks(placement, set(windows.values()), self.model.dtype)
+        return self._per_kind({kind: made[own] for kind, own in windows.items()})
+
+    def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return masks as the model takes them: one per kind of layer, or one for all."""
+        return masks if hasattr(self.config, "layer_types") else masks["all"]
+
+
+def attention_windows(config: Any, role: str) -> dict[str, int | None]:
+    """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
+
+    Models without ``layer_types`` have one kind, "all".
+
+    Raises:
+        ModelError: when a layer keeps a state that cannot forget rejected tokens (recurrent or convolutional layers), or
+            attends in chunks.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
+        return {"all": getattr(config, "sliding_window", None)}
+    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    unknown = sorted(set(kinds) - set(windows))
+    if unknown:
+        raise ModelError(
+            f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
+            "whose cache can forget rejected tokens"
+        )
+    return {kind: windows[kind] for kind in dict.fromkeys(kinds)}
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of logits, in standard deviations of those that are wanted; NaN where one is not finite."""
+    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))

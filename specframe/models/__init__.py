@@ -1,0 +1,1 @@
+"""Models by name: aliases, pairs, files, tokenizers."""

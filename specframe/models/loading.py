@@ -1,0 +1,228 @@
+"""Models by alias, directory or hub id: how they are loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from specframe.errors import ModelError, OptionError, sentence, shown
+from specframe.models.aliases import resolve
+from specframe.models.local import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HUB_SECONDS = 10
+"""How long the hub may take to answer before a model that is not on disk counts as out of reach."""
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """Return the device of that name; "auto" is CUDA where there is one."""
+    name = str(name) if isinstance(name, str | torch.device) else shown(name)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise OptionError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
+    device, count = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        there = f"cpu or one of {count} CUDA devices" if count else "cpu, since this machine has no CUDA device"
+        raise OptionError(f"device {name!r} is not there: expected {there}")
+    return device
+
+
+def pick_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the precision of that name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
+    name = (str(name) if isinstance(name, str | torch.dtype) else shown(name)).removeprefix("torch.")
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in {*DTYPES, *DTYPES.values()}:
+        raise OptionError(f"dtype {name!r}: expected one of auto, {', '.join([*DTYPES.values(), *DTYPES])}")
+    return getattr(torch, DTYPES.get(name, name))
+
+
+def load_model(
+    name_or_model: str | os.PathLike[str] | PreTrainedModel, role: str, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return a causal language model, ready for inference.
+
+    What is on disk, hub cache included, is read without asking the hub. A loaded model is returned as it is: where it
+    is and in what precision is its owner's choice.
+
+    Args:
+        name_or_model: an alias, a directory, a hub id or a loaded model.
+        role: "target" or "draft", for errors.
+        device, dtype: where and in what precision a model is loaded.
+
+    Raises:
+        ModelError: the model cannot be found or read, or is not a causal language model.
+    """
+    if isinstance(name_or_model, PreTrainedModel):
+        _require_language_model(name_or_model, role)
+        return name_or_model
+    source = _source(role, name_or_model)
+    _require_causal(source)
+    model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, dtype=dtype, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"the weights of {source} lack {len(missing)} tensors of the model, the first {missing[0]!r}")
+    try:
+        return model.to(device)  # from_pretrained has put it into eval mode
+    except RuntimeError as error:
+        raise ModelError(f"{source} cannot be moved to {device}: {sentence(error)}") from error
+
+
+def load_tokenizer(name_or_model: str | os.PathLike[str] | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """Return a model's tokenizer; None for a loaded model whose tokenizer is not on disk where the model came from.
+
+    Raises:
+        ModelError: a named model's tokenizer cannot be found or read.
+    """
+    if not isinstance(name_or_model, PreTrainedModel):
+        return _source("model", name_or_model).read("tokenizer", AutoTokenizer, VOCABULARIES)
+    origin = name_or_model.name_or_path or ""
+    found = holds(on_disk(origin), VOCABULARIES)
+    return _Source("model", origin, origin).read("tokenizer", AutoTokenizer, VOCABULARIES) if found else None
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    """Return the ids that end a sequence: those that ``generate`` stops at.
+
+    They are the generation config's. Where that has none, they are those of the first that has any: the model's configuration, the
+    language model's own, the tokenizer.
+    """
+    owners = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer)
+    found = (getattr(owner, "eos_token_id", None) for owner in owners)
+    ids: Any = next((ids for ids in found if ids is not None), [])
+    return frozenset(int(token_id) for token_id in (ids if isinstance(ids, list | tuple) else [ids]))
+
+
+@attrs.frozen
+class _Source:
+    """A model on disk or on the hub; as text, what errors call it."""
+
+    role: str
+    name: str
+    location: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name!r}" + (f" ({self.location})" if self.location != self.name else "")
+
+    def read(self, part: str, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
+        """Return ``factory.from_pretrained`` of a part that is in any of ``files``; every error is one sentence."""
+        try:
+            return self._read(factory, files, local_files_only=True, trust_remote_code=False, **options)
+        except ModelError:
+            raise
+        except Exception as error:  # what transformers raises on a broken file depends on the file
+            raise ModelError(f"the {part} of {self} cannot be read: {sentence(error)}{self._hint(files)}") from error
+
+    def _read(self, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
+        """Read from disk, and ask the hub only for what is not there: its client retries for 23 s without a network."""
+        present, is_folder = holds(on_disk(self.location), files), os.path.isdir(self.location)
+        if is_folder and not present:
+            raise FileNotFoundError(f"expected one of {', '.join(files)} in the directory, got none")
+        try:
+            if present:  # from a model's files without its vocabulary, transformers makes an empty tokenizer
+                return factory.from_pretrained(self.location, **options)
+        except OSError:
+            if is_folder:
+                raise
+        self._require_hub()
+        return factory.from_pretrained(self.location, **options | {"local_files_only": False})
+
+    def _hint(self, files: tuple[str, ...]) -> str:
+        """Name the packages that a tokenizer of the older kind takes; transformers' error may name another."""
+        folder = on_disk(self.location)
+        older = files == VOCABULARIES and holds(folder, ("*.model",)) and not holds(folder, ("tokenizer.json",))
+        return " (a tokenizer.model takes the packages sentencepiece and protobuf)" if older else ""
+
+    def _require_hub(self) -> None:
+        """Raise :class:`ModelError` unless the hub says soon that it has this model."""
+        fault = _ask_hub(self.location)
+        if fault is None:
+            return
+        unknown = isinstance(fault, RepositoryNotFoundError | HFValidationError)
+        why = "has no public model of that id" if unknown else f"is out of reach ({sentence(fault)})"
+        alias = self.name if self.name != self.location else "ALIAS"
+        raise ModelError(
+            f"{self} is not on disk, or not all of it, and the hub {why}: pass the directory of a local copy, or name "
+            f"that once with `specframe models add {alias} PATH`"
+        ) from fault
+
+
+def _source(role: str, name: str | os.PathLike[str]) -> _Source:
+    if not isinstance(name, str | os.PathLike):
+        expected = "expected an alias, a directory, a hub id or a loaded transformers model"
+        raise ModelError(f"the {role} is a {type(name).__name__}: {expected}")
+    return _Source(role, os.fspath(name), resolve(os.fspath(name)))
+
+
+def _require_causal(source: _Source) -> None:
+    """Refuse what ``AutoModelForCausalLM`` does not know, and the encoders that it does know."""
+    require_model_folder(str(source), source.location)
+    config = source.read("configuration", AutoConfig, CONFIG)
+    kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:
+        raise ModelError(f"{source} is a {kind}: expected a causal language model")
+
+
+def _require_language_model(model: PreTrainedModel, role: str) -> None:
+    """Refuse loaded models of other kinds: base models, classifiers, models of images, encoder-decoder models."""
+    if model.config.is_encoder_decoder or not model.can_generate():
+        kind = (
+            "an encoder-decoder model"
+            if model.config.is_encoder_decoder
+            else "a model without a language modelling head"
+        )
+        raise ModelError(f"the {role} is a {type(model).__name__}, {kind}: expected a causal language model")
+
+
+def _ask_hub(repository: str) -> Exception | None:
+    """Return why the hub does not offer a repository, after :data:`HUB_SECONDS` at most; None when it does."""
+    faults: list[Exception] = [TimeoutError(f"no answer in {HUB_SECONDS} s")]
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(repository, timeout=HUB_SECONDS)
+            faults.clear()
+        except Exception as error:  # the client's HTTP library, and so its errors, differ between releases
+            faults[:] = [error]
+
+    thread = threading.Thread(target=ask, daemon=True)  # the look-up of a host's address takes no time limit
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return faults[0] if faults else None
+
+
+def unwrapped(given: Any, role: str) -> Any:
+    """Return the transformers model inside what torch.compile or PEFT put around one; anything else as it is.
+
+    Adapters in a model's layers, such as LoRA's, go on working there.
+
+    Raises:
+        ModelError: what PEFT added is not in the model's layers but before its tokens.
+    """
+    if not isinstance(given, torch.nn.Module):
+        return given
+    wrapper: Any = given
+    if isinstance(inner := getattr(wrapper, "_orig_mod", None), torch.nn.Module):
+        return unwrapped(inner, role)
+    if not (hasattr(wrapper, "peft_config") and hasattr(wrapper, "get_base_model")):
+        return given
+    added = wrapper.active_peft_config
+    if added.is_prompt_learning:
+        kind = getattr(added.peft_type, "value", added.peft_type)
+        raise ModelError(
+            f"the {role} is a {type(wrapper).__name__} of type {kind}, with learned keys or embeddings before its tokens: expected "
+            "adapters in its layers, as LoRA has"
+        )
+    return unwrapped(wrapper.get_base_model(), role)

@@ -1,0 +1,1 @@
+"""Observers of a run: stages, seconds, counts."""

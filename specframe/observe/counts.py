@@ -1,0 +1,125 @@
+"""Figures of a run that are counted, and the report that every run gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import SequenceMetrics
+from specframe.observe.stopwatch import Stopwatch
+from specframe.observe.watch import Watcher
+
+
+class Counts(Watcher):
+    """What can be counted without a clock: forwards, rounds, padding, grouping, acceptance."""
+
+    def __init__(self) -> None:
+        self.forwards: Counter[str] = Counter()
+        self.rounds = 0
+        self.equal_rounds = 0
+        self.shared_rounds = 0
+        self.places = 0
+        self.empty_places = 0
+        self.sequences = 0
+        self.tokens = 0
+        self.total = SequenceMetrics()
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Count a forward pass."""
+        self.forwards[model] += 1
+
+    def round(self, report: RoundReport) -> None:
+        """Count a round and what it finished."""
+        self.tokens += int(report.gained.sum())
+        for sequence in report.finished:
+            self.sequences += sequence.finish_reason != "error"
+            add(self.total, sequence.metrics)
+        if report.prefill:
+            return
+        lengths = report.lengths
+        longest = int(lengths.max())
+        self.rounds += 1
+        if len(lengths) > 1:
+            self.shared_rounds += 1
+            self.equal_rounds += int((lengths == longest).all())
+        self.places += longest * len(lengths)
+        self.empty_places += longest * len(lengths) - int(lengths.sum())
+
+
+def add(total: SequenceMetrics, one: SequenceMetrics) -> None:
+    """Add one sequence's counts to a total."""
+    total.num_spec_steps += one.num_spec_steps
+    total.num_draft_tokens += one.num_draft_tokens
+    total.num_accepted_draft_tokens += one.num_accepted_draft_tokens
+    for accepted, rounds in one.acceptance_histogram.items():
+        total.acceptance_histogram[accepted] = total.acceptance_histogram.get(accepted, 0) + rounds
+
+
+@attrs.frozen
+class RunReport:
+    """The figures of one run. Their names and definitions are in ``docs/figures.md``."""
+
+    sequences: int
+    errors: int
+    tokens: int
+    """Generated tokens, counted from ids."""
+    seconds: float
+    """Wall-clock time of all rounds, prompt reading included."""
+    rounds: int
+    """Rounds that decoded, prompt reading left out."""
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: dict[int, int]
+    stage_seconds: dict[str, float]
+    padding_share: float
+    """Of the rectangle rows × longest row, the share that holds no token; over decoding rounds."""
+    grouping_rate: float
+    """Of decoding rounds with more than one row, the share whose rows all had one length."""
+    target_forwards: int
+    draft_forwards: int
+    peak_kv_bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over seconds."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def stage_shares(self) -> dict[str, float]:
+        """Seconds of each stage over the seconds of all stages."""
+        total = sum(self.stage_seconds.values()) or 1.0
+        return {stage: seconds / total for stage, seconds in self.stage_seconds.items()}
+
+    @property
+    def realign_share(self) -> float:
+        """Share of stage "align": time spent moving what is cached."""
+        return self.stage_shares.get("align", 0.0)
+
+
+def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int) -> RunReport:
+    """Return the figures that the counts and the clock hold so far."""
+    total = counts.total
+    return RunReport(
+        sequences=counts.sequences,
+        errors=errors,
+        tokens=counts.tokens,
+        seconds=clock.seconds,
+        rounds=counts.rounds,
+        num_spec_steps=total.num_spec_steps,
+        num_draft_tokens=total.num_draft_tokens,
+        num_accepted_draft_tokens=total.num_accepted_draft_tokens,
+        mean_acceptance_length=total.mean_acceptance_length,
+        draft_acceptance_rate=total.draft_acceptance_rate,
+        acceptance_histogram=dict(sorted(total.acceptance_histogram.items())),
+        stage_seconds=clock.stages(),
+        padding_share=counts.empty_places / counts.places if counts.places else 0.0,
+        grouping_rate=counts.equal_rounds / counts.shared_rounds if counts.shared_rounds else 0.0,
+        target_forwards=counts.forwards["target"],
+        draft_forwards=counts.forwards["draft"],
+        peak_kv_bytes=peak_kv_bytes,
+    )

@@ -1,0 +1,57 @@
+"""Log-probabilities of the tokens that stand, from the target's own logits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import attrs
+import torch
+
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.round import Sequence
+from specframe.observe.watch import Watcher
+
+
+@attrs.frozen(eq=False)
+class _Part:
+    """What one round adds for one row: T tokens and their N most likely alternatives, on the device."""
+
+    chosen_T: torch.Tensor
+    top_TN: torch.Tensor
+    top_ids_TN: torch.Tensor
+
+
+class Logprobs(Watcher):
+    """Keeps, for sequences that ask for them, log-softmax values of the target's logits before any processor.
+
+    They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[_Part]] = defaultdict(list)
+
+    def round(self, report: RoundReport) -> None:
+        """Keep the values of the tokens that this round gave."""
+        asking = [row for row, sequence in enumerate(report.sequences) if sequence.request.logprobs is not None]
+        if not asking or report.logits_BTV is None:
+            return
+        logprobs_ATV = report.logits_BTV[asking].float().log_softmax(-1)
+        chosen_AT = logprobs_ATV.gather(2, report.verdict.tokens_BT[asking][..., None])[..., 0]
+        most = max(report.sequences[row].request.logprobs or 0 for row in asking)
+        top_ATN, top_ids_ATN = logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
+        for place, row in enumerate(asking):
+            gained = int(report.gained[row])
+            part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
+            self._parts[id(report.sequences[row])].append(part)
+
+    def take(self, sequence: Sequence) -> tuple[list[float] | None, list[dict[int, float]] | None]:
+        """Return a finished sequence's log-probabilities and those of its most likely tokens, and forget them."""
+        count, parts = sequence.request.logprobs, self._parts.pop(id(sequence), [])
+        if count is None:
+            return None, None
+        chosen = torch.cat([part.chosen_T for part in parts]).tolist()
+        if not count:
+            return chosen, None
+        values = torch.cat([part.top_TN[:, :count] for part in parts]).tolist()
+        ids = torch.cat([part.top_ids_TN[:, :count] for part in parts]).tolist()
+        return chosen, [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]

@@ -1,0 +1,83 @@
+"""The clock of a run: seconds per stage."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+
+import torch
+
+from specframe.contracts.drafts import RoundReport
+from specframe.observe.watch import Watcher
+
+
+class Stopwatch(Watcher):
+    """Seconds per stage, and of all rounds together.
+
+    On CUDA a mark is an event: the device's own time between marks, read once both have passed, with no synchronisation. Time
+    that the caller spends between rounds is nobody's.
+
+    It is also the clock that requests arrive by: the time of all rounds, and the idle time that was jumped over.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = self.idle = 0.0
+        self._cuda = device.type == "cuda"
+        self._stages: dict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._slices: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._mark: float | torch.cuda.Event = 0.0
+        self._round_started: float | None = None
+
+    def enter(self, stage: str) -> None:
+        """Pause the surrounding stage and start this one."""
+        if self._round_started is None:
+            self._round_started = time.perf_counter()
+        self._cut(self._open[-1] if self._open else None)
+        self._open.append(stage)
+
+    def leave(self, stage: str) -> None:
+        """Stop this stage and go on with the surrounding one."""
+        self._cut(self._open.pop())
+
+    def round(self, report: RoundReport) -> None:
+        """Add up the round and read the marks that have passed."""
+        if self._round_started is not None:
+            self.seconds += time.perf_counter() - self._round_started
+            self._round_started = None
+        while self._slices and self._slices[0][2].query():
+            self._read(*self._slices.popleft())
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, the time between rounds left out."""
+        open_round = time.perf_counter() - self._round_started if self._round_started is not None else 0.0
+        return self.seconds + self.idle + open_round
+
+    def jump(self, moment: float) -> None:
+        """Go on at a later moment: nothing happens until then."""
+        self.idle += max(0.0, moment - self.now)
+
+    def stages(self) -> dict[str, float]:
+        """Return seconds per stage. On CUDA this waits for the last marks."""
+        while self._slices:
+            self._slices[0][2].synchronize()
+            self._read(*self._slices.popleft())
+        return dict(self._stages)
+
+    def _cut(self, stage: str | None) -> None:
+        """End the slice of time since the last mark, which belongs to ``stage``, and set a new mark."""
+        now: float | torch.cuda.Event
+        if self._cuda:
+            now = torch.cuda.Event(enable_timing=True)
+            now.record()
+            if stage is not None and isinstance(self._mark, torch.cuda.Event):
+                self._slices.append((stage, self._mark, now))
+        else:
+            now = time.perf_counter()
+            if stage is not None and isinstance(self._mark, float):
+                self._stages[stage] += now - self._mark
+        self._mark = now
+
+    def _read(self, stage: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        self._stages[stage] += start.elapsed_time(end) / 1000

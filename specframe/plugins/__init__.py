@@ -1,0 +1,1 @@
+"""Plugins: how they are found, made and composed."""

@@ -1,0 +1,196 @@
+"""Turn names into strategies, and refuse combinations that cannot work before any model is loaded."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.plugins.registry import Entry, Registry, parse_specification
+from specframe.values import of_type
+
+if TYPE_CHECKING:
+    from specframe.contracts.cache import KVBackend
+    from specframe.contracts.roles import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
+
+OPTIONS: Mapping[str, str] = {
+    "drafter": "drafter",
+    "verifier": "verify",
+    "acceptance rule": "accept",
+    "alignment": "align",
+    "scheduler": "schedule",
+    "KV backend": "kv",
+    "draft-length policy": "draft_length",
+}
+"""The option of each role."""
+
+SAMPLING_RULE = "block"
+"""The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
+
+
+@attrs.frozen
+class Composition:
+    """One strategy per role, and the storage they run on."""
+
+    drafter: Drafter
+    verifier: Verifier
+    rule: AcceptanceRule
+    alignment: Alignment
+    scheduler: Scheduler
+    policy: DraftLengthPolicy
+    kv: KVBackend
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
+        return self.rule.lossless and self.alignment.lossless
+
+    def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
+        """Return the same strategies under another acceptance rule; ``auto``: the draft length is what that rule asks for."""
+        judge: AcceptanceRule = strategy(registry, "acceptance rule", rule)
+        policy = draft_length_policy(registry, auto_length(judge, self.drafter)) if auto else self.policy
+        return attrs.evolve(self, rule=judge, policy=policy)
+
+
+def strategy(registry: Registry, kind: str, given: Any) -> Any:
+    """Return a strategy from ``name``, ``name,key=value`` or an object that is one already.
+
+    Raises:
+        PluginError, OptionError: what was made, or given, has not the members that its role asks for.
+    """
+    from specframe.plugins.members import fault, require_members  # they know protocols, and so torch
+
+    if not isinstance(given, str):
+        number = "a whole number of at least 1, " if kind == "draft-length policy" else ""
+        require_members(kind, given, OPTIONS[kind], f"{number}a name or ")
+        return given
+    made = registry.make(kind, given)
+    if why := fault(kind, made):
+        raise PluginError(f"{registry.entry(kind, parse_specification(given)[0])}: {why}")
+    return made
+
+
+def compose(
+    registry: Registry,
+    *,
+    drafter: Any,
+    verify: Any,
+    accept: Any,
+    align: Any,
+    schedule: Any,
+    kv: Any,
+    draft_length: Any,
+) -> Composition:
+    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for, ``draft_length`` "auto" to
+    what the acceptance rule and the drafter ask for.
+
+    Raises:
+        UnknownNameError, OptionError: a name or option that nothing provides.
+        CompositionError: the KV backend cannot do what the alignment needs.
+    """
+    alignment: Alignment = strategy(registry, "alignment", align)
+    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if is_auto(accept) else accept)
+    kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
+    schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
+    backend: KVBackend = strategy(registry, "KV backend", kv)
+    require_fit(registry, _name(align), alignment.requires, _name(kv), backend.provides)
+    return Composition(
+        drafter=strategy(registry, "drafter", drafter),
+        verifier=strategy(registry, "verifier", verify),
+        rule=rule,
+        alignment=alignment,
+        scheduler=strategy(registry, "scheduler", schedule),
+        policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
+        kv=backend,
+    )
+
+
+def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
+    """Return what an alignment asks for unless told otherwise; raise :class:`PluginError` when there is none of that name."""
+    try:
+        registry.entry(kind, parse_specification(specification)[0])
+    except UnknownNameError as fault:
+        raise PluginError(f"alignment {_name(align)!r} asks for a {kind} that is not installed: {fault}") from fault
+    return specification
+
+
+def check_fit(registry: Registry, align: str, kv: str | None) -> None:
+    """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
+    wants = registry.entry("alignment", align).facts
+    kv = kv or wants.traits.get("kv")
+    if kv is not None and {"provides"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
+        require_fit(registry, align, wants.able("requires"), kv, offers.able("provides"))
+
+
+def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
+    """Raise :class:`CompositionError` when a KV backend lacks what an alignment needs; it names the backends that do not."""
+    if lacking := sorted(requires - provides):
+        raise CompositionError(
+            f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
+            f"as {_or(able_backends(registry, requires))} can"
+        )
+
+
+def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
+    """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
+    return "goodput" if rule.invariant and not (isinstance(drafter, str) and drafter == "none") else "5"
+
+
+def is_auto(given: Any) -> bool:
+    """Return whether a strategy is left open; an array, which compares with a text entry by entry, is none."""
+    return isinstance(given, str) and given == "auto"
+
+
+def is_number(given: Any) -> bool:
+    """Return whether a draft length is a number, as such or as text."""
+    return of_type(given, int) or (
+        isinstance(given, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,300}\s*", given) is not None
+    )
+
+
+def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
+    """Return the policy for a number of draft tokens, a policy's name or an object."""
+    if is_number(given):
+        if int(given) < 1:
+            raise OptionError(
+                f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"
+            )
+        if int(given) > sys.maxsize:
+            raise OptionError(f"draft length: expected at most {sys.maxsize:,}, got a number beyond it")
+        given = f"fixed,length={int(given)}"
+    policy: DraftLengthPolicy = strategy(registry, "draft-length policy", given)
+    if policy.maximum < 0:
+        raise PluginError(
+            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum}"
+        )
+    return policy
+
+
+def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
+    """Return the names of the KV backends that can do what an alignment needs, as far as their classes say."""
+    return able_backends(registry, alignment.requires)
+
+
+def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
+    """Return the names of the KV backends that can do all that is required, as far as their classes say."""
+    return sorted({entry.name for entry in registry.of("KV backend") if requires <= provided(entry)})
+
+
+def provided(entry: Entry) -> Set[str]:
+    """Return what a KV backend's class says that it can do, nothing where it cannot be used."""
+    try:
+        return entry.facts.able("provides")
+    except PluginError:
+        return frozenset()
+
+
+def _name(given: Any) -> str:
+    return given.partition(",")[0] if isinstance(given, str) else type(given).__name__
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(map(repr, names)) or "none that is installed"

@@ -1,0 +1,131 @@
+"""Every hook a plugin can implement.
+
+Hooks only *register*: each is called once, when plugins are discovered, with a ``register`` callable. What is registered is
+a plain class (or a reference to one, ``"package.module:Name"``, imported when it is first used); the decoding loop calls
+plain objects and never dispatches a hook.
+
+Each docstring follows one schema: purpose, *Called*, *Argument*, *Must*, *Must not*.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from specframe.plugins.registry import Register, RegisterModels
+
+hookspec = pluggy.HookspecMarker("specframe")
+hookimpl = pluggy.HookimplMarker("specframe")
+
+
+@hookspec
+def specframe_register_drafters(register: Register) -> None:
+    """Offer drafters: they decide which tokens to propose.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Drafter`.
+    Must: propose from its own state and the batch alone; keep what it caches over rounds.
+    Must not: feed a sequence's prefix to its model again; write to the batch.
+    """
+
+
+@hookspec
+def specframe_register_verifiers(register: Register) -> None:
+    """Offer verifiers: they decide how the target scores a draft.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Verifier`.
+    Must: return the target's logits after the last token and after every draft token, (B, K + 1, V).
+    Must not: decide how many tokens stand.
+    """
+
+
+@hookspec
+def specframe_register_acceptance_rules(register: Register) -> None:
+    """Offer acceptance rules: they decide how many draft tokens stand, and the bonus token.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.AcceptanceRule`.
+    Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
+    Must not: synchronise host and device; claim ``lossless`` where the output distribution is not the target's.
+    """
+
+
+@hookspec
+def specframe_register_alignments(register: Register) -> None:
+    """Offer alignments: they decide slots, positions and masks, and what happens to rejected tokens.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Alignment`.
+    Must: derive positions from explicit state; say in ``requires`` what the KV backend has to be able to do.
+    Must not: look for pad ids in tokens; reach into a KV backend's tensors.
+    """
+
+
+@hookspec
+def specframe_register_schedulers(register: Register) -> None:
+    """Offer schedulers: they decide which sequences form the next batch.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Scheduler`.
+    Must: serve every sequence within a bounded number of rounds; return None only when nothing is waiting or live.
+    Must not: mix sequences that need their prompt read with sequences that are decoding.
+    """
+
+
+@hookspec
+def specframe_register_kv_backends(register: Register) -> None:
+    """Offer KV backends: they decide how keys and values are stored and handed to the model.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.cache.KVBackend`.
+    Must: list in ``provides`` what its stores can do; keep a sequence's keys and values until it has finished.
+    Must not: interpret positions; allocate per round where the layout is static.
+    """
+
+
+@hookspec
+def specframe_register_draft_length_policies(register: Register) -> None:
+    """Offer draft-length policies: they decide how many tokens to draft in a round.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.DraftLengthPolicy`.
+    Must: return a number from 0 to its ``maximum``.
+    Must not: change the tokens a lossless combination produces.
+    """
+
+
+@hookspec
+def specframe_register_models(register: RegisterModels) -> None:
+    """Offer model aliases and target/drafter pairs.
+
+    Called: once per process, at discovery.
+    Argument: ``register(alias, location, target=None)``; location is a directory or a hub id, ``target`` the alias of the
+    target this model drafts for.
+    Must: name an alias nobody else names.
+    Must not: load or look for the model.
+    """
+
+
+@hookspec
+def specframe_register_observers(register: Register) -> None:
+    """Offer observers: they watch a run, round by round.
+
+    Called: once per process, at discovery; every run makes one observer from each factory.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Observer`.
+    Must: return quickly; treat what it is given as read-only.
+    Must not: synchronise host and device.
+    """
+
+
+@hookspec
+def specframe_register_commands(register: Register) -> None:
+    """Offer subcommands of the ``specframe`` command.
+
+    Called: when the command line is listed or a command that is not built in is asked for.
+    Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one.
+    Must: print one sentence and exit non-zero on a user's mistake.
+    Must not: import torch at module level.
+    """

@@ -1,0 +1,331 @@
+"""Discovery of plugins over the entry-point group ``specframe``, and the registry of what they offer."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import pluggy
+
+from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
+from specframe.plugins import hookspecs
+from specframe.plugins.facts import Facts, of_object, of_reference
+from specframe.values import check_annotated, read
+
+GROUP = "specframe"
+LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
+"""Environment variable: when set, only the entry points it names (comma separated) are loaded."""
+
+ROLES: Mapping[str, str] = {
+    "drafter": "specframe_register_drafters",
+    "verifier": "specframe_register_verifiers",
+    "acceptance rule": "specframe_register_acceptance_rules",
+    "alignment": "specframe_register_alignments",
+    "scheduler": "specframe_register_schedulers",
+    "KV backend": "specframe_register_kv_backends",
+    "draft-length policy": "specframe_register_draft_length_policies",
+}
+"""The seven roles, by the name errors use, and the hook each is registered through."""
+
+OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
+
+
+class Register(Protocol):
+    """What a register hook is handed: ``register(name, factory)``."""
+
+    def __call__(self, name: str, factory: Callable[..., Any] | str) -> None: ...  # noqa: D102 - the class says it
+
+
+class RegisterModels(Protocol):
+    """What the model hook is handed: ``register(alias, location, target=None)``."""
+
+    def __call__(self, alias: str, location: str, target: str | None = None) -> None: ...  # noqa: D102
+
+
+@attrs.frozen
+class Entry:
+    """One registered name: what makes it and which distribution offers it."""
+
+    kind: str
+    name: str
+    reference: Callable[..., Any] | str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} of {self.distribution}"
+
+    @property
+    def factory(self) -> Callable[..., Any]:
+        """Return the factory, importing it when it was given as ``"package.module:Name"``.
+
+        Raises:
+            PluginError: there is none, or it does not import.
+        """
+        made = self.reference
+        if isinstance(made, str):
+            module, _, attribute = made.partition(":")
+            try:
+                made = getattr(importlib.import_module(module), attribute)
+            except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+                raise PluginError(
+                    f"{self} refers to {self.reference!r}, which does not import: {sentence(error)}"
+                ) from error
+        if not callable(made):
+            raise PluginError(
+                f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {shown(made)}'
+            )
+        return made
+
+    @property
+    def facts(self) -> Facts:
+        """What it says of itself, from its source where that tells everything; raise as :attr:`factory` does where not."""
+        known = of_reference(self.reference) if isinstance(self.reference, str) else None
+        return known or of_object(self.factory)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.facts.summary
+
+
+@attrs.frozen
+class ModelAlias:
+    """A short name for a model's location, and the target it drafts for, if it does."""
+
+    alias: str
+    location: str
+    target: str | None
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"model {self.alias!r} of {self.distribution}"
+
+
+def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
+    """Return the only offer of a name; raise :class:`PluginError` that names all distributions where there are several."""
+    if len(offers) == 1:
+        return offers[0]
+    called = str(offers[0]).removesuffix(f" of {offers[0].distribution}")
+    owners = list(dict.fromkeys(offer.distribution for offer in offers))
+    if len(owners) == 1:
+        raise PluginError(f"{called} is registered {len(offers)} times by {owners[0]}, each time as something else")
+    both = "both " if len(owners) == 2 else ""
+    raise PluginError(f"{called} is offered by {both}{' and '.join(owners)}: uninstall all of them but one")
+
+
+@attrs.define
+class Registry:
+    """Everything the loaded plugins offer, by kind and name, and what failed to load.
+
+    A name may have several offers: it cannot be used then, and all others can.
+    """
+
+    entries: dict[str, dict[str, list[Entry]]] = attrs.Factory(dict)
+    models: dict[str, list[ModelAlias]] = attrs.Factory(dict)
+    failures: dict[str, str] = attrs.Factory(dict)
+    distributions: dict[str, str] = attrs.Factory(dict)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the registered names of a kind, sorted."""
+        return sorted(self.entries.get(kind, {}))
+
+    def of(self, kind: str) -> list[Entry]:
+        """Return the entries of a kind, by name."""
+        return [entry for name in self.names(kind) for entry in self.entries[kind][name]]
+
+    def entry(self, kind: str, name: str) -> Entry:
+        """Return one entry.
+
+        Raises:
+            UnknownNameError: nobody offers the name; with the known names and the nearest.
+            PluginError: several offer it, or the plugin of that name failed to load or is not installed.
+        """
+        if name not in self.entries.get(kind, {}):
+            if excuse := self.excuse(name):
+                raise PluginError(excuse)
+            raise UnknownNameError(kind, name, self.names(kind))
+        return the_one(self.entries[kind][name])
+
+    def excuse(self, name: str) -> str | None:
+        """Return why a plugin of a name offers nothing, where there is one: it failed to load, or is not installed."""
+        for distribution, fault in self.failures.items():
+            if normal(name) == normal(distribution) or f"plugin {name!r} (" in fault:
+                return f"{name!r} cannot be used: {distribution} was skipped: {fault}"
+        if is_plugin_folder(Path(name)):
+            return f"{name!r} is the folder of a plugin that is not installed: pip install -e {name}"
+        return None
+
+    def fail(self, distribution: str, fault: str) -> None:
+        """Record a fault of a distribution."""
+        known = self.failures.get(distribution)
+        self.failures[distribution] = f"{known}; {fault}" if known else fault
+
+    def make(self, kind: str, specification: str) -> Any:
+        """Return a new strategy from ``name`` or ``name,key=value,...``."""
+        try:
+            name, options = parse_specification(specification)
+        except OptionError as error:
+            raise OptionError(f"{kind} {specification!r}: {error}") from None
+        entry = self.entry(kind, name)
+        factory = entry.factory
+        check_options(entry, options)
+        try:
+            check_annotated(factory, options)
+            return factory(**options)
+        except TypeError as error:
+            raise OptionError(f"{kind} {name!r} could not be made from {specification!r}: {error}") from error
+        except ValueError as error:
+            raise OptionError(f"{kind} {name!r}: {error}") from error
+        except SpecframeError:
+            raise
+        except (Exception, SystemExit) as error:  # a stranger's constructor may raise anything
+            raise PluginError(f"{entry} could not be made: {type(error).__name__}: {sentence(error)}") from error
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Iterate over all entries, by kind and name."""
+        for kind in self.entries:
+            yield from self.of(kind)
+
+
+def check_options(entry: Entry, given: Iterable[str]) -> None:
+    """Raise :class:`OptionError` for an option that a strategy does not take, with those it does."""
+    facts = entry.facts
+    unknown = ", ".join(sorted(set(given) - set(facts.options)))
+    if unknown and not facts.open:
+        listing = f"its options are {', '.join(facts.options)}" if facts.options else "it takes none"
+        raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: {listing}")
+
+
+def normal(name: str) -> str:
+    """Return a distribution's name as packaging compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def is_plugin_folder(folder: Path) -> bool:
+    """Return whether a folder holds the source of a plugin: a project file with entry points of the group."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return bool(project["project"]["entry-points"][GROUP])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such."""
+    name, *pairs = (part.strip() for part in text.split(","))
+    if not name:
+        raise OptionError(f"expected a name before its options, as in 'name,key=value', got {text!r}")
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise OptionError(f"option {pair!r} of {name!r}: expected key=value, as in {name + ',key=value'!r}")
+        if (key := key.replace("-", "_")) in options:
+            raise OptionError(f"option {key!r} of {name!r} is given twice: expected one value, got {text!r}")
+        options[key] = parse_value(value)
+    return name, options
+
+
+def parse_value(text: str) -> bool | int | float | str:
+    """Read an option's value: true/false, a number, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return read(text, kind)
+        except ValueError:
+            continue
+    return text
+
+
+def discover() -> Registry:
+    """Load every plugin of the entry-point group and return what they offer.
+
+    A plugin that does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
+    else is there.
+    """
+    registry = Registry()
+    for distribution, point in entry_points():
+        try:
+            offer(registry, point.load(), distribution)
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            registry.fail(distribution, f"plugin {point.name!r} ({point.value}): {type(error).__name__}: {error}")
+        else:
+            registry.distributions[distribution] = point.value
+    return registry
+
+
+def offer(registry: Registry, plugin: Any, distribution: str) -> None:
+    """Let one plugin register what it has; ``plugin`` is a module or object with hook implementations."""
+    manager = pluggy.PluginManager("specframe")
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin)
+    manager.check_pending()
+    for kind, hook in {**ROLES, **OTHERS}.items():
+        getattr(manager.hook, hook)(register=functools.partial(add_entry, registry, distribution, kind))
+    manager.hook.specframe_register_models(register=functools.partial(add_model, registry, distribution))
+
+
+def add_entry(registry: Registry, distribution: str, kind: str, name: str, factory: Callable[..., Any] | str) -> None:
+    """Put one entry into the registry; what is the same twice counts once, and a name that is no text is a failure."""
+    if not isinstance(name, str) or not name:
+        registry.fail(distribution, f"{kind} {shown(name)}: expected a name, a text")
+        return
+    offers = registry.entries.setdefault(kind, {}).setdefault(name, [])
+    entry = Entry(kind, name, factory, distribution)
+    if entry not in offers:
+        offers.append(entry)
+
+
+def add_model(registry: Registry, distribution: str, alias: str, location: str, target: str | None = None) -> None:
+    """Put one model alias into the registry; one that is no text is a failure."""
+    given = {"alias": alias, "location": location, "target": target}
+    for what, value in given.items():
+        if not isinstance(value, str) and not (what == "target" and value is None):
+            registry.fail(distribution, f"model {shown(alias)}: expected its {what} to be a text, got {shown(value)}")
+            return
+    offers = registry.models.setdefault(alias, [])
+    model = ModelAlias(alias, location, target, distribution)
+    if model not in offers:
+        offers.append(model)
+
+
+def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
+    """Return (distribution, entry point) pairs in a fixed order, narrowed by ``SPECFRAME_PLUGINS``.
+
+    Raises:
+        PluginError: the variable names a plugin that is not installed.
+    """
+    wanted = os.environ.get(LIMIT_VARIABLE)
+    names = None if wanted is None else {name.strip() for name in wanted.split(",") if name.strip()}
+    found: dict[tuple[str, str], importlib.metadata.EntryPoint] = {}
+    installed: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        for point in distribution.entry_points:
+            if point.group != GROUP:
+                continue
+            installed.add(point.name)
+            if names is None or point.name in names:
+                found.setdefault((distribution.metadata["Name"] or "a package without a name", point.name), point)
+    if missing := sorted((names or set()) - installed):
+        raise PluginError(f"{LIMIT_VARIABLE}: {UnknownNameError('plugin', missing[0], installed)}")
+    return [(distribution, found[distribution, name]) for distribution, name in sorted(found)]
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again."""
+    found = discover()
+    for distribution, fault in found.failures.items():
+        part = "part of " if distribution in found.distributions else ""
+        print(f"specframe: {part}{distribution} was skipped: {fault}", file=sys.stderr)
+    return found

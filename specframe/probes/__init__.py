@@ -1,0 +1,1 @@
+"""Checks of the invariants of a run, token by token."""

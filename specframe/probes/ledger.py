@@ -1,0 +1,246 @@
+"""A second KV cache beside each model's own, in which every slot holds the name of the token that was written there.
+
+The shadow is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
+which token. It is moved and written exactly as the cache itself, so what a query is about to see can be read back and
+held against the tokens of its row. Keys and values that are wrong although all of them lie in the right place show in
+the target's logits, which are computed afresh without any cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.roles import Layout
+from specframe.contracts.round import Batch, Sequence
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
+from specframe.forward.runner import ModelRunner
+from specframe.observe.watch import Watch
+from specframe.probes.invariants import Account, Checks
+from specframe.probes.ties import Scales, tie_bound
+
+
+@attrs.define(eq=False)
+class CheckedRun(Run):
+    """A run whose caches have shadows."""
+
+    checks: Checks = attrs.field(kw_only=True)
+
+    def open_cache(self, runner: ModelRunner) -> CachedModel:
+        """Return ``runner`` with a KV cache and its shadow."""
+        shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
+        layers = len(runner.kv_shapes)
+        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+        shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
+        layout = self.alignment.layout(Twins(store, shadow.store), self.rows, self.capacity)
+        cached = CheckedModel(runner, store, layout, self.watch, self.attention, shadow, self.checks)
+        self.caches.append(cached)
+        return cached
+
+
+class Twins:
+    """A KV store and its shadow, as an alignment sees them: what is done to one is done to both."""
+
+    def __init__(self, store: KVStore, shadow: KVStore) -> None:
+        self._store, self._shadow = store, shadow
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Arrange both."""
+        self._store.arrange(sequences)
+        self._shadow.arrange(sequences)
+
+    def shift(self, offsets: np.ndarray, width: int) -> None:
+        """Shift both."""
+        self._shadow.shift(offsets.copy(), width)
+        self._store.shift(offsets, width)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class Shadow:
+    """The names of the tokens in every slot of a cache."""
+
+    def __init__(self, store: KVStore, layers: int) -> None:
+        self.store, self._layers = store, layers
+
+    def write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
+        """Write names where the placement says and return those of all slots attended to, (B, S, 3), -1 for none.
+
+        The flag tells whether all layers, keys and values alike, hold the same.
+        """
+        self.store.expect(placement)
+        states = (names_BTN + 1).float()[:, None]
+        read = [part for layer in range(self._layers) for part in self.store.update(states, states.clone(), layer)]  # type: ignore[attr-defined]
+        alike = all(torch.equal(part, read[0]) for part in read)
+        return read[0][:, 0].round().long().cpu().numpy() - 1, alike
+
+
+class CheckedModel(CachedModel):
+    """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        store: KVStore,
+        layout: Layout,
+        watch: Watch,
+        attention: str,
+        shadow: Shadow,
+        checks: Checks,
+    ) -> None:
+        super().__init__(runner, store, layout, watch, attention)
+        self._shadow, self._checks = shadow, checks
+        self._drafted: dict[int, np.ndarray] = {}
+        self._drafted_in = 0
+        self._scales = Scales(runner.model)
+
+    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
+        """Return the placement after checking it."""
+        accounts = self._checks.batch(batch)
+        placement = super().place(batch, ids_BT, offset)
+        self._note_draft(ids_BT, offset)
+        places_BT = np.stack([len(a.tokens) + np.arange(offset - ids_BT.shape[1], offset) for a in accounts])
+        self._check_positions(accounts, places_BT, placement)
+        self._check_visible(accounts, places_BT, ids_BT, offset, placement)
+        return placement
+
+    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
+        """Feed tokens and, where the target is to be heard, check its choices."""
+        logits_BTV = super().feed(batch, ids_BT, offset, keep)
+        if self.runner.role == "target" and offset >= 0:
+            self._check_choices(self._checks.batch(batch), logits_BTV, offset)
+        return logits_BTV
+
+    def _note_draft(self, ids_BT: torch.Tensor, offset: int) -> None:
+        """Keep the tokens fed beyond the rows' ends in this round: place 0 is the first."""
+        if self._drafted_in != self._checks.round_number:
+            self._drafted, self._drafted_in = {}, self._checks.round_number
+        for place in range(max(0, offset - ids_BT.shape[1]), offset):
+            self._drafted[place] = ids_BT[:, place - offset].cpu().numpy()
+
+    def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
+        """Return a row's tokens up to its end + ``offset``: its own, then those drafted in this round."""
+        if offset < 0:
+            return np.array(account.tokens[:offset], dtype=np.int64)
+        drafted = [int(self._drafted[place][row]) for place in range(offset)]
+        return np.array(account.tokens + drafted, dtype=np.int64)
+
+    def _check_positions(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
+        positions_BT = placement.positions_BT.expand(places_BT.shape).cpu().numpy()
+        for row, account in enumerate(accounts):
+            wrong = np.flatnonzero((positions_BT[row] != places_BT[row]) & (places_BT[row] >= 0))
+            if len(wrong):
+                place, got = places_BT[row, wrong[0]], positions_BT[row, wrong[0]]
+                self._fail("position", row, account, f"the token with {place} tokens before it has position {got}")
+
+    def _check_visible(
+        self, accounts: list[Account], places_BT: np.ndarray, ids_BT: torch.Tensor, offset: int, placement: Placement
+    ) -> None:
+        numbers_B1 = np.array([[account.number] for account in accounts])
+        names_BTN = np.stack([np.broadcast_to(numbers_B1, places_BT.shape), places_BT, ids_BT.cpu().numpy()], axis=-1)
+        names_BTN[places_BT < 0] = -1
+        held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(ids_BT.device))
+        if not alike:
+            self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
+        order_BT1 = placement.order_BT.expand(places_BT.shape).clamp(min=0)[..., None]
+        key_order_BS = placement.key_order_BS.expand(len(accounts), -1)
+        visible_BTS = ((key_order_BS >= 0)[:, None] & (key_order_BS[:, None] <= order_BT1)).cpu().numpy()
+        for row, account in enumerate(accounts):
+            real = places_BT[row] >= 0
+            if real.any():
+                view = View(inherited(held_BSN[row], account), visible_BTS[row][real], places_BT[row][real])
+                if fault := view.fault(account.number, self._tokens(row, account, offset)):
+                    self._fail(fault[0], row, account, fault[1])
+
+    @torch.inference_mode()
+    def _check_choices(self, accounts: list[Account], logits_BTV: torch.Tensor, offset: int) -> None:
+        """Compare the target's choices with logits computed without a cache; a near tie may go either way."""
+        for row, account in enumerate(accounts):
+            first = len(account.tokens) + offset - logits_BTV.shape[1]
+            afresh_TV = self._afresh(self._tokens(row, account, offset))[first:]
+            choices_T1 = logits_BTV[row, : len(afresh_TV)].argmax(-1, keepdim=True)
+            short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
+            for step in (short_T > tie_bound(self.runner.model, afresh_TV)).nonzero()[:, 0].tolist():
+                ids = self._tokens(row, account, offset)[: first + step + 1].tolist()
+                weighed = self._scales.weigh(ids, [int(choices_T1[step])])
+                if not weighed.tie:
+                    choice = f"the choice after the token at place {first + step} falls {weighed.short:.3g} short"
+                    self._fail("cache", row, account, f"{choice} of the best logit, computed without a cache")
+
+    def _afresh(self, tokens_P: np.ndarray) -> torch.Tensor:
+        """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
+        ids_P = torch.from_numpy(tokens_P[: self.runner.context]).to(self.runner.device)
+        positions_P = torch.arange(len(ids_P), device=ids_P.device)
+        return self.runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
+
+    def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
+        self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
+
+
+def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
+    """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
+    names_SN = names_SN.copy()
+    owner_S, place_S, _ = names_SN.T
+    owner_S[(owner_S == account.donor) & (place_S < account.prompt_length)] = account.number
+    return names_SN
+
+
+@attrs.frozen(eq=False)
+class View:
+    """What the queries of one row see."""
+
+    names: np.ndarray
+    """The name in each slot, (S, 3)."""
+    visible: np.ndarray
+    """Which query sees which slot, (T, S)."""
+    places: np.ndarray
+    """The place of each query's token, (T,)."""
+
+    def fault(self, number: int, tokens_P: np.ndarray) -> tuple[str, str] | None:
+        """Return the invariant that is broken and how, or None.
+
+        Args:
+            number: the row's sequence.
+            tokens_P: its tokens, up to the last one fed.
+        """
+        owner_S, place_S, token_S = self.names.T
+        seen_S, filled_S = self.visible.any(0), place_S >= 0
+        foreign_S = filled_S & (owner_S != number)
+        known_S = filled_S & (place_S < len(tokens_P))
+        right_S = known_S & ~foreign_S
+        right_S[right_S] = token_S[right_S] == tokens_P[place_S[right_S]]
+        if (seen_S & foreign_S).any():
+            return "row", "a query sees keys of another sequence"
+        if (stale_S := seen_S & filled_S & ~right_S).any():
+            slot = stale_S.argmax()
+            return (
+                "cache",
+                f"slot {slot} holds token {token_S[slot]} of place {place_S[slot]}, where the row has another",
+            )
+        if (empty_S := seen_S & ~filled_S).any():
+            return "mask", f"a query sees slot {empty_S.argmax()}, which holds no token"
+        return self._count(right_S, place_S, len(tokens_P))
+
+    def _count(self, right_S: np.ndarray, place_S: np.ndarray, length: int) -> tuple[str, str] | None:
+        """Check that every query sees each token up to itself once; ``right_S`` marks the slots of the row's tokens."""
+        slots = np.flatnonzero(right_S)
+        held_SP = np.zeros((len(right_S), length), dtype=np.int64)
+        held_SP[slots, place_S[slots]] = 1
+        times_TP = self.visible.astype(np.int64) @ held_SP
+        wanted_TP = np.arange(length) <= self.places[:, None]
+        if (twice_P := (times_TP > 1).any(0)).any():
+            return "cache", f"the token at place {twice_P.argmax()} is cached more than once"
+        if (later_P := ((times_TP > 0) & ~wanted_TP).any(0)).any():
+            return "mask", f"a query sees the token at place {later_P.argmax()}, which comes after it"
+        if (lacking_P := ((times_TP == 0) & wanted_TP).any(0)).any():
+            place = lacking_P.argmax()
+            if held_SP[:, place].any():
+                return "mask", f"the token at place {place} is hidden from a query after it"
+            return "cache", f"the token at place {place} is lost"
+        return None

@@ -1,8 +1,0 @@
-"""Prompts as commands are given them: arguments, files of many formats, data sets."""
-
-from specframe.prompts.builtin import BUILT_IN
-from specframe.prompts.entries import KEYS
-from specframe.prompts.files import from_arguments, from_file
-from specframe.prompts.prompt import Given, Prompt, text_fault
-
-__all__ = ["BUILT_IN", "KEYS", "Given", "Prompt", "from_arguments", "from_file", "text_fault"]

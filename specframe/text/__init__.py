@@ -1,0 +1,1 @@
+"""From prompts to tokens and from logits to text: sampling, stopping, streaming."""

@@ -1,0 +1,8 @@
+"""Prompts as commands are given them: arguments, files of many formats, data sets."""
+
+from specframe.text.prompts.builtin import BUILT_IN
+from specframe.text.prompts.entries import KEYS
+from specframe.text.prompts.files import from_arguments, from_file
+from specframe.text.prompts.prompt import Given, Prompt, text_fault
+
+__all__ = ["BUILT_IN", "KEYS", "Given", "Prompt", "from_arguments", "from_file", "text_fault"]

@@ -1,0 +1,172 @@
+"""Prompts in entries: objects, texts and lists, of a JSON line, a JSON array or a row of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from specframe.errors import PromptError
+from specframe.text.prompts.prompt import Given, Prompt, checked
+
+SHOWN = 40
+"""Characters of a wrong value that an error shows."""
+
+
+class Doubled(dict[str, Any]):
+    """An object in which a key is given twice."""
+
+    twice: str
+
+
+def load(text: str) -> Any:
+    """Return what JSON holds; an object with a key given twice is :class:`Doubled`.
+
+    Raises:
+        PromptError: it is not JSON, or it is nested too deep, or it holds numbers too long to read.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=paired)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise PromptError(f"{error.msg} ({where})") from None
+    except (ValueError, RecursionError):
+        raise PromptError("it is nested too deep, or holds a number too long to read") from None
+
+
+def paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, marked if a key is given twice."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            marked = Doubled(pairs)
+            marked.twice = key
+            return marked
+        seen.add(key)
+    return dict(pairs)
+
+
+def from_entry(entry: Any, place: str) -> Prompt:
+    """Return the prompt of one entry, or what is wrong with it.
+
+    Args:
+        entry: a text, a list of token ids or of messages, or an object with one of :data:`KEYS`.
+        place: where it is, for messages.
+    """
+    try:
+        prompt = held(given(entry), place)
+    except PromptError as error:
+        return Prompt(shown(entry), f"{place}: {error}", place)
+    rest = {key: entry[key] for key in entry if key not in KEYS} if isinstance(entry, dict) else {}
+    return attrs.evolve(prompt, parameters=rest)
+
+
+def held(content: Given, place: str) -> Prompt:
+    """Return the prompt that holds a text, token ids or messages."""
+    if isinstance(content, str):
+        return checked(content, place)
+    prompt = checked(json.dumps(content, ensure_ascii=False, default=str), place)
+    if isinstance(content[0], int):
+        return attrs.evolve(prompt, token_ids=content)
+    return attrs.evolve(prompt, messages=content)
+
+
+def given(entry: Any) -> Given:
+    """Return what an entry asks to be continued; raise :class:`PromptError` when it asks for nothing."""
+    if isinstance(entry, str | list):
+        return any_form("the entry", entry)
+    if not isinstance(entry, dict):
+        raise PromptError(f"expected an object, a text, token ids or messages, got {shown(entry)}")
+    if isinstance(entry, Doubled):
+        raise PromptError(f"the key {entry.twice!r} is given twice: expected one value")
+    key = next((key for key in READERS if entry.get(key) is not None), None)
+    if key is None:
+        if empty := [key for key in READERS if key in entry]:
+            raise PromptError(f"{empty[0]}: expected a prompt, got null")
+        raise PromptError(f"expected one of {', '.join(KEYS)}, got {', '.join(map(str, entry)) or 'an empty object'}")
+    return READERS[key](key, entry[key], entry)
+
+
+def any_form(key: str, value: Any, entry: Any = None) -> Given:
+    """Return a text, token ids or messages as they are."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return chat(key, value)
+    if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+        return token_ids(key, value)
+    raise PromptError(f"{key}: expected a text, token ids or messages, got {shown(value)}")
+
+
+def text(key: str, value: Any, entry: Any = None) -> str:
+    """Return a text."""
+    if not isinstance(value, str):
+        raise PromptError(f"{key}: expected a text, got {shown(value)}")
+    return value
+
+
+def token_ids(key: str, value: Any, entry: Any = None) -> list[int]:
+    """Return token ids; true and false are none."""
+    if not isinstance(value, list) or not value or not all(type(one) is int and one >= 0 for one in value):
+        raise PromptError(f"{key}: expected a list of token ids, got {shown(value)}")
+    return value
+
+
+def first_turn(key: str, value: Any, entry: Any = None) -> str:
+    """Return the first of several turns, as SpecBench has them; the others answer what would have to be generated first."""
+    first = value[0] if isinstance(value, list) and value else value
+    if not isinstance(first, str):
+        raise PromptError(f"{key}: expected a list of texts, got {shown(value)}")
+    return first
+
+
+def chat(key: str, value: Any, entry: Any = None) -> list[dict[str, Any]]:
+    """Return the messages of a chat up to the last that is not the assistant's: what has to be answered."""
+    fits = isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one for one in value
+    )
+    if not fits:
+        raise PromptError(f"{key}: expected a list of messages, objects with role and content, got {shown(value)}")
+    last = max((place for place, one in enumerate(value) if one["role"] != "assistant"), default=-1)
+    if last < 0:
+        raise PromptError(f"{key}: expected a message to answer, got {len(value)} of the assistant alone")
+    return [dict(one) for one in value[: last + 1]]
+
+
+def conversation(key: str, value: Any, entry: Any = None) -> Given:
+    """Return the first turn of a person, as ShareGPT has it (``from`` and ``value``); messages with roles are a chat."""
+    turns = value if isinstance(value, list) and all(isinstance(one, dict) for one in value) else []
+    if turns and all("role" in one for one in turns):
+        return chat(key, turns)
+    first = next((one.get("value") for one in turns if one.get("from") in ("human", "user")), None)
+    if not isinstance(first, str):
+        raise PromptError(f"{key}: expected turns with from and value, one of them from human, got {shown(value)}")
+    return first
+
+
+def instruction(key: str, value: Any, entry: Any) -> str:
+    """Return an instruction and, below it, the input it is about, as Alpaca has them."""
+    about = entry.get("input") or ""
+    return "\n\n".join(part for part in (text(key, value), text("input", about)) if part)
+
+
+READERS: dict[str, Callable[[str, Any, Any], Given]] = {
+    "prompt": any_form,
+    "text": text,
+    "turns": first_turn,
+    "messages": chat,
+    "conversations": conversation,
+    "instruction": instruction,
+    "prompt_token_ids": token_ids,
+}
+"""How the value of each key is read; the first that an object has counts."""
+
+KEYS = tuple(READERS)
+"""The keys under which an object may hold its prompt."""
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value's JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:SHOWN]

@@ -1,0 +1,218 @@
+"""Prompts from arguments, text files, JSON, token ids, CSV and standard input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from specframe.errors import OptionError, PromptError
+from specframe.files import contents
+from specframe.plugins.registry import parse_value
+from specframe.text.prompts import tables
+from specframe.text.prompts.entries import KEYS, from_entry, load
+from specframe.text.prompts.prompt import Prompt, checked
+
+JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
+"""Columns of a CSV file that hold JSON."""
+
+
+def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
+    """Return the prompts given as arguments of a command."""
+    return [checked(text, f"argument {number}") for number, text in enumerate(texts, start=1)]
+
+
+def from_file(path: str) -> list[Prompt]:
+    """Return the prompts of a file, of ``-`` (standard input), of a saved data set or of ``hf:NAME[:SPLIT[:COLUMN]]``.
+
+    A text file has one prompt per line; blank lines are passed over. JSON lines and JSON arrays are known by the endings
+    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content; ``.ids`` (a line of token ids each), ``.csv``, ``.tsv`` and
+    ``.parquet`` by their endings.
+
+    Raises:
+        OptionError: the file cannot be read or holds no prompt.
+    """
+    if path.startswith(tables.PREFIX):
+        return tables.from_hub(path)
+    suffix = Path(path).suffix.lower()
+    if suffix == ".parquet" or os.path.isdir(path):
+        return tables.from_path(path)
+    name = "standard input" if path == "-" else path
+    text = read(path, name)
+    if not text.strip():
+        raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
+    return READERS.get(suffix, from_text)(text, name)
+
+
+def read(path: str, name: str) -> str:
+    """Return a file's text, a byte-order mark left out."""
+    if path == "-" and sys.stdin is None:
+        raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else contents(path)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a name with a NUL byte, or text in another encoding
+        if not isinstance(error, UnicodeDecodeError):
+            raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
+        byte, place = error.object[error.start], error.start
+        raise OptionError(
+            f"--prompts: {name} is not text: expected UTF-8, got byte 0x{byte:02x} at place {place}"
+        ) from error
+    if (place := text.find("\0")) >= 0:
+        raise OptionError(
+            f"--prompts: {name} is not text: expected UTF-8, got a NUL character at place {place}, as UTF-16 has them"
+        )
+    return text
+
+
+def numbered(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
+    return [(n, line.removesuffix("\r")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def by_line(read_line: Callable[[str, str], Prompt]) -> Callable[[str, str], list[Prompt]]:
+    """Return what reads a text line by line."""
+
+    def read_all(text: str, name: str) -> list[Prompt]:
+        return [read_line(line, f"{name} line {number}") for number, line in numbered(text)]
+
+    return read_all
+
+
+def from_text(text: str, name: str) -> list[Prompt]:
+    """Return the prompts of a text: JSON where it looks like that, a line each otherwise."""
+    if looks_like_objects([line for _, line in numbered(text)]):
+        return by_line(from_json)(text, name)
+    return from_array(text, name) if looks_like_array(text) else by_line(checked)(text, name)
+
+
+def from_document(text: str, name: str) -> list[Prompt]:
+    """Return the prompts of a file called JSON: an array, one object, or JSON lines."""
+    first, *others = (line for _, line in numbered(text))
+    if others and looks_like_objects([first, *others]):
+        return by_line(from_json)(text, name)
+    return from_array(text, name)
+
+
+def from_array(text: str, name: str) -> list[Prompt]:
+    """Return the prompts of a JSON array, or of one object.
+
+    Raises:
+        OptionError: it is not JSON, or not one entry holds a prompt.
+    """
+    try:
+        entries = load(text)
+    except PromptError as error:
+        raise OptionError(f"--prompts: {name} is not JSON: {error}") from None
+    if isinstance(entries, dict):
+        entries = [entries]
+    if not isinstance(entries, list) or not entries:
+        raise OptionError(
+            f"--prompts: {name} holds no prompts: expected a JSON array of texts or objects, got {text.strip()[:40]}"
+        )
+    return some(name, (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(entries, start=1)))
+
+
+def some(name: str, prompts: Iterator[Prompt]) -> list[Prompt]:
+    """Return prompts; raise :class:`OptionError` with the first one's fault when all have one: it is another kind of file."""
+    found = list(prompts)
+    if found and all(prompt.fault for prompt in found):
+        raise OptionError(f"--prompts: {name} holds no prompts: {found[0].fault}")
+    return found
+
+
+def looks_like_objects(lines: list[str]) -> bool:
+    """Return whether these are JSON lines: the first starts an object, and some line holds one with a prompt."""
+    return lines[0].lstrip().startswith("{") and any(promising(loaded(line)) for line in lines)
+
+
+def looks_like_array(text: str) -> bool:
+    """Return whether a text is a JSON array or object: one over several lines, or one that holds a prompt."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return False
+    found = loaded(text)
+    entries = found if isinstance(found, list) else [found]
+    return found is not None and ("\n" in text.strip() or any(isinstance(e, str) or promising(e) for e in entries))
+
+
+def loaded(text: str) -> Any:
+    """Return what JSON holds; None when it is none."""
+    try:
+        return load(text)
+    except PromptError:
+        return None
+
+
+def promising(entry: Any) -> bool:
+    """Return whether an entry is an object with a key that may hold a prompt."""
+    return isinstance(entry, dict) and any(key in entry for key in KEYS)
+
+
+def from_json(line: str, place: str) -> Prompt:
+    """Return the prompt of one JSON line, or what is wrong with the line."""
+    try:
+        entry = load(line)
+    except PromptError as error:
+        return Prompt(line, f"{place} is not JSON: {error}", place)
+    prompt = from_entry(entry, place)
+    return attrs.evolve(prompt, text=line) if prompt.fault else prompt
+
+
+def from_ids(line: str, place: str) -> Prompt:
+    """Return the prompt of one line of token ids, with blanks or commas between them."""
+    parts = re.split(r"[\s,]+", line.strip().strip("[]").strip())
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        return Prompt(line, f"{place}: expected token ids with blanks between them, got {line.strip()[:40]!r}", place)
+    return from_entry([int(part) for part in parts], place)
+
+
+def from_csv(text: str, name: str) -> list[Prompt]:
+    """Return the prompts of a table with a line of names, one of which is a key that holds prompts."""
+    csv.field_size_limit(2**31 - 1)  # of its own accord it takes no cell of more than 128 KiB
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
+    try:
+        columns, rows = list(reader.fieldnames or ()), list(reader)
+    except csv.Error as error:
+        raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
+    tables.require_key(name, columns)
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
+    if not rows:
+        raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
+    return [from_cells(row, f"{name} row {number}") for number, row in enumerate(rows, start=1)]
+
+
+def from_cells(row: dict[str, str], place: str) -> Prompt:
+    """Return the prompt of one row; what is not its prompt is read as an option's value is."""
+    if None in row:
+        return Prompt("", f"{place}: expected a cell for each column, got more", place)
+    entry = {key: cell(key, value) for key, value in row.items() if value}
+    return from_entry(entry, place)
+
+
+def cell(key: str, value: str) -> Any:
+    """Return the value of a cell."""
+    if key in JSON_TEXTS:
+        found = loaded(value)
+        return value if found is None else found
+    return value if key in KEYS or key == "input" else parse_value(value)
+
+
+READERS: dict[str, Callable[[str, str], list[Prompt]]] = {
+    ".jsonl": by_line(from_json),
+    ".ndjson": by_line(from_json),
+    ".json": from_document,
+    ".ids": by_line(from_ids),
+    ".csv": from_csv,
+    ".tsv": from_csv,
+}
+"""How files are read, by the ending of their names."""

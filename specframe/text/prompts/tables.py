@@ -1,0 +1,113 @@
+"""Prompts from Parquet files and data sets, through the library ``datasets``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from specframe.errors import OptionError, sentence
+from specframe.text.prompts.entries import KEYS, from_entry
+from specframe.text.prompts.prompt import Prompt
+
+PREFIX = "hf:"
+"""What a data set's name begins with, to tell it from a file's."""
+COLON = re.compile(r":(?![^\[]*\])")
+"""A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
+BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""What reads a file, by the ending of its name."""
+
+
+def from_path(path: str) -> list[Prompt]:
+    """Return the prompts of a Parquet file, or of the folder of a data set; the hub is not asked for it."""
+    if not os.path.exists(path):
+        raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
+    if os.path.isdir(path) and not saved(path):
+        raise OptionError(
+            f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
+            "folder of files"
+        )
+    return prompts(path, path, None, None)
+
+
+def from_hub(given: str) -> list[Prompt]:
+    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``; NAME is a data set's, or a folder or file on disk.
+
+    Raises:
+        OptionError: there is no such data set, split or column, or the library is not installed.
+    """
+    name, split, column, *more = [*COLON.split(given.removeprefix(PREFIX)), "", ""]
+    if not name or any(more):
+        raise OptionError(f"--prompts: expected {PREFIX}NAME[:SPLIT[:COLUMN]], got {given!r}")
+    return prompts(given, name, split or None, column or None)
+
+
+def prompts(shown: str, name: str, split: str | None, column: str | None) -> list[Prompt]:
+    """Return the prompts of all rows; ``shown`` is what errors call the data set."""
+    try:
+        rows = [dict(row) for row in one_split(shown, load(shown, name, split), split)]
+    except OptionError:
+        raise
+    except Exception as error:  # what the library raises on a file depends on the file
+        raise OptionError(f"--prompts: {shown} cannot be read: {sentence(error.__cause__ or error)}") from error
+    if not rows:
+        raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
+    if column is None:
+        require_key(shown, rows[0])
+    elif column not in rows[0]:
+        raise OptionError(
+            f"--prompts: {shown} has the columns {', '.join(rows[0])}: expected one of them, got {column}"
+        )
+    entries = rows if column is None else [chosen(row, column) for row in rows]
+    return [from_entry(entry, f"{shown} row {number}") for number, entry in enumerate(entries, start=1)]
+
+
+def chosen(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """Return a row whose prompt is in the column named."""
+    return {"prompt": row[column], **{key: row[key] for key in row if key not in KEYS}}
+
+
+def saved(path: str) -> bool:
+    """Return whether ``save_to_disk`` wrote a folder."""
+    return any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def load(shown: str, name: str, split: str | None) -> Any:
+    """Return the rows of a file, a folder that ``save_to_disk`` wrote, or whatever ``load_dataset`` finds under the name."""
+    if importlib.util.find_spec("datasets") is None:
+        raise OptionError(
+            f"--prompts: {shown} takes the package datasets, which is not installed: pip install 'specframe[data]'"
+        )
+    import datasets
+
+    datasets.disable_progress_bars()
+    path = Path(name)
+    if saved(name):
+        found = datasets.load_from_disk(name)
+        return found if isinstance(found, dict) else {str(found.split or "train"): found}
+    if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
+        # read as a stream, nothing is written to the cache of data sets
+        return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
+    return datasets.load_dataset(name, split=split)
+
+
+def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
+    """Return the rows of the split that was asked for, or of the only one there is."""
+    if not isinstance(found, dict):
+        return found
+    if (split is None and len(found) > 1) or (split is not None and split not in found):
+        got = "none named" if split is None else repr(split)
+        raise OptionError(f"--prompts: {shown} has the splits {', '.join(found)}: expected one of them, got {got}")
+    return found[split or next(iter(found))]
+
+
+def require_key(shown: str, columns: Iterable[str]) -> None:
+    """Raise :class:`OptionError` unless one of the columns is known to hold prompts."""
+    if not set(columns) & set(KEYS):
+        raise OptionError(
+            f"--prompts: {shown} has the columns {', '.join(columns) or 'none'}: expected one of {', '.join(KEYS)}; another "
+            f"is named as in {PREFIX}{shown.removeprefix(PREFIX).split(':')[0]}:train:COLUMN"
+        )

@@ -1,0 +1,244 @@
+"""What one request asks for: how its tokens are chosen, when it ends, what is told of it.
+
+Tokens are chosen through transformers' own logits processors, at every position of a block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from typing import Any
+
+import attrs
+import torch
+from transformers import generation as hf
+
+from specframe.contracts.plan import Plan
+from specframe.contracts.round import Batch
+from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.values import MOST_SAMPLES, flag, number, whole
+
+COUNT = functools.partial(whole, least=1)
+SHARE = functools.partial(number, least=0, most=1, above=True)
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "temperature": functools.partial(number, least=0),
+    "top_k": functools.partial(whole, least=0),
+    "top_p": SHARE,
+    "min_p": functools.partial(number, least=0, most=1),
+    "typical_p": SHARE,
+    "repetition_penalty": functools.partial(number, least=0, above=True),
+    "presence_penalty": number,
+    "min_new_tokens": functools.partial(whole, least=0),
+    "bad_words_ids": lambda name, value: each(name, value, is_word, "lists of token ids"),
+    "suppress_tokens": lambda name, value: each(name, value, is_id, "token ids"),
+    "forced_eos": flag,
+    "processors": lambda name, value: each(name, value, is_callable, "a list of LogitsProcessor objects"),
+    "stop": lambda name, value: each(name, value, is_text, "a text or several, none of them empty"),
+    "criteria": lambda name, value: each(name, value, is_callable, "a list of StoppingCriteria objects"),
+    "max_new_tokens": COUNT,
+    "max_time": functools.partial(number, least=0, above=True),
+    "logprobs": functools.partial(whole, least=0),
+    "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
+}
+"""What raises :class:`OptionError` for a value that a parameter does not accept, by the parameter."""
+
+NOT_LOGITS = frozenset({"processors", "criteria", "max_new_tokens", "logprobs", "samples"})
+"""Parameters that no generation config speaks of, or that are left to :meth:`specframe.Pipeline.generate`."""
+
+
+def each(name: str, values: Any, accepts: Callable[[Any], bool], expected: str) -> None:
+    """Raise :class:`OptionError` unless ``values`` is a list or a tuple of what is accepted."""
+    if not isinstance(values, tuple | list) or not all(map(accepts, values)):
+        raise OptionError(f"{name}: expected {expected}, got {shown(values)}")
+
+
+def is_id(value: Any) -> bool:
+    """Return whether a value may be a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_word(value: Any) -> bool:
+    """Return whether a value is a list of token ids, at least one."""
+    return isinstance(value, tuple | list) and len(value) > 0 and all(map(is_id, value))
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_callable(value: Any) -> bool:
+    """Return whether a value can be called and is no class, whose objects can."""
+    return callable(value) and not isinstance(value, type)
+
+
+def several(given: Any) -> Any:
+    """Return one text as a tuple of it, anything else as it is."""
+    return (given,) if isinstance(given, str) else frozen(given)
+
+
+def frozen(value: Any) -> Any:
+    """Return lists as tuples, however deep."""
+    return tuple(map(frozen, value)) if type(value) is list else value
+
+
+@attrs.frozen
+class Sampling:
+    """How the tokens of one request are chosen, when it ends and what is told of it.
+
+    A parameter that is not given (None) is what the target's generation config says, and else what changes nothing: without either,
+    decoding is greedy. Names and meanings are those of transformers' ``GenerationConfig``, and beyond it:
+
+    - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part.
+    - ``forced_eos``: the last token that the length allows is an eos id.
+    - ``processors`` are a user's own ``LogitsProcessor`` objects, applied first; ``criteria`` a user's own ``StoppingCriteria``.
+    - ``stop``: strings that end the continuation. Its tokens reach to the one that completes the string, its text to before it.
+      None is looked for among the first ``min_new_tokens`` tokens.
+    - ``max_new_tokens`` takes the place of the number given for all prompts.
+    - ``max_time``: seconds after the prompt was taken up at which the continuation ends, with the round that is under way.
+    - ``logprobs``: tell the target's log-probability of each token, and of so many of the most likely ones (0: of none).
+    - ``samples``: continuations of the prompt, each with random numbers of its own; the prompt is read once.
+
+    Raises:
+        OptionError: a value outside of what it accepts.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_new_tokens: int | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(default=None, converter=frozen)
+    suppress_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=frozen)
+    forced_eos: bool | None = None
+    processors: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
+    stop: tuple[str, ...] | None = attrs.field(default=None, converter=several)
+    criteria: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
+    max_new_tokens: int | None = None
+    max_time: float | None = None
+    logprobs: int | None = None
+    samples: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(type(self)):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                CHECKS[field.name](field.name, value)
+
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """Return the names of what can be written down: everything but objects."""
+        return [field.name for field in attrs.fields(cls) if field.name not in ("processors", "criteria")]
+
+    def with_parameters(self, given: Mapping[str, Any]) -> Sampling:
+        """Return these parameters with those given in the place of some.
+
+        Raises:
+            OptionError: an unknown name, or a value outside of what it accepts.
+        """
+        for name in given:
+            if name not in self.parameters():
+                raise UnknownNameError("sampling parameter", name, self.parameters())
+        return attrs.evolve(self, **given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters that were given and that a generation config may speak of, too."""
+        values = attrs.asdict(self, recurse=False)
+        return {name: value for name, value in values.items() if name not in NOT_LOGITS and value is not None}
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no temperature above 0 is given."""
+        return not self.temperature
+
+
+class PresencePenalty(hf.LogitsProcessor):
+    """Subtracts a constant from the score of every token that was generated before."""
+
+    def __init__(self, penalty: float, prompt_length: int) -> None:
+        self._penalty, self._prompt_length = penalty, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        """Return the penalised scores."""
+        seen = torch.zeros_like(scores).scatter_(1, input_ids[:, self._prompt_length :], self._penalty)
+        return scores - seen
+
+
+def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """Return logits shaped by each row's plan, float32 when anything is done to them.
+
+    Args:
+        batch: the rows.
+        drafted_BK: the draft tokens that follow the rows' own.
+        logits_BTV: logits of the T last positions, T at most K + 1: the last follows all of ``drafted_BK``.
+    """
+    plans = [sequence.request.plan for sequence in batch.sequences]
+    if not any(plan.prefixed or plan.positionwise for plan in plans):
+        return logits_BTV
+    shaped = logits_BTV.float().clone()
+    for row, plan in enumerate(plans):
+        if plan.prefixed:
+            _shape_by_prefix(plan, batch.tokens_BS[row, : batch.lengths[row]], drafted_BK[row], shaped[row])
+    for processors, rows in _sharing(plans):
+        shaped[rows] = _apply(processors, batch.tokens_BS[rows], shaped[rows])
+    return shaped
+
+
+def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
+    """Return scores in which rows decoded greedily have all their mass on the most likely token.
+
+    Rules that compare probabilities, or add noise, need it to decode such rows greedily.
+    """
+    greedy = [sequence.request.plan.greedy for sequence in batch.sequences]
+    if not any(greedy):
+        return scores_BTV
+    greedy_B11 = torch.tensor(greedy, device=scores_BTV.device)[:, None, None]
+    scores_BTV = scores_BTV.float()
+    peaks = torch.full_like(scores_BTV, float("-inf")).scatter_(-1, scores_BTV.argmax(-1, keepdim=True), 0.0)
+    return torch.where(greedy_B11, peaks, scores_BTV)
+
+
+def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
+    """Return where a user's own processors leave no token to choose, (B, T): a score is nan, or none is above minus infinity.
+
+    None where no row has processors of its own. Nothing leaves the device.
+    """
+    own = [sequence.request.plan.own for sequence in batch.sequences]
+    if not any(own):
+        return None
+    best_BT = scores_BTV.amax(-1)
+    return torch.tensor(own, device=best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
+
+
+def _shape_by_prefix(plan: Plan, tokens_L: torch.Tensor, drafted_K: torch.Tensor, logits_TV: torch.Tensor) -> None:
+    """Apply one row's prefixed processors in place, position by position."""
+    prefix = torch.cat([tokens_L.new_tensor(plan.lead), tokens_L, drafted_K])
+    for place in range(len(logits_TV)):
+        end = len(prefix) - (len(logits_TV) - 1 - place)
+        for processor in plan.prefixed:
+            logits_TV[place] = processor(prefix[None, :end], logits_TV[place][None])[0]
+
+
+def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:
+    """Return each distinct chain of position-wise processors with the rows that share it."""
+    chains: dict[tuple[int, ...], tuple[tuple[Any, ...], list[int]]] = {}
+    for row, plan in enumerate(plans):
+        if plan.positionwise:
+            key = tuple(map(id, plan.positionwise))
+            chains.setdefault(key, (plan.positionwise, []))[1].append(row)
+    return list(chains.values())
+
+
+def _apply(processors: Rows[Any], tokens_BS: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """Put all positions of all rows through processors that look at one position alone."""
+    flat = logits_BTV.flatten(0, 1)
+    ids = tokens_BS[:, :1].repeat_interleave(logits_BTV.shape[1], dim=0)
+    for processor in processors:
+        flat = processor(ids, flat)
+    return flat.view_as(logits_BTV)
