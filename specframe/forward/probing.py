@@ -10,6 +10,7 @@ import torch
 from transformers import Cache
 
 from specframe.contracts.cache import KVShape, Placement
+from specframe.forward.ongoing import alone
 
 
 class Reordered(Cache):
@@ -91,11 +92,12 @@ def narrowed(config: Any, window: int) -> Iterator[None]:
     if chosen is None:
         yield
         return
-    config.sliding_window = window
-    try:
-        yield
-    finally:
-        config.sliding_window = chosen
+    with alone(config):
+        config.sliding_window = window
+        try:
+            yield
+        finally:
+            config.sliding_window = chosen
 
 
 def uneven(window: int | None, slots: int, device: torch.device) -> Placement:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import warnings
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -16,10 +17,11 @@ from transformers import PreTrainedModel
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention import NAME, Maskless, Watched, attending
+from specframe.forward.attention import Maskless, Watched
 from specframe.forward.attention.choice import WAYS, Choice
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
+from specframe.forward.ongoing import Ongoing, own, running, using
 from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
 
@@ -52,7 +54,8 @@ class ModelRunner:
         self.model, self.role = model, role
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
-        self.windows = attention_windows(self.config, role)
+        with using(self.config):
+            self.windows = attention_windows(self.config, role)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
@@ -62,7 +65,7 @@ class ModelRunner:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
-        if (attends := self.config._attn_implementation or "").startswith(("flex", "flash")):
+        if (attends := own(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
             raise ModelError(
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
@@ -232,8 +235,8 @@ class ModelRunner:
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self._masks(placement) if maskless is None else self._unread
-        with self.rope.factors():
-            return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
+        ids_BT = ids_BT.clamp(max=self.vocabulary - 1)
+        return self._call(ids_BT, positions_BT, shown, store, keep, maskless, layers, self.rope.forwards)
 
     @functools.cached_property
     def attention(self) -> Choice:
@@ -266,8 +269,8 @@ class ModelRunner:
         layers, slots = compiled.Layers(self.model), [0, 1, 2]
         expected = self._probed(Reordered(slots))
         try:
-            if self.config._attn_implementation != "sdpa" or not layers:
-                raise ModelError(f"expected layers with sdpa attention, found {self.config._attn_implementation}")
+            if (attends := own(self.config, "_attn_implementation")) != "sdpa" or not layers:
+                raise ModelError(f"expected layers with sdpa attention, found {attends}")
             if not (off := distance(self._probed(Reordered(slots), layers), expected)) < self._tolerance:
                 raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
         except Exception as error:  # whatever a compiler raises
@@ -296,14 +299,16 @@ class ModelRunner:
         keep: int,
         maskless: Maskless | None = None,
         layers: compiled.Layers | None = None,
+        forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {},
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        attention = attending(self.config, maskless, compiled.NAME if layers else NAME)
         compiling = (
             compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
         )
-        store = Dense(store) if self._dense else store
-        with attention, compiling(), layers.over(store) if layers else contextlib.nullcontext(store) as cache:
+        cache = store = Dense(store) if self._dense else store
+        if layers:
+            cache, forwards = compiled.Through(store), {**forwards, **layers.forwards}
+        with compiling(), running(self.config, Ongoing(maskless, store, forwards)):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,

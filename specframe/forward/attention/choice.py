@@ -18,6 +18,7 @@ from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
 from specframe.forward.attention.packed import Packing
 from specframe.forward.compiled import ints_and_sizes_left_open
+from specframe.forward.ongoing import own
 
 ATTENTION = ("auto", "packed", "flex", "masked")
 """What ``attention=`` may be."""
@@ -86,10 +87,10 @@ class Choice:
 
     def check(self, asked: str) -> None:
         """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
-        if asked in WAYS and self._config._attn_implementation != "sdpa":
+        if asked in WAYS and (attends := own(self._config, "_attn_implementation")) != "sdpa":
             raise ModelError(
                 f"attention {asked!r} takes the place of sdpa, but {self._name} was loaded with "
-                f"{self._config._attn_implementation}: load it with sdpa, or ask for 'masked'"
+                f"{attends}: load it with sdpa, or ask for 'masked'"
             )
         if asked == "packed" and not self._has_kernel("packed"):
             raise ModelError(
@@ -111,7 +112,7 @@ class Choice:
     def _agrees(self, way: str) -> bool:
         """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
         if way not in self._found:
-            sdpa = self._config._attn_implementation == "sdpa"
+            sdpa = own(self._config, "_attn_implementation") == "sdpa"
             self._found[way] = sdpa and self._has_kernel(way) and self._fault(way) is None
         return self._found[way]
 
