@@ -89,8 +89,12 @@ class CachedModel:
             if self._recordable:
                 for width in (ids_BT.shape[1], *[1] * (count - 1)):
                     self._watch.forward(self.runner.role, len(batch), width)
-                return self._chain(batch, ids_BT, count, choose)
+                return self._at_once(batch, ids_BT, count, choose)
         return chain(lambda block: self.feed(batch, block).logits_BTV, batch, ids_BT, count, choose)
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        assert self._chain is not None
+        return self._chain(batch, ids_BT, count, choose)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""

@@ -20,9 +20,9 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.cached import CachedModel
+from specframe.forward.graphs import Choose
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
 from specframe.probes.invariants import Account, Checks
 from specframe.probes.ties import Scales, tie_bound
 
@@ -33,16 +33,13 @@ class CheckedRun(Run):
 
     checks: Checks = attrs.field(kw_only=True)
 
-    def open_cache(self, runner: ModelRunner) -> CachedModel:
-        """Return ``runner`` with a KV cache and its shadow."""
+    def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
+        """Return a model that is run as it would be without checks, with a shadow beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
         layers = len(runner.kv_shapes)
-        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
         shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
         layout = self.alignment.layout(Twins(store, shadow.store), self.rows, self.capacity)
-        cached = CheckedModel(runner, store, layout, self.watch, self.attention, shadow, self.checks)
-        self.caches.append(cached)
-        return cached
+        return CheckedModel(runner, store, layout, *how, shadow=shadow, checks=self.checks)
 
 
 class Twins:
@@ -87,16 +84,9 @@ class CheckedModel(CachedModel):
     """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        store: KVStore,
-        layout: Layout,
-        watch: Watch,
-        attention: str,
-        shadow: Shadow,
-        checks: Checks,
+        self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Checks
     ) -> None:
-        super().__init__(runner, store, layout, watch, attention)
+        super().__init__(runner, store, layout, *how)
         self._shadow, self._checks = shadow, checks
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
@@ -119,6 +109,14 @@ class CheckedModel(CachedModel):
         if self.runner.role == "target" and block.end >= 0:
             self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
         return scores
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        """Return the tokens chosen, after checking the places at which they and the first ones were fed."""
+        chosen_BT = super()._at_once(batch, ids_BT, count, choose)
+        self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
+        for offset in range(count - 1):
+            self.place(batch, Block(chosen_BT[:, offset : offset + 1], offset))
+        return chosen_BT
 
     def _note_draft(self, block: Block) -> None:
         """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
