@@ -18,7 +18,7 @@ PROMPTS = harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY)
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Note each recording that is made, and each forward of a runner: whose, how it attends, and whether its layers are compiled."""
+    """Note each recording that is made, and each forward: whose, how it attends, and whether its layers are compiled."""
     noted: list[Any] = []
     usual = ModelRunner.forward
 

@@ -7,7 +7,8 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -15,18 +16,22 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
 from specframe.forward.attention import Maskless, Watched
 from specframe.forward.attention.choice import WAYS, Choice
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
+from specframe.forward.hidden import Forwards, Taps
 from specframe.forward.ongoing import Ongoing, own, running, using
 from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
@@ -153,7 +158,11 @@ class ModelRunner:
         places_BT = self._three
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self.device))
         shown = self._masks(placement, window)
-        return self._call(places_BT % self.vocabulary, places_BT, shown, probe, 3, layers=layers).float()
+        forwards = layers.forwards if layers else NOTHING
+        compiles = layers is not None
+        return self._call(
+            places_BT % self.vocabulary, places_BT, shown, probe, 3, compiles=compiles, forwards=forwards
+        ).float()
 
     @functools.cached_property
     def _three(self) -> torch.Tensor:
@@ -213,30 +222,46 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        block: Block,
         placement: Placement,
         store: KVStore,
+        *,
         keep: int,
+        hidden: tuple[int, ...] = (),
         attention: str = "masked",
         layers: compiled.Layers | None = None,
-    ) -> torch.Tensor:
-        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
+        extra: Mapping[str, Any] = NOTHING,
+    ) -> Scores:
+        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
 
         Args:
+            hidden: the hidden states to return, as transformers numbers them.
             attention: "packed", where the placement allows it, "flex", "masked", or "auto".
             layers: the model's layers compiled; None: as they are.
+            extra: further arguments of the model's ``forward``.
         """
         maskless = None
         if (way := self.attention.way(attention, placement)) is not None:
-            slots = getattr(store, "slots", placement.key_order_BS.shape[1])
+            slots = store.slots or placement.key_order_BS.shape[1]
             if way == "packed":
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
             maskless = WAYS[way](placement, slots)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self._masks(placement) if maskless is None else self._unread
-        ids_BT = ids_BT.clamp(max=self.vocabulary - 1)
-        return self._call(ids_BT, positions_BT, shown, store, keep, maskless, layers, self.rope.forwards)
+        ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
+        forwards = {**self.rope.forwards, **layers.forwards} if layers else self.rope.forwards
+        found: Mapping[int, torch.Tensor] = {}
+        if hidden:
+            forwards, found = self.taps.placed(hidden, forwards)
+        compiles = layers is not None
+        logits_BTV = self._call(ids_BT, positions_BT, shown, store, keep, maskless, compiles, forwards, extra)
+        return Scores(logits_BTV, found)
+
+    @functools.cached_property
+    def taps(self) -> Taps:
+        """The places at which hidden states are taken."""
+        return Taps(self.model, str(self))
 
     @functools.cached_property
     def attention(self) -> Choice:
@@ -298,16 +323,16 @@ class ModelRunner:
         store: Any,
         keep: int,
         maskless: Maskless | None = None,
-        layers: compiled.Layers | None = None,
-        forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {},
+        compiles: bool = False,
+        forwards: Forwards = NOTHING,
+        extra: Mapping[str, Any] = NOTHING,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
         compiling = (
-            compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
+            compiled.ints_and_sizes_left_open if compiles or isinstance(maskless, Blocks) else contextlib.nullcontext
         )
-        cache = store = Dense(store) if self._dense else store
-        if layers:
-            cache, forwards = compiled.Through(store), {**forwards, **layers.forwards}
+        store = Dense(store) if self._dense else store
+        cache = compiled.Through(store) if compiles else store
         with compiling(), running(self.config, Ongoing(maskless, store, forwards)):
             output = self.model(
                 input_ids=ids_BT,
@@ -316,6 +341,7 @@ class ModelRunner:
                 past_key_values=cache,
                 use_cache=True,
                 **options,
+                **extra,
             )
         return output.logits[:, -keep:]
 

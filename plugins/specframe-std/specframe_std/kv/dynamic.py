@@ -20,7 +20,7 @@ class Dynamic:
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
-        return DynamicStore(shapes, device)
+        return DynamicStore(shapes, rows, device)
 
 
 class DynamicStore(Cache):
@@ -29,8 +29,13 @@ class DynamicStore(Cache):
     Tensors 2l and 2l + 1 are the keys and the values of layer l.
     """
 
-    def __init__(self, shapes: list[KVShape], device: torch.device) -> None:
+    slots = None
+    """Its memory moves: forwards over it are not recorded."""
+    first = 0
+
+    def __init__(self, shapes: list[KVShape], rows: int, device: torch.device) -> None:
         super().__init__(layers=[])
+        self.rows = rows
         sizes = [(shape, size) for shape in shapes for size in (shape.key_size, shape.value_size)]
         self._tensors = [torch.empty(0, s.heads, 0, size, dtype=s.dtype, device=device) for s, size in sizes]
         self._empty = [tensor.new_empty(tensor.shape[1:]) for tensor in self._tensors]
