@@ -56,7 +56,6 @@ CELLS = list(itertools.product(LAYOUTS, WINDOWS, [([5, 300, 131], 3, 300), ([390
 def visible(placement: Placement, window: int | None) -> torch.Tensor:
     """Return which blocks hold a slot that one of their queries sees, (B, Q, K)."""
     seen_BTS = masks(placement, [window], torch.float32)[window][:, 0] == 0
-    seen_BTS &= (placement.order_BT >= 0)[..., None]
     _rows, queries, slots = seen_BTS.shape
     padded = torch.nn.functional.pad(seen_BTS, (0, -slots % flex.BLOCK, 0, -queries % flex.BLOCK))
     return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)

@@ -161,7 +161,7 @@ class CheckedModel(CachedModel):
         held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
         if not alike:
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
-        visible_BTS = everywhere(placement, len(accounts)).cpu().numpy()
+        visible_BTS = placement.seen().expand(len(accounts), -1, -1).cpu().numpy()
         for row, account in enumerate(accounts):
             held_SN = inherited(held_BSN[row], account)
             for queries, tokens_P in self._paths(row, account, block):
@@ -202,15 +202,6 @@ class CheckedModel(CachedModel):
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
-
-
-def everywhere(placement: Placement, rows: int) -> torch.Tensor:
-    """Return which slots each query sees, (B, T, S)."""
-    device, (width, extent) = placement.order_BT.device, (placement.order_BT.shape[1], placement.key_order_BS.shape[1])
-    row_B11 = torch.arange(rows, device=device)[:, None, None]
-    if len(placement.order_BT) == 1:
-        placement = attrs.evolve(placement, order_BT=placement.order_BT.expand(rows, -1))
-    return placement.visible(row_B11, torch.arange(width, device=device)[:, None], torch.arange(extent, device=device))
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:

@@ -67,7 +67,7 @@ class Choice:
 
     def way(self, asked: str, placement: Placement) -> str | None:
         """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
-        if placement.used_B is not None and self.packs(asked):
+        if placement.used_B is not None and placement.sees_BTT is None and self.packs(asked):
             return "packed"
         if asked == "flex":
             return "flex"
