@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specframe.forward.attention import attend
 from specframe.forward.ongoing import ONGOING, own
@@ -54,24 +54,6 @@ def ints_and_sizes_left_open() -> Iterator[None]:
         yield
 
 
-class Through(Cache):
-    """Hands a layer its own keys and values back: the operator takes them to the store."""
-
-    def __init__(self, store: Cache) -> None:
-        super().__init__(layers=[])
-        self._length = store.get_seq_length()
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is given."""
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return what the store says."""
-        return self._length
-
-
 torch.library.define(
     OPERATOR,
     "(Tensor query, Tensor key, Tensor value, Tensor? mask, SymInt layer, float? scaling, SymInt? window) -> Tensor",
@@ -88,10 +70,11 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    store = ONGOING.get().store
-    if store is not None:  # None: another thread has compiled the model for itself
-        key, value = store.update(key, value, layer)
-    return attend(torch.nn.Module(), query, key, value, mask, scaling, sliding_window=window)[0]
+    cache, asking = ONGOING.get().cache, torch.nn.Module()
+    asking.layer_idx = layer
+    if cache is not None:  # None: another thread has compiled the model for itself
+        key, value = cache.update(key, value, layer)
+    return attend(asking, query, key, value, mask, scaling, sliding_window=window)[0]
 
 
 @torch.library.register_fake(OPERATOR)

@@ -26,8 +26,8 @@ class Ongoing:
 
     maskless: Any = None
     """The :class:`specframe.forward.attention.Maskless` that takes the place of the mask tensor; None: there is a mask."""
-    store: Any = None
-    """The KV store, where layers run compiled and hand their keys and values to attention."""
+    cache: Any = None
+    """The :class:`specframe.forward.views.StoreCache` around the KV store."""
     forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)
     """The functions called in the place of modules' own ``forward``."""
 

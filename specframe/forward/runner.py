@@ -25,8 +25,9 @@ from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards, Taps
 from specframe.forward.ongoing import Ongoing, own, running, using
-from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
+from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
+from specframe.forward.views import StoreCache, Unwritten
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
@@ -161,7 +162,14 @@ class ModelRunner:
         forwards = layers.forwards if layers else NOTHING
         compiles = layers is not None
         return self._call(
-            places_BT % self.vocabulary, places_BT, shown, probe, 3, compiles=compiles, forwards=forwards
+            places_BT % self.vocabulary,
+            places_BT,
+            shown,
+            probe,
+            len(probe.slots),
+            3,
+            compiles=compiles,
+            forwards=forwards,
         ).float()
 
     @functools.cached_property
@@ -201,9 +209,12 @@ class ModelRunner:
         slots = min(self.context, LARGEST_PROBE)
         placement = uneven(narrowest, slots, self.device)
         ids_BT = placement.positions_BT % self.vocabulary
-        maskless = Watched(WAYS[way](placement, placement.key_order_BS.shape[1]))
+        extent = placement.key_order_BS.shape[1]
+        maskless = Watched(WAYS[way](placement, extent))
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), 4, instead)[placement.order_BT >= 0]
+            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), extent, 4, instead)[
+                placement.order_BT >= 0
+            ]
             for shown, instead in ((self._masks(placement), None), (self._unread, maskless))
         )
         if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
@@ -254,8 +265,8 @@ class ModelRunner:
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
-        compiles = layers is not None
-        logits_BTV = self._call(ids_BT, positions_BT, shown, store, keep, maskless, compiles, forwards, extra)
+        compiles, extent = layers is not None, placement.key_order_BS.shape[1]
+        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, maskless, compiles, forwards, extra)
         return Scores(logits_BTV, found)
 
     @functools.cached_property
@@ -321,6 +332,7 @@ class ModelRunner:
         positions_BT: torch.Tensor,
         masks: Any,
         store: Any,
+        extent: int,
         keep: int,
         maskless: Maskless | None = None,
         compiles: bool = False,
@@ -331,14 +343,14 @@ class ModelRunner:
         compiling = (
             compiled.ints_and_sizes_left_open if compiles or isinstance(maskless, Blocks) else contextlib.nullcontext
         )
-        store = Dense(store) if self._dense else store
-        cache = compiled.Through(store) if compiles else store
-        with compiling(), running(self.config, Ongoing(maskless, store, forwards)):
+        cache = StoreCache(store, extent, self._dense)
+        shown = Unwritten(extent) if compiles else cache
+        with compiling(), running(self.config, Ongoing(maskless, cache, forwards)):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
                 position_ids=positions_BT,
-                past_key_values=cache,
+                past_key_values=shown,
                 use_cache=True,
                 **options,
                 **extra,

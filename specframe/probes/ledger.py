@@ -23,6 +23,7 @@ from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import Choose
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
+from specframe.forward.views import gathered
 from specframe.probes.invariants import Account, Checks
 from specframe.probes.ties import Scales, tie_bound
 
@@ -75,7 +76,9 @@ class Shadow:
         """
         self.store.expect(placement)
         states = (names_BTN + 1).float()[:, None]
-        read = [part for layer in range(self._layers) for part in self.store.update(states, states.clone(), layer)]  # type: ignore[attr-defined]
+        views = [self.store.write(layer, states, states.clone()) for layer in range(self._layers)]
+        dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
+        read = [part for view in dense for part in (view.keys, view.values)]
         alike = all(torch.equal(part, read[0]) for part in read)
         return read[0][:, 0].round().long().cpu().numpy() - 1, alike
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from specframe.contracts.cache import Dense, KVView
 from specframe.errors import ModelError
 from specframe.forward.ongoing import NAME, ONGOING
 
@@ -23,14 +24,12 @@ from specframe.forward.ongoing import NAME, ONGOING
 class Maskless(Protocol):
     """What the tokens of one forward may see, without a mask tensor."""
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Return (B, T, H, D).
 
         Args:
             query: (B, H, T, D).
-            key, value: (B, G, S, D), G dividing H.
+            view: the keys and values of the slots attended to, of G heads, G dividing H.
             scaling: of the scores; None for 1 / sqrt(D).
             window: keys a query sees, itself included; None for all.
         """
@@ -44,12 +43,10 @@ class Watched:
         self._maskless = maskless
         self.windows: list[int | None] = []
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend, after noting the window."""
         self.windows.append(window)
-        return self._maskless.attend(query, key, value, scaling, window)
+        return self._maskless.attend(query, view, scaling, window)
 
 
 def attend(
@@ -73,13 +70,15 @@ def attend(
         ModelError: the scores have a bias and no mask to go with it.
     """
     biased = options.get("position_bias") is not None
-    maskless = ONGOING.get().maskless
-    if maskless is not None:
+    state = ONGOING.get()
+    if state.maskless is not None:
         if biased:
             raise ModelError(
                 "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
             )
-        return maskless.attend(query, key, value, scaling, options.get("sliding_window")), None
+        paged = state.cache.paged if state.cache is not None else None
+        view = paged[module.layer_idx] if paged else Dense(key, value)  # type: ignore[index]
+        return state.maskless.attend(query, view, scaling, options.get("sliding_window")), None
     if attention_mask is None or biased:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     rows, heads, length, size = query.shape

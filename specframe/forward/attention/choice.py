@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward.attention import Maskless, attend
 from specframe.forward.attention.flex import Blocks
@@ -162,7 +162,7 @@ def error(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_he
         placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
         expected, _ = attend(torch.nn.Module(), query, key, value, masks(placement, [window], dtype)[window])
         with ints_and_sizes_left_open():
-            found = WAYS[way](placement, slots).attend(query, key, value, None, window)
+            found = WAYS[way](placement, slots).attend(query, Dense(key, value), None, window)
         if not found.isfinite().all():
             return math.inf
         off_BT = (found - expected).abs().amax((2, 3))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Dense, Placement
 
 BLOCK = 128
 """Queries and slots of a block."""
@@ -31,10 +31,9 @@ class Blocks:
         self._placement = placement
         self._masks: dict[int | None, BlockMask] = {}
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+        key, value = view.keys, view.values
         if window not in self._masks:
             self._masks[window] = block_mask(self._placement, window)
         made = self._masks[window]
