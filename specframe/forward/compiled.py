@@ -15,7 +15,7 @@ import torch
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
-from specframe.forward.attention import attend
+from specframe.forward.attention.interface import attend
 from specframe.forward.ongoing import ONGOING, own
 
 OPERATOR = "specframe::attend"

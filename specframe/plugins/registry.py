@@ -17,7 +17,7 @@ import attrs
 import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
-from specframe.plugins import hookspecs
+from specframe.plugins import builtin, hookspecs
 from specframe.plugins.facts import Facts, of_object, of_reference
 from specframe.values import check_annotated, read
 
@@ -33,8 +33,9 @@ ROLES: Mapping[str, str] = {
     "scheduler": "specframe_register_schedulers",
     "KV backend": "specframe_register_kv_backends",
     "draft-length policy": "specframe_register_draft_length_policies",
+    "attention backend": "specframe_register_attention_backends",
 }
-"""The seven roles, by the name errors use, and the hook each is registered through."""
+"""The eight roles, by the name errors use, and the hook each is registered through."""
 
 OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
 
@@ -254,6 +255,7 @@ def discover() -> Registry:
     else is there.
     """
     registry = Registry()
+    offer(registry, builtin, "specframe")
     for distribution, point in entry_points():
         try:
             offer(registry, point.load(), distribution)
