@@ -42,8 +42,8 @@ class Account:
     prompt_length: int
     stops: frozenset[int]
     limit: int
-    donor: int | None
-    """The number of the sequence whose row it started from."""
+    parent: int | None
+    """The number of the sequence whose row it copied."""
 
     def continuation(self, tokens: list[int]) -> list[int]:
         """Return the tokens that may be added, cut at the first stop and at the limit."""
@@ -94,7 +94,7 @@ class Checks(Watcher):
                 len(prompt),
                 frozenset(request.stop_token_ids),
                 sequence.limit,
-                self.account(sequence.donor).number if sequence.donor else None,
+                self.account(sequence.parent).number if sequence.parent else None,
             )
         return self._accounts[id(sequence)]
 

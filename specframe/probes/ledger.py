@@ -187,7 +187,7 @@ def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
     """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
-    owner_S[(owner_S == account.donor) & (place_S < account.prompt_length)] = account.number
+    owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
     return names_SN
 
 
