@@ -21,7 +21,7 @@ from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.observe.watch import Watch
-from specframe.probes.invariants import Account, Checks
+from specframe.probes.accounts import Account, Accounts
 from specframe.probes.ties import Scales, tie_bound
 
 
@@ -29,7 +29,7 @@ from specframe.probes.ties import Scales, tie_bound
 class CheckedRun(Run):
     """A run whose caches have shadows."""
 
-    checks: Checks = attrs.field(kw_only=True)
+    checks: Accounts = attrs.field(kw_only=True)
 
     def open_cache(self, runner: ModelRunner) -> CachedModel:
         """Return ``runner`` with a KV cache and its shadow."""
@@ -92,7 +92,7 @@ class CheckedModel(CachedModel):
         watch: Watch,
         attention: str,
         shadow: Shadow,
-        checks: Checks,
+        checks: Accounts,
     ) -> None:
         super().__init__(runner, store, layout, watch, attention)
         self._shadow, self._checks = shadow, checks

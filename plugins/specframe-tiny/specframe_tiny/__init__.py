@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import RegisterModels
+from specframe.plugins.hookspecs import RegisterModels
 
 FOLDER = Path(__file__).parent
 
