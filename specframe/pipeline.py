@@ -147,7 +147,7 @@ class Pipeline:
                 config = self.draft_model.config.get_text_config()
                 self._draft_context = getattr(config, "max_position_embeddings", None)
         self._runner = ModelRunner(self.target_model, "target")
-        if (longest := self.composition.policy.maximum) >= self._runner.context:
+        if (longest := self.composition.policy.maximum.nodes) >= self._runner.context:
             raise OptionError(
                 f"draft_length: expected fewer tokens than the target's context of {self._runner.context}, got {longest}"
             )
@@ -294,7 +294,7 @@ class Pipeline:
     @property
     def _draws(self) -> bool:
         """Whether tokens may be drawn: the acceptance rule is free, or is one that goes by a distribution."""
-        return self._accept_auto or self.composition.rule.sharpen
+        return self._accept_auto or "samples" in self.composition.rule.offers
 
     def require_sampling(self, asked: str) -> None:
         """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
@@ -348,7 +348,7 @@ class Pipeline:
             use = checks[0].around(use)
         longest = max(min(len(r.prompt_ids) + r.max_new_tokens, self._runner.context) for r in requests)
         self._warn_of_short_draft(longest)
-        capacity = longest + use.policy.maximum + 1
+        capacity = longest + use.policy.maximum.nodes + 1
         pool = Pool(requests, 0, capacity, self._runner.context, self._runner.device, clock=self._meters[1])
         start = checks[0].run if self._check else Run
 

@@ -5,7 +5,7 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -14,7 +14,7 @@ import torch
 from specframe.contracts.round import Sequence
 
 
-@attrs.frozen(eq=False, slots=False)
+@attrs.frozen(eq=False)
 class Placement:
     """The places of the tokens about to be fed, and the slots that they may see.
 
@@ -49,26 +49,33 @@ class Placement:
             row, query, slot: indices of rows, fed tokens and slots.
             window: tokens that a query of a sliding layer sees, itself included; None: all.
         """
-        key_order_BS = self.key_order_BS
-        key = key_order_BS[row if len(key_order_BS) > 1 else torch.zeros_like(row), slot]
-        order = self.order_BT[row, query].clamp(min=0)
-        seen = (key >= 0) & (key <= order)
-        if window is not None:
-            seen = seen & (key > order - window)
-        if self.sees_BTT is None:
-            return seen
-        fed = self.fed_BS[row, slot]
-        sees_BTT = self.sees_BTT.expand(len(self.fed_BS), -1, -1)
-        return seen & ((fed < 0) | sees_BTT[row, query, fed.clamp(min=0)])
+        return self.rule(window)(row, query, slot)
 
-    @functools.cached_property
-    def fed_BS(self) -> torch.Tensor:
-        """Which fed token each slot receives, (B, S), -1 for none. Slots beyond the extent attended to are left out."""
+    def rule(self, window: int | None = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return :meth:`visible` for one window, with all that it looks up prepared: for kernels that call it per score."""
+        order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
+        shared = len(key_order_BS) == 1
+        fed_BS = None if sees_BTT is None else self._fed()
+
+        def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+            key, order = key_order_BS[0 * row if shared else row, slot], order_BT[row, query]
+            seen = (key >= 0) & (key <= order)
+            if window is not None:
+                seen = seen & (key > order - window)
+            if fed_BS is None or sees_BTT is None:
+                return seen
+            fed = fed_BS[row, slot]
+            return seen & ((fed < 0) | sees_BTT[0 * row if len(sees_BTT) == 1 else row, query, fed.clamp(min=0)])
+
+        return visible
+
+    def _fed(self) -> torch.Tensor:
+        """Return which fed token each slot receives, (B, S), -1 for none; slots beyond the extent attended to are left out."""
         rows, width = self.slots_BT.shape
         extent = self.key_order_BS.shape[1]
-        fed = self.slots_BT.new_full((rows, extent + 1), -1)
-        places_BT = torch.arange(width, device=fed.device).expand(rows, -1)
-        return fed.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
+        fed_BS = self.slots_BT.new_full((rows, extent + 1), -1)
+        places_BT = torch.arange(width, device=fed_BS.device).expand(rows, -1)
+        return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
 
 
 @attrs.frozen
@@ -109,12 +116,17 @@ KVView = Dense | Paged
 class KVStore(Protocol):
     """The keys and values of one model, for every live sequence."""
 
-    rows: int
-    """Sequences it has room for."""
-    slots: int | None
-    """Slots per row of what it hands out, where the memory never moves: forwards over it can be recorded. None: they cannot."""
-    first: int
-    """The batch's first row among all rows; 0 in stores without fixed rows."""
+    @property
+    def rows(self) -> int:
+        """Sequences it has room for; those of the batch in stores without fixed rows."""
+
+    @property
+    def slots(self) -> int | None:
+        """Slots per row of what it hands out, where the memory never moves: forwards over it can be recorded. None: they cannot."""
+
+    @property
+    def first(self) -> int:
+        """The batch's first row among all rows; 0 in stores without fixed rows."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order."""

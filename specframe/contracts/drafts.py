@@ -117,13 +117,16 @@ class Verdict:
     _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
     _checks: list[Callable[[np.ndarray, np.ndarray], None]] = attrs.field(factory=list, init=False, repr=False)
     _undecided: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
+    _counts: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
         if not self._host:
-            width = self.tokens_BT.shape[1] + 1
-            packed = torch.cat([self.accepted_B[:, None], self.tokens_BT, *self._undecided], dim=1).cpu().numpy()
-            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:]))
+            counts = [counts_B[:, None] for counts_B in self._counts]
+            parts = [self.accepted_B[:, None], self.tokens_BT, *self._undecided, *counts]
+            packed, width = torch.cat(parts, dim=1).cpu().numpy(), self.tokens_BT.shape[1] + 1
+            undecided = width + sum(mask_BT.shape[1] for mask_BT in self._undecided)
+            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:undecided], packed[:, undecided:]))
             for check in self._checks:
                 check(*self._host[:2])
         return self._host[0], self._host[1]
@@ -144,6 +147,25 @@ class Verdict:
         self.host()
         packed = self._host[2] if self._host[2].size else self._undecided[0].cpu().numpy()  # marked after the transfer
         return packed.astype(bool)
+
+    def bring(self, counts_B: torch.Tensor) -> None:
+        """Take the draft's counts to the host with the rest."""
+        self._counts.append(counts_B)
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        """Draft tokens meant for each row, (B,), on the host; None where all are."""
+        if not self._counts:
+            return None
+        self.host()
+        return self._host[3][:, 0] if self._host[3].size else self._counts[0].cpu().numpy()
+
+    def within(self, counts_B: torch.Tensor) -> Verdict:
+        """Return the verdict without filler: no more of a row's draft stands than the nodes that were meant for it."""
+        if self.path_BT is None:
+            return attrs.evolve(self, accepted_B=self.accepted_B.minimum(counts_B))
+        meant_B = (self.path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
+        return attrs.evolve(self, accepted_B=self.accepted_B.minimum(meant_B))
 
     def once_on_host(self, check: Callable[[np.ndarray, np.ndarray], None]) -> None:
         """Have ``check(accepted, tokens)`` called as soon as both are on the host; it raises where they cannot be."""
@@ -175,12 +197,15 @@ class RoundReport:
     verdict: Verdict
     lengths: np.ndarray
     """Lengths before the round."""
+    drafted: np.ndarray
+    """Draft tokens that were meant for each row and that it had room for."""
     accepted: np.ndarray
     """Accepted draft tokens that stand."""
     gained: np.ndarray
     """Tokens each row gained, cut at its stop."""
     finished: list[Sequence]
     logits_BTV: torch.Tensor | None = None
-    """The target's own logits of this round, on the device, where the next round may write over them."""
+    """The target's own logits of this round along the path that stands, (B, K + 1, V), on the device, where the next round may
+    write over them."""
     scores_BTV: torch.Tensor | None = None
     """The logits after each row's processors."""

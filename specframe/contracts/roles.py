@@ -96,7 +96,7 @@ class Layout(Protocol):
 class Alignment(Started, Protocol):
     """Decides where tokens sit and what happens to rejected ones.
 
-    Needs of a KV store: words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless" and, where it places trees, "tree".
+    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless" and, where it places trees, "tree".
     """
 
     scheduler: str

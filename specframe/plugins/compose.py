@@ -15,7 +15,7 @@ from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
+    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -27,6 +27,17 @@ OPTIONS: Mapping[str, str] = {
     "draft-length policy": "draft_length",
 }
 """The option of each role."""
+
+FIELDS: Mapping[str, str] = {
+    "drafter": "drafter",
+    "verifier": "verifier",
+    "acceptance rule": "rule",
+    "alignment": "alignment",
+    "scheduler": "scheduler",
+    "KV backend": "kv",
+    "draft-length policy": "policy",
+}
+"""The field of a composition that holds each role."""
 
 SAMPLING_RULE = "block"
 """The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
@@ -41,13 +52,13 @@ class Composition:
     rule: AcceptanceRule
     alignment: Alignment
     scheduler: Scheduler
-    policy: DraftLengthPolicy
+    policy: BudgetPolicy
     kv: KVBackend
 
     @property
     def lossless(self) -> bool:
         """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
-        return self.rule.lossless and self.alignment.lossless
+        return "lossless" in self.rule.offers & self.alignment.offers
 
     def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
         """Return the same strategies under another acceptance rule; ``auto``: the draft length is what that rule asks for."""
@@ -97,8 +108,8 @@ def compose(
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
-    require_fit(registry, _name(align), alignment.requires, _name(kv), backend.provides)
-    return Composition(
+    require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
+    use = Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", verify),
         rule=rule,
@@ -107,6 +118,8 @@ def compose(
         policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
         kv=backend,
     )
+    require_offers(use)
+    return use
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
@@ -122,8 +135,36 @@ def check_fit(registry: Registry, align: str, kv: str | None) -> None:
     """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
     wants = registry.entry("alignment", align).facts
     kv = kv or wants.traits.get("kv")
-    if kv is not None and {"provides"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
-        require_fit(registry, align, wants.able("requires"), kv, offers.able("provides"))
+    if kv is not None and {"offers"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
+        require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
+
+
+ASKED_OF: Mapping[str, tuple[str, ...]] = {
+    "tree": ("verifier", "acceptance rule", "alignment"),
+    "hidden": ("verifier",),
+    "scatter": ("KV backend",),
+    "append": ("KV backend",),
+    "move": ("KV backend",),
+    "grow": ("KV backend",),
+    "logits": (),
+}
+"""The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
+is not here is a plugin's own: any other role may offer it."""
+
+
+def require_offers(use: Composition) -> None:
+    """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
+    roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
+    for kind, one in roles.items():
+        for word in sorted(one.needs):
+            asked = ASKED_OF.get(word)
+            others = [other for other in roles if other != kind] if asked is None else asked
+            lacking = [other for other in others if word not in roles[other].offers]
+            if lacking and (asked is not None or len(lacking) == len(others)):
+                whom = f"{lacking[0]} {type(roles[lacking[0]]).__name__} does not" if asked else "no role does"
+                raise CompositionError(
+                    f"{kind} {type(one).__name__} needs {word!r}: expected every role it concerns to offer it, and {whom}"
+                )
 
 
 def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
@@ -137,7 +178,9 @@ def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, pro
 
 def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
     """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
-    return "goodput" if rule.invariant and not (isinstance(drafter, str) and drafter == "none") else "5"
+    return (
+        "goodput" if "draft-invariant" in rule.offers and not (isinstance(drafter, str) and drafter == "none") else "5"
+    )
 
 
 def is_auto(given: Any) -> bool:
@@ -152,7 +195,7 @@ def is_number(given: Any) -> bool:
     )
 
 
-def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
+def draft_length_policy(registry: Registry, given: Any) -> BudgetPolicy:
     """Return the policy for a number of draft tokens, a policy's name or an object."""
     if is_number(given):
         if int(given) < 1:
@@ -162,17 +205,17 @@ def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
         if int(given) > sys.maxsize:
             raise OptionError(f"draft length: expected at most {sys.maxsize:,}, got a number beyond it")
         given = f"fixed,length={int(given)}"
-    policy: DraftLengthPolicy = strategy(registry, "draft-length policy", given)
-    if policy.maximum < 0:
+    policy: BudgetPolicy = strategy(registry, "draft-length policy", given)
+    if policy.maximum.depth < 0:
         raise PluginError(
-            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum}"
+            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum.depth}"
         )
     return policy
 
 
 def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
     """Return the names of the KV backends that can do what an alignment needs, as far as their classes say."""
-    return able_backends(registry, alignment.requires)
+    return able_backends(registry, alignment.needs)
 
 
 def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
@@ -183,7 +226,7 @@ def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
 def provided(entry: Entry) -> Set[str]:
     """Return what a KV backend's class says that it can do, nothing where it cannot be used."""
     try:
-        return entry.facts.able("provides")
+        return entry.facts.able("offers")
     except PluginError:
         return frozenset()
 
