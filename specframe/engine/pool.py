@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.requests import FinishReason, Request
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import Clock, HandClock
 from specframe.engine.rows import Seating
 
@@ -59,7 +59,6 @@ class Pool:
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
-        self._starting: list[Sequence] = []
 
     def put_back(self, rows: int) -> None:
         """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
@@ -70,8 +69,7 @@ class Pool:
             row = self._seating.row(sequence)
             if row is not None:
                 sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
-            sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
-            sequence.unread = 0
+            sequence.wait()
         self._returned.extendleft(reversed(self.live))
         self.live = []
         self._furnish(rows)
@@ -100,14 +98,14 @@ class Pool:
         """Make up to ``count`` waiting requests live, as many as there are free rows.
 
         Returns:
-            Those whose prompt has to be read: the next batch. The others start from the row of a sequence of the same prompt.
+            Those whose prompt has to be read: the next batch. The others are forks of a sequence of the same prompt.
         """
         reading: list[Sequence] = []
         waiting = self.waiting
         for _ in range(min(count, len(self._returned) + len(waiting), self.rows - self._taken)):
             sequence = self._returned.popleft() if self._returned else self._taken_up(waiting.popleft())
-            if sequence.donor:
-                sequence.donor.heirs += 1
+            if sequence.parent:
+                sequence.parent.forks += 1
             else:
                 reading.append(sequence)
             self.live.append(sequence)
@@ -115,17 +113,17 @@ class Pool:
 
     def _taken_up(self, request: Request) -> Sequence:
         limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
-        return Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
+        return Sequence(request, limit, parent=self._parent(request), taken_up=self._clock.now)
 
     @property
     def _taken(self) -> int:
-        """Rows of live sequences, seated already or not, and of finished ones that others still start from."""
-        donors = {id(sequence.donor): sequence.donor for sequence in self.live if sequence.donor}
-        return len(self.live) + sum(donor.finished and not donor.gone for donor in donors.values())
+        """Rows of live sequences, seated already or not, and of finished ones whose forks have yet to start."""
+        parents = {id(sequence.parent): sequence.parent for sequence in self.live if sequence.parent}
+        return len(self.live) + sum(parent.finished and not parent.gone for parent in parents.values())
 
-    def _donor(self, request: Request) -> Sequence | None:
+    def _parent(self, request: Request) -> Sequence | None:
         """Return a live sequence of the same prompt that reads or has read it."""
-        alike = (other for other in self.live if other.request.index == request.index and other.donor is None)
+        alike = (other for other in self.live if other.request.index == request.index and other.parent is None)
         return next(alike, None) if request.sample else None
 
     def length(self, sequence: Sequence) -> int:
@@ -137,23 +135,21 @@ class Pool:
         """Return these live sequences as a batch, seated in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
-        None. Sequences that are left with something to read come back together. Where some are about to start from others'
-        rows, they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
+        None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
+        they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
         """
-        new = [sequence for sequence in sequences if not sequence.prefilled]
-        starts = bool(new) and new[0].donor is not None
+        new = [sequence for sequence in sequences if sequence.state is State.WAITING]
+        starts = bool(new) and new[0].parent is not None
         sequences = new if starts else sequences
-        joining = bool(new) or any(sequence.unread for sequence in sequences)
-        for sequence in sequences:
-            sequence.joining = joining
-        astray = not joining and self._seating.first > 0
+        for sequence in new:
+            sequence.state = State.STARTING if starts else State.READING
+        astray = sequences[0].state is State.DECODING and self._seating.first > 0
         if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
             self._write_prompts(moves.fresh, moves.forked)
-            self._starting = [self._batch[row - self._seats.start] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
@@ -182,7 +178,7 @@ class Pool:
         return slice(self._seating.first, self._seating.first + len(self._batch))
 
     def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
-        """Write the prompts of sequences that have just been seated, in empty rows or from others' rows."""
+        """Write the prompts of sequences that have just been seated, in empty rows or in copies of their parents'."""
         rows = fresh + forked
         if not rows:
             return
@@ -192,7 +188,7 @@ class Pool:
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
-            sequence.prefilled, sequence.unread = True, 0 if row in forked else len(ids)
+            sequence.unread = 0 if row in forked else len(ids)
         device = self._tokens_RS.device
         streams = torch.tensor([sequence.request.stream for sequence in seated])
         self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
@@ -238,13 +234,11 @@ class Pool:
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:
                 sequence.metrics.count(d, a)
+        if batch.prefill or batch.starts:
+            begin_decoding(batch)
         finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
-        for sequence in self._starting:
-            assert sequence.donor is not None
-            sequence.donor.heirs -= 1
-        self._starting = []
         self._rounds += 1
         return RoundReport(
             self._rounds,
@@ -298,7 +292,7 @@ class Pool:
 
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
-        sequence.finish_reason = reason
+        sequence.finish(reason)
         sequence.token_ids = self._tokens[self._seats][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
@@ -309,6 +303,14 @@ def read_only(view: np.ndarray) -> np.ndarray:
     """Return a view that cannot be written to: a batch is for reading."""
     view.flags.writeable = False
     return view
+
+
+def begin_decoding(batch: Batch) -> None:
+    """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
+    for sequence in batch.sequences:
+        if sequence.state is State.STARTING and sequence.parent:
+            sequence.parent.forks -= 1
+        sequence.state = State.DECODING
 
 
 def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:

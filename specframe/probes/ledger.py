@@ -24,7 +24,7 @@ from specframe.forward.graphs import Choose
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.forward.views import gathered
-from specframe.probes.invariants import Account, Checks
+from specframe.probes.accounts import Account, Accounts
 from specframe.probes.ties import Scales, tie_bound
 
 
@@ -32,7 +32,7 @@ from specframe.probes.ties import Scales, tie_bound
 class CheckedRun(Run):
     """A run whose caches have shadows."""
 
-    checks: Checks = attrs.field(kw_only=True)
+    checks: Accounts = attrs.field(kw_only=True)
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
         """Return a model that is run as it would be without checks, with a shadow beside its store."""
@@ -87,7 +87,7 @@ class CheckedModel(CachedModel):
     """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
 
     def __init__(
-        self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Checks
+        self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Accounts
     ) -> None:
         super().__init__(runner, store, layout, *how)
         self._shadow, self._checks = shadow, checks
@@ -211,7 +211,7 @@ def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
     """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
-    owner_S[(owner_S == account.donor) & (place_S < account.prompt_length)] = account.number
+    owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
     return names_SN
 
 

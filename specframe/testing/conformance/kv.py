@@ -209,7 +209,7 @@ class KVBackendSuite(DecodingSuite):
                 book.shift(np.array([0, 0]), 3)
             else:
                 book.write(np.arange(turn, turn + 3)[None].repeat(2, 0), turn + 3)
-            everyone[turn].finish_reason = "eos"
+            everyone[turn].finish("eos")
 
     def test_bytes_are_counted(self) -> None:
         """A store says how many bytes it holds, at least those of what was written."""

@@ -60,8 +60,8 @@ class DynamicStore:
         rows = []
         for sequence in sequences:
             key = id(sequence)
-            if key not in row_of and key not in self._parked and sequence.donor is not None:
-                key = id(sequence.donor)
+            if key not in row_of and key not in self._parked and sequence.parent is not None:
+                key = id(sequence.parent)
             if key in row_of:
                 row = self._tensors[layer][row_of[key]]
             else:
