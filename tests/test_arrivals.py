@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from specframe_lab.arrivals import arrival_times, poisson
+from specframe_lab.comparison.figures import percentiles
+from specframe_lab.comparison.gauges import Waits
 
 from specframe import observers
-from specframe.arrivals import HandClock, arrival_times, poisson
+from specframe.arrivals import HandClock
 from specframe.errors import OptionError
 from specframe.observers import Watcher
 from specframe.pool import Pool
-from specframe.report.figures import percentiles
-from specframe.report.gauges import Waits
 from specframe.testing import harness
 from specframe.testing.fakes import always_right, fake_draft, fake_target
 from specframe.types import Request, RoundReport

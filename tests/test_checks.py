@@ -9,6 +9,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_lab.grid import checked, expand
+from specframe_lab.verify import verify
 from specframe_std.alignments.eqspec import EqSpec
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
@@ -16,12 +18,10 @@ from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
 from specframe.errors import InvariantError
-from specframe.grid import checked, expand
 from specframe.plugins import Register, offer, registry
 from specframe.protocols import KVStore
 from specframe.testing import fakes, harness, zoo
 from specframe.types import Batch, Draft, Placement, Request, Verdict
-from specframe.verify import verify
 
 
 class OffByOne(Ragged):

@@ -18,11 +18,11 @@ from typing import Any
 import attrs
 import click
 import pytest
+from specframe_lab.commands.kinds import ListOf
+from specframe_lab.grid import split_list
 
 from specframe import hookspecs, plugins
 from specframe.cli import cli
-from specframe.cli.grids import ListOf
-from specframe.grid import split_list
 from specframe.observers import RunReport
 from specframe.types import SequenceMetrics
 

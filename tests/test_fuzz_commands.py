@@ -15,7 +15,7 @@ import transformers
 from click.testing import CliRunner, Result
 
 from specframe import models
-from specframe.cli import BUILT_IN, cli
+from specframe.cli import cli
 from specframe.testing import fuzzing, zoo
 from specframe.testing.fuzzing import TEXTS, Takes, number, whole, word
 
@@ -254,7 +254,7 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:
     """Return every built-in command."""
     context = click.Context(cli)
-    return [found for name in BUILT_IN for found in walk(cli.get_command(context, name), name)]
+    return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
 
 
 def long_name(option: click.Parameter) -> str:
