@@ -84,7 +84,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """The help lists every built-in command in well under a second of work, without torch or transformers."""
+    """The help lists specframe's own commands and the lab's in well under a second of work, without torch or transformers."""
     before = os.times()
     shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
     after = os.times()
@@ -145,6 +145,15 @@ def test_plugins_in_conflict(site: Path) -> None:
     refused = invoke("greet")
     assert refused.exit_code == 2
     assert "command 'greet' is offered by both greeter and other" in refused.stderr
+
+
+def test_a_plugin_that_takes_the_name_of_an_own_command(site: Path) -> None:
+    """specframe's own commands have no privilege: a name that a plugin takes is in conflict, and both are named."""
+    install(site, "greeter", PLUGIN.replace('"greet", greet', '"models", greet'))
+    refused = invoke("models")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "command 'models' is offered by both specframe and greeter" in refused.stderr
+    assert invoke("plugins", "list").exit_code == 0
 
 
 def test_a_command_of_a_plugin_that_raises_is_named(site: Path) -> None:

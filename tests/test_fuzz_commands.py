@@ -252,7 +252,7 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:
-    """Return every built-in command."""
+    """Return every command of specframe and the lab."""
     context = click.Context(cli)
     return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
 

@@ -250,7 +250,7 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def all_options() -> list[tuple[tuple[str, ...], click.Option]]:
-    """Return every option with a value of every built-in command."""
+    """Return every option with a value of every command of specframe and the lab."""
     context = click.Context(cli)
     return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
 

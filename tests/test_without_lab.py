@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from specframe.cli import cli
+from specframe.plugins import LIMIT_VARIABLE, registry
 
 LAB = ("compare", "verify", "reproduce", "trace")
 
@@ -43,6 +48,13 @@ pipe = Pipeline(target=target, drafter=fake_draft(target), batch_size=2, draft_l
 own = [reference_decode(target, prompt, 6, {0}) for prompt in prompts]
 print([result.token_ids for result in pipe.generate(prompts, max_new_tokens=6)] == own, all(own))
 """
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    """Plugins are discovered anew after every test."""
+    yield
+    registry.cache_clear()
 
 
 def isolated(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,17 +96,23 @@ def test_a_missing_command_says_how_to_get_it(name: str, tmp_path: Path) -> None
     )
 
 
-def test_a_lab_that_is_left_out_is_not_to_be_installed() -> None:
+def test_a_lab_that_is_left_out_is_not_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SPECFRAME_PLUGINS leaves the lab out, its commands say so."""
-    code = "from specframe.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.argv = ['specframe', 'trace']; {code}"],
-        env=os.environ | {"SPECFRAME_PLUGINS": "std"},
-        capture_output=True,
-        text=True,
-        check=False,
+    monkeypatch.setenv(LIMIT_VARIABLE, "std")
+    registry.cache_clear()
+    done = CliRunner().invoke(cli, ["trace"], prog_name="specframe")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "Error: command 'trace' is part of specframe-lab, which SPECFRAME_PLUGINS leaves out\n"
+
+
+def test_a_lab_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lab does not import, its commands say why, and the others are there."""
+    monkeypatch.setitem(sys.modules, "specframe_lab", None)
+    registry.cache_clear()
+    done = CliRunner().invoke(cli, ["compare", "--dry-run"], prog_name="specframe")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert (
+        "Error: command 'compare' is part of specframe-lab, which was skipped: plugin 'lab' (specframe_lab): "
+        in done.stderr
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "Error: command 'trace' is part of specframe-lab, which is installed and which SPECFRAME_PLUGINS leaves out\n"
-    )
+    assert CliRunner().invoke(cli, ["plugins", "list"], prog_name="specframe").exit_code == 0

@@ -131,16 +131,14 @@ def told(entry: Entry, error: Exception) -> str:
 
 
 def missing(name: str, distribution: str) -> click.Command:
-    """Return a command that says why the distribution that has it offers nothing, and how to get it."""
-    known = registry()
-    if distribution in known.failures:
-        return broken(name, PluginError(f"command {name!r}: {known.excuse(distribution)}"))
+    """Return a command that fails with the reason why its distribution offers nothing, and with the way to get it."""
+    part = f"command {name!r} is part of {distribution}"
+    if fault := registry().failures.get(distribution):
+        return broken(name, PluginError(f"{part}, which was skipped: {fault}"))
     if installed(distribution):
-        why = f"which is installed and which {LIMIT_VARIABLE} leaves out"
-        return broken(name, PluginError(f"command {name!r} is part of {distribution}, {why}"), "(left out)")
+        return broken(name, PluginError(f"{part}, which {LIMIT_VARIABLE} leaves out"), "(left out)")
     need = f"pip install {distribution}"
-    why = f"which is not installed: {need}"
-    return broken(name, PluginError(f"command {name!r} is part of {distribution}, {why}"), f"(not installed: {need})")
+    return broken(name, PluginError(f"{part}, which is not installed: {need}"), f"(not installed: {need})")
 
 
 def installed(distribution: str) -> bool:
