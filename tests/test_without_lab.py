@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from specframe.cli import cli
-from specframe.plugins import registry
-from specframe.plugins.registry import LIMIT_VARIABLE
+from specframe.plugins.registry import LIMIT_VARIABLE, registry
 
 LAB = ("compare", "verify", "reproduce", "trace")
 

@@ -26,8 +26,7 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins import registry
-from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry
+from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
 
 ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab")
 """Commands of a distribution that is not always installed: without it they are listed all the same."""
