@@ -1,4 +1,4 @@
-"""The strategies of specframe itself, which come through the hooks as those of plugins do."""
+"""The plugin that is part of specframe: its own commands and attention backends, registered through the hooks every plugin uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 from specframe.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from specframe.plugins.registry import Register
+    from specframe.plugins.hookspecs import Register
 
-ROOM = "specframe.forward.attention"
+
+@hookimpl
+def specframe_register_commands(register: Register) -> None:
+    """Register the commands that need no further distribution."""
+    register("run", "specframe.cli.run:run")
+    register("plugins", "specframe.cli.plugins:plugins")
+    register("models", "specframe.cli.models:models")
 
 
 @hookimpl
 def specframe_register_attention_backends(register: Register) -> None:
-    """Offer the attention backends that "auto" chooses from."""
-    register("masked", f"{ROOM}.masks:Masked")
-    register("packed", f"{ROOM}.packed:Packed")
-    register("flex", f"{ROOM}.flex:Flex")
+    """Register the attention backends that "auto" chooses from."""
+    register("masked", "specframe.forward.attention.masks:Masked")
+    register("packed", "specframe.forward.attention.packed:Packed")
+    register("flex", "specframe.forward.attention.flex:Flex")
