@@ -46,8 +46,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
-    In a thread that runs no forward of ours it is ``sdpa``: another thread may call the model as it is. The mask is one for all
-    heads, (B, 1, T, S), or has one for each, (B, H, T, S).
+    While a layer is compiled it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
+    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
 
     Returns:
         (B, T, H, D) and None, as transformers' attention functions do.
@@ -55,6 +55,9 @@ def attend(
     Raises:
         ModelError: the scores have a bias and no mask to go with it.
     """
+    if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
+        window = options.get("sliding_window")
+        return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
     biased = options.get("position_bias") is not None
     state = ONGOING.get()
     if state.attends is not None:
@@ -62,8 +65,8 @@ def attend(
             raise ModelError(
                 "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
             )
-        paged = state.cache.paged if state.cache is not None else None
-        view = paged[module.layer_idx] if paged else Dense(key, value)  # type: ignore[index]
+        paged = state.cache.paged.get(module.layer_idx) if state.cache is not None and state.cache.paged else None
+        view = paged or Dense(key, value)
         return state.attends.attend(query, view, scaling, options.get("sliding_window")), None
     if attention_mask is None or biased:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -79,21 +82,5 @@ def attend(
     return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend as :func:`attend` does; while a layer is compiled, as the operator that is not looked into."""
-    if torch.compiler.is_dynamo_compiling():
-        window = options.get("sliding_window")
-        return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
-    return attend(module, query, key, value, attention_mask, scaling, **options)
-
-
-AttentionInterface.register(NAME, attention)
+AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
