@@ -31,4 +31,4 @@ def masks(placement: Placement, windows: Iterable[int | None], dtype: torch.dtyp
     infinity would yield NaN and spread.
     """
     least = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=placement.order_BT.device)
-    return {window: least.masked_fill(placement.seen(window), 0)[:, None] for window in windows}
+    return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}

@@ -47,7 +47,7 @@ class AttentionBackendSuite(Suite):
         """It reads plain tensors or pages, or both."""
         assert {"dense", "paged"} & self.object().offers
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("fed", [1, 4])
     @pytest.mark.parametrize("window", [None, 4])
     @pytest.mark.parametrize("kind", ["dense", "paged"])
@@ -61,7 +61,7 @@ class AttentionBackendSuite(Suite):
         placement = Placement(order_BT, order_BT, order_BT, torch.arange(SLOTS)[None], used_B.int())
         self.compare(backend, placement, kind, window, seed)
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(4))
     def test_trees(self, seed: int) -> None:
         """Nodes of a tree see their ancestors and no sibling."""
         backend = self.suited()
