@@ -5,18 +5,16 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
-
-if TYPE_CHECKING:
-    from specframe.engine.pool import Pool
-    from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class Strategy(Protocol):
