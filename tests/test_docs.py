@@ -118,7 +118,11 @@ def test_plugin_example_conforms(workshop: Path) -> None:
     """The tests in docs/plugins.md pass."""
     for block in blocks(ROOT / "docs/plugins.md", "python"):
         put(block, workshop)
-    environment = {**os.environ, "PYTHONPATH": str(workshop / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(workshop / "src"), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:]

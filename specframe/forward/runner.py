@@ -7,27 +7,38 @@ import functools
 import inspect
 import warnings
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention import NAME, Maskless, Watched, attending
+from specframe.forward.attention import Maskless, Watched
 from specframe.forward.attention.choice import WAYS, Choice
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
-from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
+from specframe.forward.hidden import Forwards, Taps
+from specframe.forward.ongoing import Ongoing, own, running, using
+from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
+from specframe.forward.views import StoreCache, Unwritten
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
 
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
+
+IN_ORDER, SHUFFLED = [0, 1, 2, 3], [2, 0, 3, 1]
+"""The slots of the tokens that a model is tried on: more of them than a window of two."""
 
 SMALL_LAYER = 1_000_000
 """Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
@@ -52,7 +63,8 @@ class ModelRunner:
         self.model, self.role = model, role
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
-        self.windows = attention_windows(self.config, role)
+        with using(self.config):
+            self.windows = attention_windows(self.config, role)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
@@ -62,7 +74,7 @@ class ModelRunner:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
-        if (attends := self.config._attn_implementation or "").startswith(("flex", "flash")):
+        if (attends := own(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
             raise ModelError(
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
@@ -93,27 +105,31 @@ class ModelRunner:
 
     @functools.cached_property
     def _kv_shapes(self) -> list[KVShape]:
-        probe = Reordered([0, 1, 2])
+        probe = Reordered(IN_ORDER)
         logits_BTV = self._tried(probe)
         if not logits_BTV.isfinite().all():
             raise ModelError(
-                f"the logits of {self} are not finite after three tokens: expected weights without NaN, in a precision that holds "
+                f"the logits of {self} are not finite after four tokens: expected weights without NaN, in a precision that holds "
                 "their products"
             )
         self._require_equal(
-            self._tried(Reordered([2, 0, 1])),
+            self._tried(Reordered(SHUFFLED)),
             logits_BTV,
             "when the same tokens have other slots",
             "a model that attends by the mask and positions it is given",
         )
-        narrow = any(window is not None for window in self.windows.values())
+        self._require_own_masks(None, logits_BTV)
+        if any(window is not None for window in self.windows.values()):
+            self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
+        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+    def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
         self._require_equal(
-            self._alone(),
-            self._tried(Reordered([0, 1, 2]), window=2) if narrow else logits_BTV,
+            self._alone(window),
+            wanted,
             "when it makes its masks itself",
             "a causal language model that keeps to the sliding window of its configuration, if there is one",
         )
-        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
     def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
         if not (off := distance(found, wanted)) < self._tolerance:
@@ -140,37 +156,60 @@ class ModelRunner:
     def _probed(
         self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None
     ) -> torch.Tensor:
-        """Return the logits (2, 3, V) after three tokens of two rows whose keys and values a probe puts in its slots.
+        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
 
         Args:
             probe: the cache.
             layers: the model's layers compiled; None: as they are.
             window: in the place of every sliding window; None: as they are.
         """
-        places_BT = self._three
+        places_BT = self._places
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self.device))
         shown = self._masks(placement, window)
-        return self._call(places_BT % self.vocabulary, places_BT, shown, probe, 3, layers=layers).float()
+        forwards = layers.forwards if layers else NOTHING
+        compiles = layers is not None
+        return self._call(
+            places_BT % self.vocabulary,
+            places_BT,
+            shown,
+            probe,
+            len(probe.slots),
+            len(IN_ORDER),
+            compiles=compiles,
+            forwards=forwards,
+        ).float()
 
     @functools.cached_property
-    def _three(self) -> torch.Tensor:
-        """The places of three tokens in two rows, which a store strides in another way than one."""
-        return torch.arange(3, device=self.device).repeat(2, 1)
+    def _places(self) -> torch.Tensor:
+        """The places of four tokens in two rows, which a store strides in another way than one."""
+        return torch.arange(len(IN_ORDER), device=self.device).repeat(2, 1)
 
     @torch.inference_mode()
-    def _alone(self) -> torch.Tensor:
-        """Return the logits (2, 3, V) after three tokens for which the model makes its own masks, with a window of two."""
-        places_BT = self._three
+    def _alone(self, window: int | None) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens for which the model makes its own masks.
+
+        They are fed as ``generate`` feeds them, all but the last in one pass over an empty cache: some models make other masks
+        without a cache, some none at all for a prompt within their window, and some treat a token that is fed alone in a way of
+        their own.
+
+        Args:
+            window: in the place of every sliding window; None: as they are.
+        """
+        places_BT, logits = self._places, []
         try:
-            with narrowed(self.config, 2):
-                output = self.model(input_ids=places_BT % self.vocabulary, position_ids=places_BT, use_cache=False)
+            with narrowed(self.config, window):
+                cache = DynamicCache(config=self.config)
+                for fed_BT in places_BT.tensor_split([-1], dim=1):
+                    ids_BT = fed_BT % self.vocabulary
+                    output = self.model(input_ids=ids_BT, position_ids=fed_BT, past_key_values=cache, use_cache=True)
+                    logits.append(output.logits.float())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model raises
             raise ModelError(
-                f"{self} cannot read three tokens: it raises {type(error).__name__} ({sentence(error)})"
+                f"{self} cannot read four tokens: it raises {type(error).__name__} ({sentence(error)})"
             ) from error
-        return output.logits.float()
+        return torch.cat(logits, dim=1)
 
     @torch.inference_mode()
     def without_masks(self, way: str) -> str | None:
@@ -189,9 +228,12 @@ class ModelRunner:
         slots = min(self.context, LARGEST_PROBE)
         placement = uneven(narrowest, slots, self.device)
         ids_BT = placement.positions_BT % self.vocabulary
-        maskless = Watched(WAYS[way](placement, placement.key_order_BS.shape[1]))
+        extent = placement.key_order_BS.shape[1]
+        maskless = Watched(WAYS[way](placement, extent))
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), 4, instead)[placement.order_BT >= 0]
+            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), extent, 4, instead)[
+                placement.order_BT >= 0
+            ]
             for shown, instead in ((self._masks(placement), None), (self._unread, maskless))
         )
         if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
@@ -210,30 +252,46 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        block: Block,
         placement: Placement,
         store: KVStore,
+        *,
         keep: int,
+        hidden: tuple[int, ...] = (),
         attention: str = "masked",
         layers: compiled.Layers | None = None,
-    ) -> torch.Tensor:
-        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
+        extra: Mapping[str, Any] = NOTHING,
+    ) -> Scores:
+        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
 
         Args:
+            hidden: the hidden states to return, as transformers numbers them.
             attention: "packed", where the placement allows it, "flex", "masked", or "auto".
             layers: the model's layers compiled; None: as they are.
+            extra: further arguments of the model's ``forward``.
         """
         maskless = None
         if (way := self.attention.way(attention, placement)) is not None:
-            slots = getattr(store, "slots", placement.key_order_BS.shape[1])
+            slots = store.slots or placement.key_order_BS.shape[1]
             if way == "packed":
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
             maskless = WAYS[way](placement, slots)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self._masks(placement) if maskless is None else self._unread
-        with self.rope.factors():
-            return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
+        ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
+        forwards = {**self.rope.forwards, **layers.forwards} if layers else self.rope.forwards
+        found: Mapping[int, torch.Tensor] = {}
+        if hidden:
+            forwards, found = self.taps.placed(hidden, forwards)
+        compiles, extent = layers is not None, placement.key_order_BS.shape[1]
+        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, maskless, compiles, forwards, extra)
+        return Scores(logits_BTV, found)
+
+    @functools.cached_property
+    def taps(self) -> Taps:
+        """The places at which hidden states are taken."""
+        return Taps(self.model, str(self))
 
     @functools.cached_property
     def attention(self) -> Choice:
@@ -263,12 +321,12 @@ class ModelRunner:
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers, slots = compiled.Layers(self.model), [0, 1, 2]
-        expected = self._probed(Reordered(slots))
+        layers = compiled.Layers(self.model)
+        expected = self._probed(Reordered(IN_ORDER))
         try:
-            if self.config._attn_implementation != "sdpa" or not layers:
-                raise ModelError(f"expected layers with sdpa attention, found {self.config._attn_implementation}")
-            if not (off := distance(self._probed(Reordered(slots), layers), expected)) < self._tolerance:
+            if (attends := own(self.config, "_attn_implementation")) != "sdpa" or not layers:
+                raise ModelError(f"expected layers with sdpa attention, found {attends}")
+            if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
                 raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
         except Exception as error:  # whatever a compiler raises
             reason = str(error).partition("\n")[0]
@@ -293,24 +351,28 @@ class ModelRunner:
         positions_BT: torch.Tensor,
         masks: Any,
         store: Any,
+        extent: int,
         keep: int,
         maskless: Maskless | None = None,
-        layers: compiled.Layers | None = None,
+        compiles: bool = False,
+        forwards: Forwards = NOTHING,
+        extra: Mapping[str, Any] = NOTHING,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        attention = attending(self.config, maskless, compiled.NAME if layers else NAME)
         compiling = (
-            compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
+            compiled.ints_and_sizes_left_open if compiles or isinstance(maskless, Blocks) else contextlib.nullcontext
         )
-        store = Dense(store) if self._dense else store
-        with attention, compiling(), layers.over(store) if layers else contextlib.nullcontext(store) as cache:
+        cache = StoreCache(store, extent, self._dense)
+        shown = Unwritten(extent) if compiles else cache
+        with compiling(), running(self.config, Ongoing(maskless, cache, forwards)):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
                 position_ids=positions_BT,
-                past_key_values=cache,
+                past_key_values=shown,
                 use_cache=True,
                 **options,
+                **extra,
             )
         return output.logits[:, -keep:]
 
