@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
@@ -55,6 +56,10 @@ class CachedModel(Protocol):
     @property
     def runner(self) -> Model:
         """The model."""
+
+    @property
+    def layout(self) -> Layout:
+        """The places of its tokens."""
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache."""

@@ -20,8 +20,8 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
-from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.engine.retry import out_of_memory
