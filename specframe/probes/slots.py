@@ -13,8 +13,8 @@ from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import Run
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
+from specframe.forward.run import Run
 
 NOTHING = -1
 """In place of a cell's number: the slot holds no token."""
