@@ -18,11 +18,11 @@ from typing import Any
 import attrs
 import click
 import pytest
+from specframe_lab.commands.kinds import ListOf
+from specframe_lab.grid import split_list
 
 from specframe.cli import cli
-from specframe.cli.grids import ListOf
 from specframe.contracts.requests import SequenceMetrics
-from specframe.grid import split_list
 from specframe.observe.counts import RunReport
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins

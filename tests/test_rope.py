@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_lab.grid import checked, expand
+from specframe_lab.verify import verify
 from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.contracts.requests import Request
 from specframe.errors import SpecframeWarning
-from specframe.grid import checked, expand
 from specframe.reference import reference_decode
 from specframe.testing import architectures, harness, zoo
-from specframe.verify import verify
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""

@@ -17,11 +17,12 @@ import attrs
 import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
-from specframe.plugins import hookspecs
+from specframe.plugins import builtin, hookspecs
 from specframe.plugins.facts import Facts, of_object, of_reference
 from specframe.values import check_annotated, parse_value
 
-GROUP = "specframe"
+GROUP = OWN = "specframe"
+"""The group of entry points, and the distribution whose own plugin is always loaded."""
 LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
 """Environment variable: when set, only the entry points it names (comma separated) are loaded."""
 
@@ -179,8 +180,8 @@ class Registry:
             raise PluginError(f"{entry} could not be made: {type(error).__name__}: {sentence(error)}") from error
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over all entries, by kind and name."""
-        for kind in self.entries:
+        """Iterate over all entries: roles first, then other kinds, each by name."""
+        for kind in (*ROLES, *OTHERS):
             yield from self.of(kind)
 
 
@@ -224,12 +225,13 @@ def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def discover() -> Registry:
-    """Load every plugin of the entry-point group and return what they offer.
+    """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer.
 
     A plugin that does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
     else is there.
     """
     registry = Registry()
+    offer(registry, builtin, OWN)
     for distribution, point in entry_points():
         try:
             offer(registry, point.load(), distribution)
