@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe import arguments
-from specframe.arguments import one_of, seconds
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
@@ -33,6 +31,8 @@ from specframe.observe.counts import Counts, RunReport, run_report
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watch
+from specframe.plugins import arguments
+from specframe.plugins.arguments import one_of, seconds
 from specframe.plugins.compose import SAMPLING_RULE, Composition, compose
 from specframe.plugins.registry import registry
 from specframe.probes.invariants import Checks

@@ -5,19 +5,17 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import attrs
-import numpy as np
 import torch
 
 from specframe.contracts.cache import KVShape, KVStore, KVView, Placement
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.layout import Layout
+from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
-
-if TYPE_CHECKING:
-    from specframe.engine.pool import Pool
-    from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class Strategy(Protocol):
@@ -71,27 +69,6 @@ class AcceptanceRule(Started, Protocol):
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return what stands, from the target's shaped logits (B, N + 1, V), without leaving the device."""
-
-
-class Layout(Protocol):
-    """The slots of one model's cache under one alignment."""
-
-    static: bool
-    """Whether places follow from ``lengths_B`` alone: several forwards can then be recorded as one."""
-
-    def arrange(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
-
-    def place(self, batch: Batch, block: Block) -> Placement:
-        """Return places for the tokens about to be fed. What lies before a row's first token is padding."""
-
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Keep the first ``kept[i]`` tokens of row i and forget the rest.
-
-        Args:
-            path_BT: the nodes of the accepted path in the block fed last, after its first token, (B, K): they are the tokens that
-                follow the row's own; None: the block was a chain.
-        """
 
 
 class Alignment(Started, Protocol):

@@ -20,12 +20,13 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
-from specframe.contracts.roles import Attend, AttentionFacts, Layout
+from specframe.contracts.layout import Layout
+from specframe.contracts.pool import Pool
+from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
-from specframe.engine.pool import Pool
+from specframe.contracts.run import Run
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
-from specframe.forward.run import Run
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.registry import Entry, Registry, registry
 

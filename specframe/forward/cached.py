@@ -9,12 +9,12 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
+from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Choose, Watch
 from specframe.forward.attention.choice import Asked
-from specframe.forward.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
+from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
 
 
 class CachedModel:

@@ -9,11 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.cache import KVBackend, KVStore
 from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.run import Watch
 from specframe.forward.attention.choice import Asked
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
 
 
 @attrs.define(eq=False)

@@ -31,7 +31,7 @@ import torch
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 from specframe.values import whole
 
 
@@ -69,7 +69,7 @@ import torch
 
 from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -97,7 +97,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -131,7 +131,7 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -185,7 +185,7 @@ SCHEDULER = '''\
 """A scheduler whose batches start together and end together."""
 
 from specframe.contracts.round import Batch
-from specframe.engine.pool import Pool
+from specframe.contracts.pool import Pool
 
 
 class $title:
@@ -212,7 +212,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 
 
 class $title:
