@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import attrs
 import torch
 
-from specframe.contracts.cache import KVStore
+from specframe.contracts.cache import KVShape, KVStore, KVView, Placement
 from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
@@ -108,6 +109,48 @@ class BudgetPolicy(Strategy, Protocol):
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a finished round whose budget this policy gave."""
+
+
+@attrs.frozen
+class AttentionFacts:
+    """What is known of a model's attention before it is used."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    """Query heads."""
+    shapes: tuple[KVShape, ...]
+    """The shapes of its layers' keys and values, each once."""
+    windows: tuple[int | None, ...]
+    """The sliding windows of its layers, each once; None: a layer without one."""
+
+
+class Attend(Protocol):
+    """The attention of one forward, called layer by layer."""
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return the values attended to, (B, T, H, D).
+
+        Args:
+            query: (B, H, T, D).
+            view: the keys and values of the slots attended to, of G heads, G dividing H.
+            scaling: of the scores; None for 1 / sqrt(D).
+            window: tokens that a query sees, itself included; None for all.
+        """
+
+
+class AttentionBackend(Strategy, Protocol):
+    """Decides how queries attend to what a KV store hands out.
+
+    Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
+    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors.
+    """
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model; asked once per model, which is then tried against mask tensors."""
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""
 
 
 class Observer(Protocol):

@@ -19,6 +19,7 @@ PROTOCOLS: Mapping[str, type] = {
     "scheduler": roles.Scheduler,
     "KV backend": cache.KVBackend,
     "draft-length policy": roles.BudgetPolicy,
+    "attention backend": roles.AttentionBackend,
     "observer": roles.Observer,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""

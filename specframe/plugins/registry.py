@@ -34,8 +34,9 @@ ROLES: Mapping[str, str] = {
     "scheduler": "specframe_register_schedulers",
     "KV backend": "specframe_register_kv_backends",
     "draft-length policy": "specframe_register_draft_length_policies",
+    "attention backend": "specframe_register_attention_backends",
 }
-"""The seven roles, by the name errors use, and the hook each is registered through."""
+"""The eight roles, by the name errors use, and the hook each is registered through."""
 
 OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
 

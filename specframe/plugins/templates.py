@@ -308,6 +308,50 @@ class $title:
             self._length = min(self.maximum.depth, self._length + 1) if stood else max(1, self._length - 1)
 '''
 
+ATTENTION = '''\
+"""An attention backend that shows scaled dot-product attention which slots are seen."""
+
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.cache import Dense, Placement
+from specframe.contracts.roles import AttentionFacts
+
+
+class $title:
+    """Attends under boolean masks, made once for each sliding window of a model's layers."""
+
+    needs = frozenset()
+    offers = frozenset({"dense", "tree", "window"})
+    """It reads plain tensors, and keeps to ancestors in trees and to sliding windows."""
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model: for any."""
+        return True
+
+    def plan(self, placement: Placement) -> "${title}Plan":
+        """Return the attention of one forward."""
+        return ${title}Plan(placement)
+
+
+class ${title}Plan:
+    """The attention of one forward, layer by layer."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._seen = {}
+
+    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return what (B, H, T, D) queries attend to, (B, T, H, D)."""
+        if window not in self._seen:
+            self._seen[window] = self._placement.seen(window)[:, None]
+        shared = query.shape[1] != view.keys.shape[1]
+        output = F.scaled_dot_product_attention(
+            query, view.keys, view.values, self._seen[window], scale=scaling, enable_gqa=shared
+        )
+        return output.transpose(1, 2).contiguous()
+'''
+
 PATIENT = '''
     def max_wait(self, batch_size):
         """Everyone who is live is in every batch."""
@@ -373,6 +417,14 @@ TEMPLATES = {
         "drafts one token more after a draft that stood, and one fewer after any other",
         POLICY,
         "maximum=4",
+    ),
+    "attention": Template(
+        "attention backend",
+        "specframe_register_attention_backends",
+        "--attention",
+        "AttentionBackendSuite",
+        "attends under boolean masks",
+        ATTENTION,
     ),
 }
 """The template of each role, by its word on the command line and the name of its module."""
