@@ -21,7 +21,7 @@ from specframe_lab.report import page as report_page
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, claimed, made, put
+from specframe.files import ENDS, MARK, Output, claimed, decoded, made, put
 from specframe.models import loading as models
 
 HOLDER = """
@@ -351,3 +351,21 @@ def test_prompts_with_a_name_too_long(name: str) -> None:
     result = invoke("run", "--prompts", name)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: --prompts: {name} cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", ""),
+        ("é\n".encode(), "é\n"),
+        (b"\xef\xbb\xbfab", "ab"),
+        (b"ab\xff", "expected UTF-8, got byte 0xff at place 2"),
+        ("ab".encode("utf-16-le"), "expected UTF-8, got a NUL character at place 1, as UTF-16 has them"),
+    ],
+)
+def test_text_is_read_in_one_way(data: bytes, told: str) -> None:
+    """Bytes are text in UTF-8 with or without a byte-order mark; of others the error names the first that is none."""
+    try:
+        assert decoded(data) == told
+    except ValueError as error:
+        assert str(error) == told
