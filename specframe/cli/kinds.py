@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
-from specframe.values import bound, is_number, is_whole, read
+from specframe.values import bound, number_within, read, whole_within
 
 CONFIG = "specframe.config"
 """Where a context keeps the path of its configuration file."""
@@ -64,7 +64,7 @@ class WholeNumber(Kind):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
         number = number_of(value, int)
-        if not is_whole(number, self.least, self.most):
+        if not whole_within(number, self.least, self.most):
             self.refuse(f"a whole number{bound(self.least, self.most)}", value, param, ctx)
         return number
 
@@ -88,7 +88,7 @@ class Number(Kind):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
         number = number_of(value, float)
-        if not is_number(number, self.least, self.most, self.above):
+        if not number_within(number, self.least, self.most, self.above):
             self.refuse(f"a number{bound(self.least, self.most, self.above)}", value, param, ctx)
         return float(number)
 
@@ -192,9 +192,9 @@ class DraftLength(Strategy):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; raise :class:`OptionError` when it is neither a number of at least 1 nor a policy."""
         number = number_of(value, int)
-        if not is_whole(number) and not re.match(r"[+-]?[0-9.]", str(value)):
+        if not whole_within(number) and not re.match(r"[+-]?[0-9.]", str(value)):
             return super().convert(value, param, ctx)
-        if not is_whole(number, 1):
+        if not whole_within(number, 1):
             hint = "; for plain decoding there is --drafter none" if number == 0 else ""
             expected = "a whole number of at least 1 or a policy's name"
             raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}{hint}")
