@@ -217,10 +217,9 @@ def show(outcome: Outcome, manner: Manner) -> None:
     if manner.quiet or outcome.report is None:
         return
     if manner.verbose:
-        from specframe.models.loading import pick_device
-        from specframe.observe.environment import environment
+        from specframe.cli.environment import environment
 
-        show_conditions("environment", environment({pick_device(outcome.combination["device"])}), manner.err)
+        show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
     show_figures(outcome.report, manner.err)
     click.echo(verdict(outcome.combination), err=manner.err)
 

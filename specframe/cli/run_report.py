@@ -72,12 +72,11 @@ def verdict(combined: Facts) -> str:
 
 def as_json(outcome: Outcome, settings: Facts) -> str:
     """Return a run's figures with all that they depend on, as JSON."""
-    from specframe.models.loading import pick_device
-    from specframe.observe.environment import environment
+    from specframe.cli.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}
     if outcome.report:
         found["figures"] = outcome.report.figures()
         found["combination"] = outcome.combination
-        found["environment"] = environment({pick_device(outcome.combination["device"])})
+        found["environment"] = environment({outcome.combination["device"]})
     return json.dumps(found, indent=1) + "\n"

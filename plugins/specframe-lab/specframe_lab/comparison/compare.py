@@ -12,10 +12,9 @@ from typing import Any
 
 import attrs
 
+from specframe.cli.environment import environment
 from specframe.engine.requests import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
-from specframe.models.loading import pick_device
-from specframe.observe.environment import environment
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -169,7 +168,7 @@ def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> 
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "settings": settings.about(),
-        "environment": environment({pick_device(case.cell["device"]) for case in planned}),
+        "environment": environment({case.cell["device"] for case in planned}),
         "cells": [attrs.asdict(case) for case in planned],
         "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
     }

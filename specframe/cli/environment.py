@@ -9,16 +9,17 @@ import torch
 import transformers
 
 import specframe
+from specframe.models import loading as models
 
 
-def environment(devices: set[torch.device]) -> dict[str, Any]:
+def environment(devices: set[str]) -> dict[str, Any]:
     """Return the versions and the devices that a run is made with."""
     return {
         "specframe": specframe.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "device": ", ".join(sorted({device_name(device) for device in devices})),
+        "device": ", ".join(sorted({device_name(models.pick_device(device)) for device in devices})),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
     }
