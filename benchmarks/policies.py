@@ -107,7 +107,7 @@ def warmed(make: Any, draft: Any, prompts: Any, clock: Clock) -> Pipeline:
     rate(pipe, prompts[:2], 4, clock)
     policy = Goodput()
     policy.clock = clock
-    pipe.composition = attrs.evolve(pipe.composition, policy=policy)
+    pipe.parts.composition = attrs.evolve(pipe.composition, policy=policy)
     return pipe
 
 

@@ -137,7 +137,7 @@ def test_roles_and_hooks():
         "specframe_register_" + name
         for name in [
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
-            *["draft_length_policies", "observers", "commands"],
+            *["draft_length_policies", "observers", "executors", "commands"],
         ]
     ]
 

@@ -23,6 +23,7 @@ from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Engine, Value
 from specframe.engine.pool import Pool
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
@@ -337,6 +338,29 @@ class GuardedPolicy(Guard):
         self._call("observe", report)
 
 
+class GuardedExecutor(Guard):
+    """An executor, guarded."""
+
+    kind = "executor"
+
+    def open(self, *given: Any) -> Engine:
+        """Return the executor's engine after looking for its members."""
+        engine = self._call("open", *given)
+        if lacking := [name for name in ENGINE if not hasattr(engine, name)]:
+            self._refuse("open", f"an engine with {', '.join(ENGINE)}, {' and '.join(lacking)} among them", got(engine))
+        return engine
+
+    def agree(self, value: Value) -> Value:
+        """Return the executor's value after checking that it is of the same type."""
+        agreed = self._call("agree", value)
+        if type(agreed) is not type(value):
+            self._refuse("agree", f"rank 0's {type(value).__name__}", got(agreed))
+        return agreed
+
+
+ENGINE = ("abort", "add", "close", "idle", "peak_kv_bytes", "step")
+"""The members of :class:`specframe.contracts.run.Engine`."""
+
 GUARDS: dict[str, type[Guard]] = {
     one.kind: one
     for one in (
@@ -347,9 +371,10 @@ GUARDS: dict[str, type[Guard]] = {
         GuardedScheduler,
         GuardedBackend,
         GuardedPolicy,
+        GuardedExecutor,
     )
 }
-"""The guard of each role."""
+"""The guard of each role, and that of executors."""
 
 
 def guard(kind: str, strategy: Any) -> Any:

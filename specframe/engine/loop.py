@@ -5,71 +5,64 @@ Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import attrs
 import torch
 
 from specframe.contracts.drafts import Draft, RoundReport
-from specframe.contracts.roles import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Value
 from specframe.engine.pool import Pool
 from specframe.observe.watch import Watch
+from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided
 
 
-@attrs.frozen
-class Strategies:
-    """One plain object per role."""
-
-    drafter: Drafter
-    verifier: Verifier
-    rule: AcceptanceRule
-    alignment: Alignment
-    scheduler: Scheduler
-    policy: DraftLengthPolicy
-
-
 @torch.inference_mode()
-def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
-    """Decode everything in ``pool`` and yield a report of every round.
+def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Value], Value]) -> RoundReport | None:
+    """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
     Reading prompts is a round like any other, with a draft length of 0: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
     long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token.
+
+    Args:
+        pool: the sequences.
+        use: the strategies.
+        watch: observers.
+        agree: returns the first rank's value: what a policy has measured differs from rank to rank.
     """
-    while True:
-        with watch.stage("schedule"):
-            batch = use.scheduler.next_batch(pool)
-        if batch is None:
-            return
-        if batch.left:
-            with watch.stage("prefill"):
-                use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
-            continue
-        decodes = not (batch.prefill or batch.starts)
-        draft_length = use.policy.draft_length(batch) if decodes else 0
-        if use.rule.invariant:
-            draft_length = min(draft_length, within_reach(batch))
-        with watch.stage("prefill" if batch.prefill else "draft"):
-            draft = use.drafter.propose(batch, draft_length)
-        with watch.stage("prefill" if batch.prefill else "verify"):
-            logits_BTV = use.verifier.score(batch, draft)
-        with watch.stage("accept"):
-            scores_BTV = shape(batch, draft.tokens_BK, logits_BTV)
-            verdict = use.rule.judge(batch, draft, sharpen(batch, scores_BTV) if use.rule.sharpen else scores_BTV)
-            if (undecided_BT := undecided(batch, scores_BTV)) is not None:
-                verdict.mark(undecided_BT)
-        with watch.stage("align"):
-            verdict = use.alignment.commit(batch, draft, verdict)
-            if undecided_BT is not None:
-                verdict.mark(undecided_BT)  # an alignment may have made another
-        with watch.stage("accept"):
-            report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
-        if decodes:
-            use.policy.observe(report)
-        watch.round(report)
-        yield report
+    with watch.stage("schedule"):
+        batch = use.scheduler.next_batch(pool)
+    if batch is None:
+        return None
+    if batch.left:
+        with watch.stage("prefill"):
+            use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+        return None
+    decodes = not (batch.prefill or batch.starts)
+    draft_length = agree(use.policy.draft_length(batch)) if decodes else 0
+    if use.rule.invariant:
+        draft_length = min(draft_length, within_reach(batch))
+    with watch.stage("prefill" if batch.prefill else "draft"):
+        draft = use.drafter.propose(batch, draft_length)
+    with watch.stage("prefill" if batch.prefill else "verify"):
+        logits_BTV = use.verifier.score(batch, draft)
+    with watch.stage("accept"):
+        scores_BTV = shape(batch, draft.tokens_BK, logits_BTV)
+        verdict = use.rule.judge(batch, draft, sharpen(batch, scores_BTV) if use.rule.sharpen else scores_BTV)
+        if (undecided_BT := undecided(batch, scores_BTV)) is not None:
+            verdict.mark(undecided_BT)
+    with watch.stage("align"):
+        verdict = use.alignment.commit(batch, draft, verdict)
+        if undecided_BT is not None:
+            verdict.mark(undecided_BT)  # an alignment may have made another
+    with watch.stage("accept"):
+        report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
+    if decodes:
+        use.policy.observe(report)
+    watch.round(report)
+    return report
 
 
 def within_reach(batch: Batch) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class Pool:
         self._returned: deque[Sequence] = deque()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
-        self.context, self._capacity, self._device = context, capacity, device
+        self.context, self.capacity, self._device = context, capacity, device
         self._rounds = 0
         self._furnish(rows)
 
@@ -53,28 +54,87 @@ class Pool:
         self.rows = rows
         self._seating = Seating(rows, anywhere=True)
         self._batch: list[Sequence] = []
-        self._tokens_RS = torch.zeros(rows, self._capacity, dtype=torch.long, device=self._device)
+        self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
         self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
-        self._tokens = np.zeros((rows, self._capacity), dtype=np.int64)
+        self._tokens = np.zeros((rows, self.capacity), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
         self._starting: list[Sequence] = []
 
-    def put_back(self, rows: int) -> None:
+    def put_back(self, rows: int, capacity: int | None = None) -> None:
         """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
 
         A round that was under way counts for nothing.
+
+        Args:
+            rows: sequences that may be live at once.
+            capacity: places per row; None: as many as before.
         """
         for sequence in self.live:
-            row = self._seating.row(sequence)
-            if row is not None:
-                sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+            self._keep_tokens(sequence)
             sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
             sequence.unread = 0
         self._returned.extendleft(reversed(self.live))
         self.live = []
+        self.capacity = self.capacity if capacity is None else capacity
         self._furnish(rows)
+
+    def _keep_tokens(self, sequence: Sequence) -> None:
+        """Let a live sequence hold the tokens that it has generated."""
+        if (row := self._seating.row(sequence)) is not None:
+            sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+
+    def add(self, request: Request) -> None:
+        """Take another request. It is seen when it has arrived, after those that arrive together with it."""
+        bisect.insort(self._coming, request, key=lambda one: one.arrival)
+
+    def abort(self, key: tuple[int, int]) -> Sequence | None:
+        """End a request that has not finished, and return its sequence; None: there is no such request.
+
+        Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
+        prompt read the prompt themselves.
+        """
+        for waiting in (self._waiting, self._coming):
+            if (place := next((i for i, one in enumerate(waiting) if one.key == key), None)) is not None:
+                request = waiting[place]
+                del waiting[place]
+                return Sequence(request, self.limit(request), finish_reason="abort")
+        held = (*self._returned, *self.live)
+        if (sequence := next((one for one in held if one.request.key == key), None)) is None:
+            return None
+        if sequence in self._returned:
+            self._returned.remove(sequence)
+        else:
+            self._withdraw(sequence)
+        sequence.finish_reason = "abort"
+        return sequence
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Take a sequence from the live ones."""
+        self._keep_tokens(sequence)
+        self.live.remove(sequence)
+        if sequence.donor and not sequence.prefilled:
+            sequence.donor.heirs -= 1
+        if not sequence.ready:
+            orphans = [one for one in self.live if one.donor is sequence]
+            self.live = [one for one in self.live if one.donor is not sequence]
+            self._returned.extendleft(reversed(orphans))
+            for one in orphans:
+                one.donor = None
+            sequence.heirs = 0
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """The requests that have not finished, arrived or not."""
+        for sequence in (*self.live, *self._returned):
+            yield sequence.request
+        yield from self._waiting
+        yield from self._coming
+
+    def limit(self, request: Request) -> int:
+        """Return the length at which a request's sequence ends: never beyond the target's context."""
+        return min(len(request.prompt_ids) + request.max_new_tokens, self.context)
 
     @property
     def unfinished(self) -> int:
@@ -114,8 +174,7 @@ class Pool:
         return reading
 
     def _taken_up(self, request: Request) -> Sequence:
-        limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
-        return Sequence(request, limit, donor=self._donor(request), taken_up=self._clock.now)
+        return Sequence(request, self.limit(request), donor=self._donor(request), taken_up=self._clock.now)
 
     @property
     def _taken(self) -> int:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Set
 from typing import Any
 
-from specframe.contracts import cache, roles
+from specframe.contracts import cache, roles, run
 from specframe.errors import OptionError, shown
 
 PROTOCOLS: Mapping[str, type] = {
@@ -19,6 +19,7 @@ PROTOCOLS: Mapping[str, type] = {
     "KV backend": cache.KVBackend,
     "draft-length policy": roles.DraftLengthPolicy,
     "observer": roles.Observer,
+    "executor": run.Executor,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 

@@ -17,11 +17,12 @@ import attrs
 import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
-from specframe.plugins import hookspecs
+from specframe.plugins import builtin, hookspecs
 from specframe.plugins.facts import Facts, of_object, of_reference
 from specframe.values import check_annotated, read
 
-GROUP = "specframe"
+GROUP = OWN = "specframe"
+"""The group of entry points, and the distribution whose own plugin is always loaded."""
 LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
 """Environment variable: when set, only the entry points it names (comma separated) are loaded."""
 
@@ -36,7 +37,12 @@ ROLES: Mapping[str, str] = {
 }
 """The seven roles, by the name errors use, and the hook each is registered through."""
 
-OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
+OTHERS: Mapping[str, str] = {
+    "observer": "specframe_register_observers",
+    "executor": "specframe_register_executors",
+    "command": "specframe_register_commands",
+}
+"""The other kinds, which take no part in a round, and the hook each is registered through."""
 
 
 class Register(Protocol):
@@ -191,8 +197,8 @@ class Registry:
             raise PluginError(f"{entry} could not be made: {type(error).__name__}: {sentence(error)}") from error
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over all entries, by kind and name."""
-        for kind in self.entries:
+        """Iterate over all entries: roles first, then other kinds, each by name."""
+        for kind in (*ROLES, *OTHERS):
             yield from self.of(kind)
 
 
@@ -248,12 +254,13 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def discover() -> Registry:
-    """Load every plugin of the entry-point group and return what they offer.
+    """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer.
 
     A plugin that does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
     else is there.
     """
     registry = Registry()
+    offer(registry, builtin, OWN)
     for distribution, point in entry_points():
         try:
             offer(registry, point.load(), distribution)

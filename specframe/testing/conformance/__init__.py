@@ -15,6 +15,7 @@ from specframe.testing.conformance.acceptance import AcceptanceRuleSuite
 from specframe.testing.conformance.alignment import AlignmentSuite
 from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
+from specframe.testing.conformance.executor import ExecutorSuite
 from specframe.testing.conformance.kv import KVBackendSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
@@ -27,6 +28,7 @@ __all__ = [
     "DecodingSuite",
     "DraftLengthPolicySuite",
     "DrafterSuite",
+    "ExecutorSuite",
     "KVBackendSuite",
     "SchedulerSuite",
     "StopSuite",

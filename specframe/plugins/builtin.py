@@ -1,0 +1,16 @@
+"""The plugin of specframe itself: it registers through the hooks that every plugin uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specframe.plugins.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from specframe.plugins.registry import Register
+
+
+@hookimpl
+def specframe_register_executors(register: Register) -> None:
+    """Offer the executor of this process."""
+    register("local", "specframe.engine.local:Local")
