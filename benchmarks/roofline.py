@@ -30,9 +30,9 @@ class Volume(Watcher):
             return
         cached = int(report.lengths.sum())
         self.rounds += 1
-        self.drafted += report.draft.length
+        self.drafted += report.draft.depth
         self.target_tokens += cached
-        self.draft_tokens += cached * report.draft.length
+        self.draft_tokens += cached * report.draft.depth
 
     def bytes_moved(self, target: PreTrainedModel, draft: PreTrainedModel) -> int:
         """Return the least bytes of all rounds: target weights once, draft weights per draft token, and what is cached."""

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -12,13 +12,19 @@ from specframe.forward.run import Run
 class Lookup:
     """Prompt lookup with a match of one token; a row without a match repeats its last token."""
 
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
+
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens for every row; 0 in rounds that read prompts."""
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return ``budget.depth`` tokens for every row; 0 in rounds that read prompts."""
         tokens = batch.tokens_BS.cpu().numpy()
-        rows = [self.row(tokens[row, :length], draft_length) for row, length in enumerate(batch.lengths)]
+        rows = [self.row(tokens[row, :length], budget.depth) for row, length in enumerate(batch.lengths)]
         return Draft(torch.from_numpy(np.stack(rows)).to(batch.tokens_BS.device))
 
     def row(self, ids: np.ndarray, count: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import RoundReport, Verdict
+from specframe.contracts.drafts import Block, RoundReport, Verdict
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch
@@ -81,11 +81,11 @@ class Trace(Watcher):
         books = [layout.book for layout in layouts if hasattr(layout, "book")]
         self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
 
-    def fed(self, book: SlotBook, batch: Batch, width: int, offset: int, placement: Placement) -> None:
+    def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
         """Note a forward pass that is about to run."""
         if book is self.book and self._pass is None:
             self.settle()
-        book.write(batch, width, offset, placement, self._round)
+        book.write(batch, block, placement, self._round)
         if book is self.book:
             slots = {prompt: list(held) for prompt, held in book.slots.items()}
             keys_BS = placement.key_order_BS.expand(len(batch), -1)  # read now: a layout may write to it later
@@ -106,7 +106,7 @@ class Trace(Watcher):
             row = seen.row(prompt)
             score = None if row is None else self._score(report, seen, row)
             lanes.append(self._lane(prompt, row, slots, score, report.prefill))
-        self.frames.append(Frame(report.number, "read" if report.prefill else "score", report.draft.length, lanes))
+        self.frames.append(Frame(report.number, "read" if report.prefill else "score", report.draft.depth, lanes))
         for row, sequence in enumerate(report.sequences):
             self.requests[sequence.request.index] = sequence.request
             self.book.cached[sequence.request.index] = int(report.lengths[row] + report.gained[row]) - 1
@@ -129,7 +129,7 @@ class Trace(Watcher):
 
     def _name_drafted(self, report: RoundReport, seen: _Pass) -> None:
         """Fill in the tokens of cells that were written before the pool knew them: those of the draft."""
-        drafted = report.draft.tokens_BK.tolist()
+        drafted = report.draft.tokens_BN.tolist()
         for cell in self.book.cells:
             if cell.token == NOTHING:
                 row = seen.rows.index(cell.prompt)
@@ -140,10 +140,10 @@ class Trace(Watcher):
         (accepted, tokens_BT), (judged, judged_BT) = report.verdict.host(), self._judged
         length, gained, end = int(report.lengths[row]), int(report.gained[row]), int(accepted[row]) + 1
         queries, keys = seen.queries[row], seen.keys[row]
-        leaks, blind = self._faults(seen, row, length + report.draft.length)
+        leaks, blind = self._faults(seen, row, length + report.draft.depth)
         return Score(
             length=length,
-            drafted=report.draft.length,
+            drafted=report.draft.depth,
             judged=int(judged[row]),
             committed=int(accepted[row]),
             accepted=int(report.accepted[row]),

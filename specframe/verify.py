@@ -190,7 +190,7 @@ def check_comparable(cells: Sequence[Cell]) -> None:
     """Raise :class:`OptionError` for a cell whose rule, when it samples, draws other ids than plain sampling does."""
     for cell in cells:
         rule = strategy(registry(), "acceptance rule", cell["accept"])
-        if not (rule.sharpen and rule.invariant):
+        if not {"samples", "draft-invariant"} <= rule.offers:
             raise OptionError(
                 f"acceptance rule {str(cell['accept'])[:80]!r} cannot be verified with a temperature: what it draws depends on the "
                 "draft, so ids cannot be compared with plain sampling; expected gumbel, or no temperature"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
 from specframe.forward import graphs
 from specframe.forward.attention import choice, packed
@@ -189,7 +190,7 @@ def test_shapes_are_recorded_once_and_replayed() -> None:
         pool = harness.open_pool(harness.requests(harness.random_prompts(lengths, 97), 9), rows=4)
         batch = pool.batch(pool.admit(4))
         ids_BT = batch.last_tokens(1)
-        placement = run.target.layout.place(batch, 1, 0)
+        placement = run.target.layout.place(batch, Block(batch.last_tokens(1), -1))
         eager = run.target._execute(ids_BT, placement, 1)
         torch.testing.assert_close(forward(ids_BT, placement, 1), eager)
         assert len(made) == expected, lengths
@@ -206,7 +207,7 @@ def test_padding_rows_touch_nothing() -> None:
     for block in store._blocks:
         block[:, 3] = 7.0
     for _ in range(3):
-        forward(batch.last_tokens(1), run.target.layout.place(batch, 1, 0), 1)
+        forward(batch.last_tokens(1), run.target.layout.place(batch, Block(batch.last_tokens(1), -1)), 1)
     assert len(forward.recordings)
     assert all((block[:, 3, :-1] == 7.0).all() for block in store._blocks)
 
@@ -222,7 +223,7 @@ def test_what_cannot_be_recorded_runs_eagerly() -> None:
     forward = graphs.Recorded(run.target._execute, 4, run.target.store.slots, refuse)
     pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
     batch = pool.batch(pool.admit(3))
-    placement = run.target.layout.place(batch, 1, 0)
+    placement = run.target.layout.place(batch, Block(batch.last_tokens(1), -1))
     first = forward(batch.last_tokens(1), placement, 1)
     with pytest.warns(
         RuntimeWarning, match="not recorded as CUDA graphs: operation not permitted when stream is capturing$"
@@ -300,7 +301,7 @@ def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
     assert all(key[2] > 1 for key in chains._kept)
     assert {key[2] for key in chains._kept} >= {4}
     assert not len(single)
-    full = [round for round in feeds.decoding if round.report.draft.length == 4]
+    full = [round for round in feeds.decoding if round.report.draft.depth == 4]
     assert full
     assert all(round.draft == [(round.rows, 2), *[(round.rows, 1)] * 3] for round in full)
     assert pipe.report.draft_forwards == sum(len(round.draft) for round in feeds.rounds)

@@ -16,7 +16,7 @@ from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
@@ -30,8 +30,8 @@ class OffByOne(Ragged):
     """Counts the bonus token twice: positions are one too high as soon as tokens are drafted."""
 
     class Layout(RaggedLayout):
-        def place(self, batch: Batch, width: int, offset: int) -> Placement:
-            placement = super().place(batch, width, offset)
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
             return attrs.evolve(placement, positions_BT=placement.positions_BT + (not batch.prefill))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
@@ -42,7 +42,7 @@ class Stale(EqSpec):
     """Keeps the keys and values of rejected tokens."""
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        self._target.keep(batch, batch.lengths + draft.length)
+        self._target.keep(batch, batch.lengths + draft.nodes)
         self._target.layout.arrange(batch)
         return verdict
 
@@ -114,8 +114,8 @@ class Greedier(Ragged):
     """Lets a rejected token stand."""
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        tokens_BT = torch.cat([draft.tokens_BK, verdict.tokens_BT[:, -1:]], dim=1)
-        return Verdict(torch.full_like(verdict.accepted_B, draft.length), tokens_BT)
+        tokens_BT = torch.cat([draft.tokens_BN, verdict.tokens_BT[:, -1:]], dim=1)
+        return Verdict(torch.full_like(verdict.accepted_B, draft.nodes), tokens_BT)
 
 
 class Overlong(Ragged):
@@ -132,7 +132,7 @@ class Unmasked(Masking):
     """Leaves rejected tokens in the cache for all to see."""
 
     class Layout(MaskedColumns):
-        def keep(self, batch: Batch, kept: np.ndarray) -> None:
+        def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
             self._rows(batch)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:
@@ -143,8 +143,8 @@ class Shortsighted(Ragged):
     """Hides every row's first token."""
 
     class Layout(RaggedLayout):
-        def place(self, batch: Batch, width: int, offset: int) -> Placement:
-            placement = super().place(batch, width, offset)
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
             slots_1S = torch.arange(placement.key_order_BS.shape[1])[None]
             return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
 
@@ -156,9 +156,9 @@ class Foresight(Ragged):
     """Lets every query see all tokens that are there."""
 
     class Layout(RaggedLayout):
-        def place(self, batch: Batch, width: int, offset: int) -> Placement:
-            placement = super().place(batch, width, offset)
-            return attrs.evolve(placement, order_BT=placement.order_BT.amax(1, keepdim=True).expand(-1, width))
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
+            return attrs.evolve(placement, order_BT=placement.order_BT.amax(1, keepdim=True).expand(-1, block.width))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, capacity)
@@ -323,9 +323,9 @@ class HalfShifted(Slab):
     """Realigns only the first layer's blocks."""
 
     class Store(SlabStore):
-        def shift(self, offsets: np.ndarray, width: int) -> None:
+        def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
             kept = [block[1:].clone() for block in self._blocks]
-            super().shift(offsets, width)
+            super().move(sources_BT, targets_BT)
             for block, rest in zip(self._blocks, kept, strict=True):
                 block[1:] = rest
 
@@ -344,7 +344,7 @@ def test_layers_that_part_are_found() -> None:
 def test_a_rule_that_picks_another_token_is_found() -> None:
     """A rule that claims to be lossless must give the target's own tokens."""
     rule = registry().make("acceptance rule", "synthetic,rate=1")
-    rule.lossless = True
+    rule.offers = frozenset({"lossless"})
     with pytest.raises(InvariantError, match="not the target's choice") as caught:
         decode(accept=rule)
     assert caught.value.invariant == "bonus"

@@ -22,7 +22,7 @@ class Bold:
     Options:
         nerve: how much of it.
     """
-    lossless = False
+    offers = frozenset()
     def __init__(self, nerve=0.5, *, witness):
         pass
 
@@ -96,7 +96,7 @@ def test_show_everything_of_a_name() -> None:
 def test_show_an_alignment() -> None:
     """An alignment's traits are shown."""
     shown = invoke("show", "exspec").stdout
-    for line in ("lossless: yes", "requires: append, shift", "scheduler unless told otherwise: same-length"):
+    for line in ("lossless: yes", "needs: append, move", "scheduler unless told otherwise: same-length"):
         assert line in shown
 
 

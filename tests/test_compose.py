@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from specframe.contracts.drafts import Budget
 from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins.compose import Composition, compose, draft_length_policy, fitting_backends
 from specframe.plugins.recipe import Recipe
@@ -71,7 +72,7 @@ def test_refused_before_a_model_is_looked_for():
 def test_nothing_fits_an_alignment_with_needs_of_its_own():
     """An alignment that needs what no backend offers is refused, saying that none is installed."""
     needy = registry().make("alignment", "ragged")
-    needy.requires = frozenset({"teleport"})
+    needy.needs = frozenset({"teleport"})
     with pytest.raises(CompositionError, match=r"can teleport, as none that is installed can"):
         composed(align=needy)
 
@@ -115,7 +116,7 @@ def test_options_reach_the_strategy():
 @pytest.mark.parametrize("given", [3, "3", " 3", "fixed,length=3"])
 def test_draft_length_by_number_or_name(given):
     """A draft length is a number, written as such or in words, or a policy."""
-    assert draft_length_policy(registry(), given).maximum == 3
+    assert draft_length_policy(registry(), given).maximum == Budget(3)
 
 
 @pytest.mark.parametrize("given", [0, -2, "0", "-1", None, True])
@@ -128,7 +129,7 @@ def test_draft_lengths_out_of_range(given):
 def test_lossless_is_what_rule_and_alignment_promise():
     """A combination is lossless when both its rule and its alignment are."""
     bent = registry().make("acceptance rule", "greedy")
-    bent.lossless = False
+    bent.offers = frozenset()
     assert composed().lossless
     assert not composed(accept=bent).lossless
 
@@ -184,7 +185,8 @@ def test_a_run_that_samples_keeps_its_draft_length() -> None:
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2)
     assert type(pipe.parts.strategies(pipe.recipe, greedy=True).policy).__name__ == "Goodput"
     sampled = pipe.parts.strategies(pipe.recipe, greedy=False)
-    assert (type(sampled.policy).__name__, sampled.policy.maximum, sampled.rule.invariant) == ("FixedLength", 5, False)
+    assert (type(sampled.policy).__name__, sampled.policy.maximum.depth) == ("FixedLength", 5)
+    assert "draft-invariant" not in sampled.rule.offers
     prompts, how = harness.random_prompts([3, 9, 5], zoo.VOCABULARY), Sampling(temperature=0.9)
     once, again = ([result.token_ids for result in pipe.generate(prompts, 12, sampling=how)] for _ in range(2))
     assert once == again

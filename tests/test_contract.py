@@ -29,7 +29,7 @@ def test_members_are_those_of_the_protocol() -> None:
     """Methods and attributes are listed, those of the protocols that one builds on too."""
     assert members("drafter") == {"propose": "method", "start": "method"}
     assert members("draft-length policy") == {"draft_length": "method", "maximum": "int", "observe": "method"}
-    assert members("alignment")["requires"] == "frozenset[str]"
+    assert members("alignment")["needs"] == "frozenset[str]"
 
 
 @pytest.mark.parametrize("kind", PROTOCOLS)

@@ -23,6 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
+from specframe.contracts.drafts import Budget
 from specframe.plugins.registry import registry
 from specframe.testing import zoo
 from specframe.text.generation import Settings
@@ -199,7 +200,7 @@ class Hasty(made("rejection")):  # type: ignore[misc]
     share = 1 / 22
 
     def _accepted(self, batch: Any, draft: Any, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
-        tested_BKV = target_BTV[:, : draft.length].minimum(draft_BKV)
+        tested_BKV = target_BTV[:, : draft.nodes].minimum(draft_BKV)
         return super()._accepted(batch, draft, tested_BKV.lerp(draft_BKV, self.share), draft_BKV)
 
 
@@ -296,13 +297,14 @@ def test_gumbel_at_changing_draft_lengths() -> None:
 class Wavering:
     """A draft-length policy that goes through lengths from 0 to 4, over and over."""
 
-    maximum = 4
+    needs = offers = frozenset()
+    maximum = Budget(4)
 
     def __init__(self) -> None:
         self._lengths = itertools.cycle((3, 0, 0, 4, 1, 0, 2, 4, 4, 0, 0, 0, 1))
 
-    def draft_length(self, batch: Any) -> int:
-        return next(self._lengths)
+    def budget(self, batch: Any) -> Budget:
+        return Budget(next(self._lengths))
 
     def observe(self, report: Any) -> None:
         pass

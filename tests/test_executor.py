@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from specframe.cli import cli
+from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, OptionError, UnknownNameError
@@ -27,7 +28,7 @@ class Asked:
     """Decodes in this process and notes the values that it is asked to agree on.
 
     Options:
-        halved: give half of a draft length, as another rank's might be.
+        halved: give half of a budget, as another rank's might be.
     """
 
     def __init__(self, halved: bool = False) -> None:
@@ -38,7 +39,7 @@ class Asked:
 
     def agree(self, value: Any) -> Any:
         self.values.append(value)
-        return value // 2 if self.halved and isinstance(value, int) else value
+        return Budget(value.depth // 2) if self.halved and isinstance(value, Budget) else value
 
     @property
     def kinds(self) -> set[type]:
@@ -71,7 +72,7 @@ def stranger() -> Any:
 
 
 def test_a_strangers_executor_by_name(stranger: str) -> None:
-    """An executor that a plugin registers decodes, and is asked to agree on the draft length of every round."""
+    """An executor that a plugin registers decodes, and is asked to agree on the budget of every round."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length="goodput", executor=stranger)
     harness.check(pipe, harness.requests(PROMPTS, 12))
     executor = pipe._executor.__wrapped__
@@ -84,7 +85,7 @@ def test_the_draft_length_is_that_of_the_executor() -> None:
     feeds = harness.Feeds()
     pipe = harness.pipeline(TARGET, DRAFT, draft_length=6, executor=Asked(halved=True), observers=[feeds])
     harness.check(pipe, harness.requests(PROMPTS, 40))
-    assert {round.report.draft.length for round in feeds.decoding[:3]} == {3}
+    assert {round.report.draft.nodes for round in feeds.decoding[:3]} == {3}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ class Raising(Asked):
     [
         (NoEngine(), r"executor NoEngine.*: open\(\) must return an engine with abort, add, .* got a tensor of shape"),
         (Broken(), r"executor Broken.*: open\(\) raised RuntimeError: no port is free"),
-        (Changing(), r"executor Changing.*: agree\(\) must return rank 0's int, got '3'"),
+        (Changing(), r"executor Changing.*: agree\(\) must return rank 0's Budget, got"),
         (Raising(), r"executor Raising.*: agree\(\) raised ValueError: rank 1 is gone"),
     ],
     ids=["engine", "open", "type", "agree"],

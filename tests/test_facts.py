@@ -87,12 +87,12 @@ def test_the_source_says_what_the_class_says(kind: str) -> None:
 
 
 SOURCES = {
-    "inherits": ("class Base:\n    'Base.'\n    lossless = True\n    def __init__(self, a=1, *, b): pass\n"
-                 "class Name(Base):\n    'Mine.'\n    lossless = False\n"),
+    "inherits": ("class Base:\n    'Base.'\n    kv = 'a'\n    def __init__(self, a=1, *, b): pass\n"
+                 "class Name(Base):\n    'Mine.'\n    kv = 'b'\n"),
     "constant": "DEFAULT: int = 7\nclass Name:\n    'Mine.'\n    kv: str = 'slab'\n    def __init__(self, a=DEFAULT): pass\n",
     "any option": "class Name:\n    'Mine.'\n    def __init__(self, a, **others): pass\n",
-    "property": "class Name:\n    'Mine.'\n    @property\n    def lossless(self): return True\n",
-    "announced": "class Name:\n    'Mine.'\n    lossless: bool\n    requires = frozenset()\n",
+    "property": "class Name:\n    'Mine.'\n    @property\n    def kv(self): return True\n",
+    "announced": "class Name:\n    'Mine.'\n    kv: str\n    needs = frozenset()\n",
     "no constructor": "class Name:\n    pass\n",
 }  # fmt: skip
 """Classes whose source tells everything."""
@@ -106,7 +106,7 @@ UNTOLD = {
     "base elsewhere": "import types\nclass Name(types.SimpleNamespace): pass\n",
     "branch": "if True:\n    class Name: pass\nelse:\n    class Name:\n        kv = 'a'\n",
     "replaced": "class Name:\n    kv = 'a'\nName = type('Name', (), {'kv': 'b'})\n",
-    "tuple": "class Name:\n    lossless, kv = True, 'slab'\n",
+    "tuple": "class Name:\n    scheduler, kv = True, 'slab'\n",
     "dynamic constructor": "class Name:\n    __init__ = lambda self, a=1: None\n",
 }
 """Classes and functions whose source does not."""

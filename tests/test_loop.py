@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from specframe.contracts.drafts import Budget
 from specframe.engine import loop as decode_module
 from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
@@ -125,7 +126,7 @@ def test_finished_rows_are_not_run(align, schedule):
 def test_one_target_pass_per_round():
     """A round that decodes runs the target once, on K + 1 tokens per row, whatever was drafted before."""
     _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12))
-    assert all(round.target == [(round.rows, round.report.draft.length + 1)] for round in feeds.decoding)
+    assert all(round.target == [(round.rows, round.report.draft.depth + 1)] for round in feeds.decoding)
 
 
 def test_plain_decoding_is_the_same_loop():
@@ -170,12 +171,14 @@ def test_a_run_that_was_dropped_leaves_the_pipeline_free():
 class Sometimes:
     """A draft-length policy that goes through a list, over and over."""
 
-    def __init__(self, lengths):
-        self.maximum, self._lengths, self._asked = max(lengths), lengths, 0
+    needs = offers = frozenset()
 
-    def draft_length(self, batch):
+    def __init__(self, lengths):
+        self.maximum, self._lengths, self._asked = Budget(max(lengths)), lengths, 0
+
+    def budget(self, batch):
         self._asked += 1
-        return self._lengths[self._asked % len(self._lengths)]
+        return Budget(self._lengths[self._asked % len(self._lengths)])
 
     def observe(self, report):
         """Nothing to learn."""

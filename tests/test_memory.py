@@ -27,6 +27,8 @@ class Cramped:
         self._fit, self._rounds, self._round, self._error = fit, rounds, 0, error
         self.rows: list[int] = []
 
+    needs = offers = frozenset()
+
     def start(self, run: Any) -> None:
         """Take the target."""
         from specframe_std.verifiers.chain import ChainVerifier
@@ -34,14 +36,14 @@ class Cramped:
         self._chain = ChainVerifier()
         self._chain.start(run)
 
-    def score(self, batch: Any, draft: Any) -> torch.Tensor:
+    def score(self, batch: Any, draft: Any) -> Any:
         """Score, or fail after the cache was written."""
         self._round += len(batch) > self._fit
-        logits_BTV = self._chain.score(batch, draft)
+        scores = self._chain.score(batch, draft)
         if len(batch) > self._fit and self._round in self._rounds:
             raise self._error
         self.rows.append(len(batch))
-        return logits_BTV
+        return scores
 
 
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])

@@ -31,7 +31,7 @@ def alignments() -> list[tuple[str, str]]:
         (align, kv)
         for align in LOSSLESS
         for kv in ("dynamic", "slab")
-        if known.make("alignment", align).requires <= known.make("KV backend", kv).provides
+        if known.make("alignment", align).needs <= known.make("KV backend", kv).offers
     ]
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from transformers import Cache
 
 from specframe.cli import cli, watchdog
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine import guard
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
@@ -91,7 +91,7 @@ def writes(name: str) -> Callable[..., Any]:
 
 def drafted(change: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
     """Return what gives another draft where there is one."""
-    return lambda draft, batch, length: Draft(change(draft.tokens_BK)) if length else draft
+    return lambda draft, batch, budget: Draft(change(draft.tokens_BN)) if budget.depth else draft
 
 
 def judged(change: Callable[[Verdict], Verdict]) -> Callable[..., Any]:
@@ -117,62 +117,62 @@ FAULTS = {
     "drafter returns a bare tensor": Fault(
         "drafter",
         "propose",
-        lambda draft, *_: draft.tokens_BK,
+        lambda draft, *_: draft.tokens_BN,
         MUST + r"a specframe.contracts.drafts.Draft, got a tensor of shape",
     ),
     "drafter returns a list in a draft": Fault(
-        "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BK as a tensor, got \[\["
+        "drafter", "propose", drafted(torch.Tensor.tolist), MUST + r"tokens_BN as a tensor, got \[\["
     ),
     "drafter returns floats": Fault(
         "drafter",
         "propose",
         drafted(torch.Tensor.float),
-        MUST + r"tokens_BK of whole numbers, torch.int64, got torch.float32",
+        MUST + r"tokens_BN of whole numbers, torch.int64, got torch.float32",
     ),
     "drafter returns too few rows": Fault(
         "drafter",
         "propose",
         drafted(lambda tokens: tokens[1:]),
-        MUST + r"tokens_BK of shape \(B, K\) = \(3, 4 at most\), got \(2, 4\)",
+        MUST + r"tokens_BN of shape \(B, N\) = \(3, 4 at most\), got \(2, 4\)",
     ),
     "drafter returns too many tokens": Fault(
         "drafter",
         "propose",
         drafted(lambda tokens: tokens.repeat(1, 2)),
-        MUST + r"tokens_BK of shape \(B, K\) = \(3, 4 at most\), got \(3, 8\)",
+        MUST + r"tokens_BN of shape \(B, N\) = \(3, 4 at most\), got \(3, 8\)",
     ),
     "drafter returns one dimension": Fault(
-        "drafter", "propose", drafted(torch.Tensor.flatten), MUST + r"tokens_BK of shape .*, got \(12,\)"
+        "drafter", "propose", drafted(torch.Tensor.flatten), MUST + r"tokens_BN of shape .*, got \(12,\)"
     ),
     "drafter returns an id beyond the vocabulary": Fault(
         "drafter",
         "propose",
         drafted(lambda tokens: last_ids(tokens, 61)),
-        MUST + r"token ids from 0 to 60 in tokens_BK, got 61",
+        MUST + r"token ids from 0 to 60 in tokens_BN, got 61",
     ),
     "drafter returns a negative id": Fault(
         "drafter",
         "propose",
         drafted(lambda tokens: last_ids(tokens, -1)),
-        MUST + r"token ids from 0 to 60 in tokens_BK, got -1",
+        MUST + r"token ids from 0 to 60 in tokens_BN, got -1",
     ),
     "drafter returns logits of another shape": Fault(
         "drafter",
         "propose",
-        lambda draft, *_: Draft(draft.tokens_BK, torch.zeros(1, 1, 61)),
-        MUST + r"logits_BKV of shape \(B, K, V\) = \(3, 0, V\), got \(1, 1, 61\)",
+        lambda draft, *_: Draft(draft.tokens_BN, torch.zeros(1, 1, 61)),
+        MUST + r"logits_BNV of shape \(B, N, V\) = \(3, 0, V\), got \(1, 1, 61\)",
     ),
     "drafter returns logits of whole numbers": Fault(
         "drafter",
         "propose",
-        lambda draft, *_: Draft(draft.tokens_BK, draft.tokens_BK[..., None]),
-        MUST + r"logits_BKV of floats, got torch.int64",
+        lambda draft, *_: Draft(draft.tokens_BN, draft.tokens_BN[..., None]),
+        MUST + r"logits_BNV of floats, got torch.int64",
     ),
     "drafter drafts while prompts are read": Fault(
         "drafter",
         "propose",
         lambda draft, batch, _: Draft(batch.tokens_BS[:, :2]),
-        MUST + r"tokens_BK of shape \(B, K\) = \(3, 0\), got \(3, 2\)",
+        MUST + r"tokens_BN of shape \(B, N\) = \(3, 0\), got \(3, 2\)",
     ),
     "drafter raises": Fault(
         "drafter", "propose", raises(ValueError("no luck")), RAISED + r"ValueError: no luck, at .*test_plugin_faults"
@@ -187,15 +187,20 @@ FAULTS = {
     "drafter writes lengths": Fault(
         "drafter", "propose", writes("lengths_B"), r"\(\) must not write to the batch, and it did"
     ),
-    "verifier returns None": Fault("verifier", "score", lambda *_: None, MUST + r"logits as a tensor, got None"),
+    "verifier returns None": Fault(
+        "verifier", "score", lambda *_: None, MUST + r"a specframe.contracts.drafts.Scores, got None"
+    ),
     "verifier returns whole numbers": Fault(
-        "verifier", "score", lambda logits, *_: logits.long(), MUST + r"logits of floats, got torch.int64"
+        "verifier",
+        "score",
+        lambda scores, *_: Scores(scores.logits_BTV.long()),
+        MUST + r"logits_BTV of floats, got torch.int64",
     ),
     "verifier returns the last place alone": Fault(
         "verifier",
         "score",
-        lambda logits, *_: logits[:, -1],
-        MUST + r"logits of shape \(B, K \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
+        lambda scores, *_: Scores(scores.logits_BTV[:, -1]),
+        MUST + r"logits_BTV of shape \(B, N \+ 1, V\) = \(3, 1, V\), got \(3, 61\)",
     ),
     "verifier raises": Fault(
         "verifier", "score", raises(RuntimeError("no score")), RAISED + r"RuntimeError: no score, at "
@@ -296,7 +301,7 @@ FAULTS = {
         "KV backend",
         "open",
         lambda *_: None,
-        MUST + r"a transformers.Cache with arrange, expect, nbytes, shift, update, got None",
+        MUST + r"a transformers.Cache with arrange, expect, move, nbytes, update, got None",
     ),
     "KV backend opens a bare cache": Fault(
         "KV backend", "open", lambda *_: Cache(layers=[]), MUST + r"a transformers.Cache with arrange, .*, got .*Cache"
@@ -306,31 +311,29 @@ FAULTS = {
     ),
     "policy says less than nothing": Fault(
         "draft-length policy",
-        "draft_length",
-        lambda *_: -1,
-        MUST + r"a whole number from 0 to its maximum of 4, got -1",
+        "budget",
+        lambda *_: Budget(-1),
+        MUST + r"a depth from 0 to its maximum of 4, got -1",
     ),
     "policy says half a token": Fault(
         "draft-length policy",
-        "draft_length",
-        lambda *_: 2.5,
-        MUST + r"a whole number from 0 to its maximum of 4, got 2.5",
+        "budget",
+        lambda *_: Budget(2.5),
+        MUST + r"a depth from 0 to its maximum of 4, got 2.5",
     ),
     "policy says a billion": Fault(
         "draft-length policy",
-        "draft_length",
-        lambda *_: 10**9,
-        MUST + r"a whole number from 0 to its maximum of 4, got 1000000000",
+        "budget",
+        lambda *_: Budget(10**9),
+        MUST + r"a depth from 0 to its maximum of 4, got 1000000000",
     ),
     "policy says true": Fault(
         "draft-length policy",
-        "draft_length",
-        lambda *_: True,
-        MUST + r"a whole number from 0 to its maximum of 4, got True",
+        "budget",
+        lambda *_: Budget(True),
+        MUST + r"a depth from 0 to its maximum of 4, got True",
     ),
-    "policy raises": Fault(
-        "draft-length policy", "draft_length", raises(ZeroDivisionError()), RAISED + r"ZeroDivisionError"
-    ),
+    "policy raises": Fault("draft-length policy", "budget", raises(ZeroDivisionError()), RAISED + r"ZeroDivisionError"),
     "policy raises on a report": Fault(
         "draft-length policy", "observe", raises(KeyError(3)), RAISED + r"KeyError: 3, at "
     ),
@@ -434,7 +437,7 @@ def test_a_suite_that_calls_the_strategy_names_the_fault(case: str, known: Regis
 
 def test_a_suite_finds_scores_that_are_no_numbers(known: Registry) -> None:
     """A verifier's suite looks at the scores themselves, which a run leaves on the device."""
-    fault = Fault("verifier", "score", lambda logits, *_: logits * torch.nan, "")
+    fault = Fault("verifier", "score", lambda scores, *_: Scores(scores.logits_BTV * torch.nan), "")
     add_entry(known, "faulty-dist", "verifier", "faulty", faulty(fault))
 
     class Tests(conformance.VerifierSuite):
@@ -460,7 +463,7 @@ COMMAND = {
 @pytest.mark.parametrize("role", ROLES)
 def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     """``specframe run`` with a strategy that raises ends with one sentence and status 2."""
-    member = {"scheduler": "next_batch", "KV backend": "open", "draft-length policy": "draft_length"}.get(role, "start")
+    member = {"scheduler": "next_batch", "KV backend": "open", "draft-length policy": "budget"}.get(role, "start")
     fault = Fault(role, member, raises(SystemExit(7)), "")
     add_entry(known, "faulty-dist", role, "faulty", faulty(fault))
     done = CliRunner().invoke(cli, ["run", "import os", "--max-new-tokens", "2", *COMMAND[role]], prog_name="specframe")
@@ -472,12 +475,12 @@ def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
 MISSING = [
     (role, member)
     for role, members in {
-        "drafter": ("propose", "start"),
-        "verifier": ("score",),
-        "acceptance rule": ("judge", "invariant", "lossless"),
-        "alignment": ("commit", "kv", "requires", "layout"),
+        "drafter": ("propose", "start", "observe"),
+        "verifier": ("score", "offers"),
+        "acceptance rule": ("judge", "needs", "offers"),
+        "alignment": ("commit", "kv", "needs", "layout"),
         "scheduler": ("next_batch", "rows"),
-        "KV backend": ("open", "provides"),
+        "KV backend": ("open", "offers"),
         "draft-length policy": ("maximum", "observe"),
     }.items()
     for member in members
@@ -701,7 +704,7 @@ def test_an_object_of_ones_own_is_named_by_its_class() -> None:
     """A strategy that no plugin registered is told by its class, with what it raised as the cause."""
 
     class Mine(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, draft_length: int) -> Draft:
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
             raise ValueError("not today")
 
     with pytest.raises(
@@ -715,9 +718,9 @@ def test_a_batch_is_for_reading() -> None:
     """The host's copies that a batch shows cannot be written to, and writing to them ends the run with the writer's name."""
 
     class Writer(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, draft_length: int) -> Draft:
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
             batch.lengths[:] = 1
-            return super().propose(batch, draft_length)
+            return super().propose(batch, budget)
 
     with pytest.raises(ContractError, match=r"Writer: propose\(\) raised ValueError: .*read-only"):
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
@@ -727,9 +730,9 @@ def test_writing_is_seen_in_inference_mode_too() -> None:
     """A run inside a caller's inference mode counts who writes to its batches as any other does."""
 
     class Writer(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, draft_length: int) -> Draft:
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
             batch.tokens_BS[:, 0] = 1
-            return super().propose(batch, draft_length)
+            return super().propose(batch, budget)
 
     with torch.inference_mode(), pytest.raises(ContractError, match=r"Writer: propose\(\) must not write to the batch"):
         harness.decode(harness.pipeline(TARGET, Writer([[1] * 9])), harness.requests([[5, 6]], 4))
@@ -745,18 +748,18 @@ def test_no_number_is_read_from_a_device() -> None:
     sequences: Any = [None, None]
     batch = Batch(sequences, tensor(2, 8), tensor(2), host, host, tensor(2), prefill=False)
     draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
-    logits_BTV, verdict = tensor(2, 4, 61, dtype=torch.float32), Verdict(tensor(2), tensor(2, 4))
+    scores, verdict = Scores(tensor(2, 4, 61, dtype=torch.float32)), Verdict(tensor(2), tensor(2, 4))
     returns = types.SimpleNamespace(
         propose=lambda *_: draft,
-        score=lambda *_: logits_BTV,
+        score=lambda *_: scores,
         judge=lambda *_: verdict,
         choose=lambda *_: tensor(2),
         commit=lambda *_: Verdict(tensor(2), tensor(2, 4)),
     )
-    assert guard.guard("drafter", returns).propose(batch, 3) is draft
-    assert guard.guard("verifier", returns).score(batch, draft) is logits_BTV
-    assert guard.guard("acceptance rule", returns).judge(batch, draft, logits_BTV) is verdict
-    assert guard.guard("acceptance rule", returns).choose(batch, 0, logits_BTV[:, 0]).shape == (2,)
+    assert guard.guard("drafter", returns).propose(batch, Budget(3)) is draft
+    assert guard.guard("verifier", returns).score(batch, draft) is scores
+    assert guard.guard("acceptance rule", returns).judge(batch, draft, scores) is verdict
+    assert guard.guard("acceptance rule", returns).choose(batch, 0, scores.logits_BTV[:, 0]).shape == (2,)
     assert guard.guard("alignment", returns).commit(batch, draft, verdict).tokens_BT.shape == (2, 4)
 
 
@@ -765,7 +768,7 @@ def test_a_guard_is_put_around_once() -> None:
     rule = registry().make("acceptance rule", "synthetic,rate=0.5")
     once = guard.guard("acceptance rule", rule)
     assert guard.guard("acceptance rule", once) is once
-    assert (once.lossless, once.__wrapped__) == (rule.lossless, rule)
+    assert (once.offers, once.__wrapped__) == (rule.offers, rule)
 
 
 def test_nothing_is_running_after_a_run(known: Registry) -> None:
@@ -773,13 +776,13 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
     seen = []
 
     class Curious(fakes.ScriptedDrafter):
-        def propose(self, batch: Batch, draft_length: int) -> Draft:
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
             now = guard.RUNNING.now
             assert now is not None
             seen.append((guard.called(now[0].kind, now[0]).partition(".")[0], now[1]))
-            if draft_length:
+            if budget.depth:
                 raise ValueError("enough")
-            return super().propose(batch, draft_length)
+            return super().propose(batch, budget)
 
     with pytest.raises(ContractError, match="enough"):
         harness.decode(harness.pipeline(TARGET, Curious([[1] * 9]), draft_length=3), harness.requests([[5, 6]], 4))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specframe import Sampling
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Budget, Draft, Verdict
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
 from specframe.testing import fakes, harness, zoo
@@ -184,11 +184,12 @@ def test_a_draft_of_nothing_for_some_rounds():
     """Where a policy drafts nothing for some rounds after samples have started, their draft cache catches up."""
 
     class Pauses:
-        maximum = 4
+        needs = offers = frozenset()
+        maximum = Budget(4)
 
-        def draft_length(self, batch):
+        def budget(self, batch):
             self.rounds = getattr(self, "rounds", 0) + 1
-            return 4 if self.rounds % 4 == 0 else 0
+            return Budget(4 if self.rounds % 4 == 0 else 0)
 
         def observe(self, report):
             pass

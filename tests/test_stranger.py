@@ -40,21 +40,27 @@ from specframe.contracts.cache import Placement
 class Stutter:
     """Proposes the last token over and over."""
 
+    needs = frozenset()
+    offers = frozenset({"chain"})
+
     def __init__(self, times=8):
         self.times = times
 
     def start(self, run):
         pass
 
-    def propose(self, batch, draft_length):
-        return Draft(batch.last_tokens(1).repeat(1, min(draft_length, self.times)))
+    def propose(self, batch, budget):
+        return Draft(batch.last_tokens(1).repeat(1, min(budget.depth, self.times)))
+
+    def observe(self, outcome):
+        pass
 
 
 class Counting:
     """Slot = position, and every commit is counted."""
 
-    lossless = True
-    requires = frozenset({"scatter"})
+    needs = frozenset({"scatter"})
+    offers = frozenset({"lossless"})
     scheduler = "continuous"
     kv = "slab"
     commits = 0
@@ -71,18 +77,20 @@ class Counting:
 
 
 class Places:
+    static = True
+
     def __init__(self, store, capacity):
         self.store, self.spare = store, capacity
 
     def arrange(self, batch):
         self.store.arrange(batch.sequences)
 
-    def place(self, batch, width, offset):
-        order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset)
+    def place(self, batch, block):
+        order_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end)
         slots_BT = order_BT.where(order_BT >= 0, self.spare)
-        return Placement(order_BT, slots_BT, order_BT, torch.arange(batch.longest + offset)[None])
+        return Placement(order_BT, slots_BT, order_BT, torch.arange(batch.longest + block.end)[None])
 
-    def keep(self, batch, kept):
+    def keep(self, batch, kept, path_BT=None):
         pass
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.engine.rows import Seating
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -122,7 +122,7 @@ def test_scripts_are_followed():
     )
     drafter = fakes.ScriptedDrafter([[7, 1, 2, 3, 4], [8, 5, 6, 7, 8]], {0: 1, 1: 3})
     drafter.start(harness.open_run(TARGET, 2, 16))
-    assert drafter.propose(pool.batch(pool.live), 3).tokens_BK.tolist() == [[1, 3, 4], [5, 6, 7]]
+    assert drafter.propose(pool.batch(pool.live), 3).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
     assert drafter.proposed == [3]
 
 
@@ -178,7 +178,7 @@ class Forgetful(EqSpec):
 
     def commit(self, batch, draft, verdict):
         accepted, _ = verdict.host()
-        kept = batch.lengths + np.minimum(accepted + 1, draft.length)
+        kept = batch.lengths + np.minimum(accepted + 1, draft.nodes)
         self._target.keep(batch, kept)
         return verdict
 
@@ -186,34 +186,34 @@ class Forgetful(EqSpec):
 class Alike(Greedy):
     """A rule that gives every row what the worst row gets, and one token too few."""
 
-    def judge(self, batch, draft, logits_BTV):
-        verdict = super().judge(batch, draft, logits_BTV)
+    def judge(self, batch, draft, scores):
+        verdict = super().judge(batch, draft, scores)
         return Verdict(verdict.accepted_B.amin().expand_as(verdict.accepted_B), verdict.tokens_BT)
 
 
 class Generous(Greedy):
     """A rule that lets the first rejected token stand."""
 
-    def judge(self, batch, draft, logits_BTV):
-        verdict = super().judge(batch, draft, logits_BTV)
-        tokens_BT = torch.cat([draft.tokens_BK, verdict.tokens_BT[:, -1:]], dim=1)
-        return Verdict((verdict.accepted_B + 1).clamp(max=draft.length), tokens_BT)
+    def judge(self, batch, draft, scores):
+        verdict = super().judge(batch, draft, scores)
+        tokens_BT = torch.cat([draft.tokens_BN, verdict.tokens_BT[:, -1:]], dim=1)
+        return Verdict((verdict.accepted_B + 1).clamp(max=draft.nodes), tokens_BT)
 
 
 class Late(Chain):
     """A verifier whose scores are off by one place."""
 
     def score(self, batch, draft):
-        return super().score(batch, draft).roll(1, dims=1)
+        return Scores(super().score(batch, draft).logits_BTV.roll(1, dims=1))
 
 
 class Rereading(ModelDrafter):
     """A drafter that reads every prefix again."""
 
-    def propose(self, batch, draft_length):
+    def propose(self, batch, budget):
         if not batch.prefill:
             self._seating, self._cached = Seating(len(self._cached)), self._cached * 0
-        return super().propose(batch, draft_length)
+        return super().propose(batch, budget)
 
 
 class Hasty(Continuous):
@@ -235,8 +235,8 @@ class Favouring(Continuous):
 class Boundless(Fixed):
     """A policy that goes beyond its maximum."""
 
-    def draft_length(self, batch):
-        return self.maximum + 1
+    def budget(self, batch):
+        return Budget(self.maximum.depth + 1)
 
 
 class KeysOnly(Slab):

@@ -48,9 +48,9 @@ def show(name: str) -> None:
 @plugins.command()
 def matrix() -> None:
     """Show which alignments run on which KV backends, and what each alignment asks for unless told otherwise."""
-    backends = readable("KV backend", ("provides",))
+    backends = readable("KV backend", ("offers",))
     rows = []
-    for entry, alignment in readable("alignment", ("requires", "kv", "scheduler")):
+    for entry, alignment in readable("alignment", ("needs", "kv", "scheduler")):
         cells = [fit(alignment, backend, one.name) for one, backend in backends]
         rows.append((entry.name, lossless(entry), alignment.traits["scheduler"], *cells))
     show_table(("alignment", "lossless", "scheduler", *(f"kv {one.name}" for one, _ in backends)), rows)
@@ -102,7 +102,7 @@ def known_facts(entry: Entry) -> Facts | str:
 
 def fit(alignment: Facts, backend: Facts, name: str) -> str:
     """Return "yes", "default", or what the backend of that name lacks for the alignment."""
-    if missing := sorted(alignment.able("requires") - backend.able("provides")):
+    if missing := sorted(alignment.able("needs") - backend.able("offers")):
         return f"no, lacks {' and '.join(missing)}"
     return "default" if name == alignment.traits["kv"] else "yes"
 
@@ -110,8 +110,9 @@ def fit(alignment: Facts, backend: Facts, name: str) -> str:
 def lossless(entry: Entry) -> str:
     """Return "yes" or "no" where the class says whether the output is the target's own."""
     facts = known_facts(entry)
-    says = None if isinstance(facts, str) else facts.traits.get("lossless")
-    return {True: "yes", False: "no"}[says] if isinstance(says, bool) else ""
+    if isinstance(facts, str) or entry.kind not in ("alignment", "acceptance rule") or "offers" not in facts.traits:
+        return ""
+    return "yes" if "lossless" in facts.able("offers") else "no"
 
 
 def summary(entry: Entry) -> str:
@@ -135,8 +136,8 @@ def description(entry: Entry) -> str:
     lines += ["", *plain(facts.documentation).splitlines()] if facts.documentation else []
     traits = {
         "lossless": lossless(entry),
-        "requires": ", ".join(sorted(facts.able("requires"))),
-        "provides": ", ".join(sorted(facts.able("provides"))),
+        "needs": ", ".join(sorted(facts.able("needs"))),
+        "offers": ", ".join(sorted(facts.able("offers") - {"lossless"})),
         "scheduler unless told otherwise": facts.traits.get("scheduler"),
         "KV backend unless told otherwise": facts.traits.get("kv"),
     }

@@ -5,10 +5,10 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
-import numpy as np
 import torch
 
 from specframe.contracts.round import Sequence
@@ -16,10 +16,9 @@ from specframe.contracts.round import Sequence
 
 @attrs.frozen(eq=False)
 class Placement:
-    """Where the tokens about to be fed go, and what they may see.
+    """The places of the tokens about to be fed, and the slots that they may see.
 
-    A query attends to a slot when the slot's order is at least 0 and at most the query's own. Order is a token's place
-    among its row's real tokens, which is also its position in every correct alignment.
+    Order is a token's place among its row's real tokens, which is also its position in every correct alignment.
     """
 
     positions_BT: torch.Tensor
@@ -35,6 +34,48 @@ class Placement:
 
     In a row with fewer than are fed, the first of those are padding.
     """
+    sees_BTT: torch.Tensor | None = None
+    """Which fed tokens (last axis) each fed token sees, (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
+
+    def visible(
+        self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: int | None = None
+    ) -> torch.Tensor:
+        """Return whether a query attends to a slot; the three indices are broadcast against each other.
+
+        It does when the slot holds a token of an order up to its own and, of the tokens fed together in a tree, an ancestor.
+        Padding, whose order is negative, sees what the token of order 0 sees, so that its output is finite.
+
+        Args:
+            row, query, slot: indices of rows, fed tokens and slots.
+            window: tokens that a query of a sliding layer sees, itself included; None: all.
+        """
+        return self.rule(window)(row, query, slot)
+
+    def rule(self, window: int | None = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return :meth:`visible` for one window, with all that it looks up prepared: for kernels that call it per score."""
+        order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
+        shared = len(key_order_BS) == 1
+        fed_BS = None if sees_BTT is None else self._fed()
+
+        def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+            key, order = key_order_BS[0 * row if shared else row, slot], order_BT[row, query]
+            seen = (key >= 0) & (key <= order)
+            if window is not None:
+                seen = seen & (key > order - window)
+            if fed_BS is None or sees_BTT is None:
+                return seen
+            fed = fed_BS[row, slot]
+            return seen & ((fed < 0) | sees_BTT[0 * row if len(sees_BTT) == 1 else row, query, fed.clamp(min=0)])
+
+        return visible
+
+    def _fed(self) -> torch.Tensor:
+        """Return which fed token each slot receives, (B, S), -1 for none; slots beyond the extent attended to are left out."""
+        rows, width = self.slots_BT.shape
+        extent = self.key_order_BS.shape[1]
+        fed_BS = self.slots_BT.new_full((rows, extent + 1), -1)
+        places_BT = torch.arange(width, device=fed_BS.device).expand(rows, -1)
+        return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
 
 
 @attrs.frozen
@@ -47,17 +88,69 @@ class KVShape:
     dtype: torch.dtype
 
 
+@attrs.frozen(eq=False)
+class Dense:
+    """The keys and values of the slots attended to, of every row of the batch: (B, H, S, D) each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class Paged:
+    """The keys and values of a layer in pages that rows share, and each row's pages in order."""
+
+    keys: torch.Tensor
+    """All pages, (P, page, H, D)."""
+    values: torch.Tensor
+    table_BN: torch.Tensor
+    """The numbers of the pages that hold a row's slots: slot s is place ``s % page`` of page ``table_BN[row, s // page]``."""
+    page: int
+    """Slots of a page."""
+
+
+KVView = Dense | Paged
+"""The keys and values that a forward attends to, as a store hands them out."""
+
+
 class KVStore(Protocol):
     """The keys and values of one model, for every live sequence."""
+
+    @property
+    def rows(self) -> int:
+        """Sequences it has room for; those of the batch in stores without fixed rows."""
+
+    @property
+    def slots(self) -> int | None:
+        """Slots per row of what it hands out, where the memory never moves: forwards over it can be recorded. None: they cannot."""
+
+    @property
+    def first(self) -> int:
+        """The batch's first row among all rows; 0 in stores without fixed rows."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order."""
 
     def expect(self, placement: Placement) -> None:
-        """Announce where the keys and values of the forward about to run go, and the slots it attends to."""
+        """Announce where the keys and values of the forward about to run go, and the slots it attends to.
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Move row i of the batch right by ``offsets[i]`` slots (left when negative) and keep ``width`` slots."""
+        A store that grows drops the columns from the first one to be written on.
+        """
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
+        """Write (B, H, T, D) keys and values where they are expected, and return the slots attended to."""
+
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of the batch's rows, all at once: slot ``targets_BT[i, t]`` of row i takes that of ``sources_BT[i, t]``.
+
+        ``targets_BT`` None: the first T slots take them, and a store that grows holds no others.
+        """
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Make room for a sequence of so many tokens; return how many of its first ones are cached already."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence: nothing needs its keys and values any more."""
 
     @property
     def nbytes(self) -> int:
@@ -67,8 +160,10 @@ class KVStore(Protocol):
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
-    provides: frozenset[str]
-    """What its stores can do: of "scatter", "append", "shift", "grow" (take more columns than the capacity)."""
+    needs: frozenset[str]
+    offers: frozenset[str]
+    """What its stores can do: of "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
+    columns than the capacity), and the kind of view they hand out, "dense" or "paged"."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
-        """Return a store for ``rows`` sequences of up to ``capacity`` slots; it is also a ``transformers.Cache``."""
+        """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

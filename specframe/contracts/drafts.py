@@ -1,52 +1,132 @@
 """Drafts, and what becomes of them.
 
-Tensor names carry their shape: B rows, K draft tokens, T = K + 1 tokens per row that the target scores, V vocabulary.
+Tensor names carry their shape: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed or scored per row,
+V vocabulary, D size of a hidden state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 
 import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Batch, Sequence
+
+
+@attrs.frozen
+class Budget:
+    """The most that a round may draft: the length of a path, and the nodes of all paths. 0 is plain decoding."""
+
+    depth: int
+    nodes: int = attrs.field()
+
+    @nodes.default
+    def _of_a_chain(self) -> int:
+        return self.depth
 
 
 @attrs.frozen(eq=False)
 class Draft:
-    """What a drafter proposes for a batch."""
+    """The tokens that a drafter proposes for a batch: a tree for every row, a chain unless ``parents_BN`` says otherwise."""
 
-    tokens_BK: torch.Tensor
-    logits_BKV: torch.Tensor | None = None
-    """The drafter's logits each token was chosen from, where it has a distribution."""
+    tokens_BN: torch.Tensor
+    """The tokens, each after its parent."""
+    logits_BNV: torch.Tensor | None = None
+    """The drafter's logits that each token was drawn by; None: the tokens are certain, not drawn at random."""
+    parents_BN: torch.Tensor | None = None
+    """The node that each token follows, -1 for the row's last token; None: each follows the one before it."""
+    counts_B: torch.Tensor | None = None
+    """The number of nodes meant for each row, its first ones; the rest is filler, never judged or counted. None: all are meant."""
+    depth: int = attrs.field()
+    """Nodes of the longest path, known on the host so that the shapes of a round are static."""
+
+    @depth.default
+    def _all_in_one_path(self) -> int:
+        return self.nodes
 
     @property
-    def length(self) -> int:
-        """Number of tokens proposed for every row."""
-        return self.tokens_BK.shape[1]
+    def nodes(self) -> int:
+        """The number of tokens proposed for every row, filler included."""
+        return self.tokens_BN.shape[1]
+
+
+@attrs.frozen(eq=False, slots=False)
+class Block:
+    """The tokens that are fed to a model in one forward, and where they hang.
+
+    The first has ``lengths_B + start`` tokens of its row before it (its *order*); the others follow it, or their parents. Places
+    before a row's first token are padding.
+    """
+
+    ids_BT: torch.Tensor
+    start: int = 0
+    parents_BT: torch.Tensor | None = None
+    """The place in the block that each token follows, always an earlier one, -1 for what comes before the block; None: a chain."""
+
+    @property
+    def width(self) -> int:
+        """The number of tokens fed per row, T."""
+        return self.ids_BT.shape[1]
+
+    @property
+    def end(self) -> int:
+        """The order after the last token of a chain, less the row's length."""
+        return self.start + self.width
+
+    @functools.cached_property
+    def sees_BTT(self) -> torch.Tensor | None:
+        """Which places of the block (last axis) each place sees: itself and its ancestors; None for a chain."""
+        if self.parents_BT is None:
+            return None
+        places_T = torch.arange(self.width, device=self.ids_BT.device)
+        sees_BTT = (self.parents_BT[..., None] == places_T) | (places_T[:, None] == places_T)
+        for _ in range((self.width - 1).bit_length()):  # paths of one step, of two, of four, ...
+            sees_BTT = (sees_BTT.float() @ sees_BTT.float()) > 0
+        return sees_BTT
+
+    def depth_BT(self) -> torch.Tensor:
+        """Return the number of places in the block before each token on its path, (B, T) or (1, T)."""
+        if self.sees_BTT is None:
+            return torch.arange(self.width, device=self.ids_BT.device)[None]
+        return self.sees_BTT.sum(-1) - 1
+
+
+@attrs.frozen(eq=False)
+class Scores:
+    """The target's answer to a block."""
+
+    logits_BTV: torch.Tensor
+    """Logits after each of the last T tokens fed."""
+    hidden: Mapping[int, torch.Tensor] = attrs.Factory(dict)
+    """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed; layers as transformers numbers
+    ``hidden_states``: 0 is the embedding."""
 
 
 @attrs.frozen(eq=False)
 class Verdict:
-    """What stands of a draft: per row, ``accepted_B`` draft tokens and one token of the target's own.
-
-    ``tokens_BT`` (B, K + 1) holds the accepted tokens and the bonus token from place 0; what follows them means nothing.
-    """
+    """The part of a draft that stands: per row, ``accepted_B`` draft tokens along one path and one token of the target's own."""
 
     accepted_B: torch.Tensor
     tokens_BT: torch.Tensor
+    """The path's accepted tokens, then the bonus token, (B, K + 1) for a draft of depth K; what follows them means nothing."""
+    path_BT: torch.Tensor | None = None
+    """The nodes of the path, (B, K): the first ``accepted_B`` mean something. None: the draft is a chain."""
     _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
     _checks: list[Callable[[np.ndarray, np.ndarray], None]] = attrs.field(factory=list, init=False, repr=False)
     _undecided: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
+    _counts: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
         if not self._host:
-            width = self.tokens_BT.shape[1] + 1
-            packed = torch.cat([self.accepted_B[:, None], self.tokens_BT, *self._undecided], dim=1).cpu().numpy()
-            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:]))
+            counts = [counts_B[:, None] for counts_B in self._counts]
+            parts = [self.accepted_B[:, None], self.tokens_BT, *self._undecided, *counts]
+            packed, width = torch.cat(parts, dim=1).cpu().numpy(), self.tokens_BT.shape[1] + 1
+            undecided = width + sum(mask_BT.shape[1] for mask_BT in self._undecided)
+            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:undecided], packed[:, undecided:]))
             for check in self._checks:
                 check(*self._host[:2])
         return self._host[0], self._host[1]
@@ -68,11 +148,42 @@ class Verdict:
         packed = self._host[2] if self._host[2].size else self._undecided[0].cpu().numpy()  # marked after the transfer
         return packed.astype(bool)
 
+    def bring(self, counts_B: torch.Tensor) -> None:
+        """Take the draft's counts to the host with the rest."""
+        self._counts.append(counts_B)
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        """Draft tokens meant for each row, (B,), on the host; None where all are."""
+        if not self._counts:
+            return None
+        self.host()
+        return self._host[3][:, 0] if self._host[3].size else self._counts[0].cpu().numpy()
+
+    def within(self, counts_B: torch.Tensor) -> Verdict:
+        """Return the verdict without filler: no more of a row's draft stands than the nodes that were meant for it."""
+        if self.path_BT is None:
+            return attrs.evolve(self, accepted_B=self.accepted_B.minimum(counts_B))
+        meant_B = (self.path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
+        return attrs.evolve(self, accepted_B=self.accepted_B.minimum(meant_B))
+
     def once_on_host(self, check: Callable[[np.ndarray, np.ndarray], None]) -> None:
         """Have ``check(accepted, tokens)`` called as soon as both are on the host; it raises where they cannot be."""
         self._checks.append(check)
         if self._host:
             check(*self._host[:2])
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """A round as drafters are told it, after the verdict and before the next round; also a piece of a prompt that was read."""
+
+    batch: Batch
+    """The rows. Their lengths are those before the round."""
+    draft: Draft
+    scores: Scores
+    verdict: Verdict | None
+    """None: a piece of a prompt was read, and more of it is to come."""
 
 
 @attrs.frozen(eq=False)
@@ -86,12 +197,15 @@ class RoundReport:
     verdict: Verdict
     lengths: np.ndarray
     """Lengths before the round."""
+    drafted: np.ndarray
+    """Draft tokens that were meant for each row and that it had room for."""
     accepted: np.ndarray
     """Accepted draft tokens that stand."""
     gained: np.ndarray
     """Tokens each row gained, cut at its stop."""
     finished: list[Sequence]
     logits_BTV: torch.Tensor | None = None
-    """The target's own logits of this round, on the device, where the next round may write over them."""
+    """The target's own logits of this round along the path that stands, (B, K + 1, V), on the device, where the next round may
+    write over them."""
     scores_BTV: torch.Tensor | None = None
     """The logits after each row's processors."""

@@ -1,6 +1,6 @@
 """The roles, as protocols. A strategy is any object that has these members; nothing needs to be inherited.
 
-Shapes: B rows, K draft tokens, T = K + 1 tokens per row that the target scores, V vocabulary.
+Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed per row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
 from specframe.contracts.round import Batch
 
 if TYPE_CHECKING:
@@ -20,71 +20,85 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """What every role that takes part in a round has in common."""
+    """The members that every role has.
+
+    ``needs`` and ``offers`` are words of one open vocabulary: a combination is refused where nobody offers what one needs.
+    The words of specframe itself are in docs/plugins.md; a plugin may add its own.
+    """
+
+    needs: frozenset[str]
+    offers: frozenset[str]
+
+
+class Started(Strategy, Protocol):
+    """The members of every role that takes part in a round."""
 
     def start(self, run: Run) -> None:
         """Prepare for a run: open caches, keep what is needed of ``run``. Called once, before the first round."""
 
 
-class Drafter(Strategy, Protocol):
-    """Decides which tokens to propose."""
+class Drafter(Started, Protocol):
+    """Decides which tokens to propose. Offers "chain" or "tree", and "logits" where its tokens have distributions."""
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return a draft of at most ``draft_length`` tokens for every row; 0 in the round that ends the reading of prompts."""
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget for every row; an empty one in the round that ends the reading of prompts."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a round, or from a piece of a prompt that the target has read."""
 
 
-class Verifier(Strategy, Protocol):
-    """Decides how the target scores a draft."""
+class Verifier(Started, Protocol):
+    """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" where its scores have hidden states."""
 
-    def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the target's logits after each row's last token and after each draft token, (B, K + 1, V).
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Return the target's scores after each row's last token and after each draft token: logits (B, N + 1, V).
 
-        Where the batch reads prompts the draft is empty and ``run.target.read(batch)`` feeds them. When it leaves some of them
-        to later rounds (``batch.left``), what is returned is not looked at.
+        Where the batch reads prompts the draft is empty and ``run.target.read(batch)`` feeds them.
         """
 
 
-class AcceptanceRule(Strategy, Protocol):
-    """Decides how many draft tokens stand, and the bonus token."""
+class AcceptanceRule(Started, Protocol):
+    """Decides how many draft tokens stand, and the bonus token.
 
-    lossless: bool
-    """Whether the output is distributed as the target's own."""
-    sharpen: bool
-    """Whether rows decoded greedily are handed over as distributions with all mass on one token."""
-    invariant: bool
-    """Whether what comes out is the same whatever was drafted and however much of it: the draft length is then free to vary."""
-    compares: bool
-    """Whether it compares the target's distribution with the draft's: drafters then return their logits."""
+    Needs "logits" where it compares the target's distribution with the draft's. Offers "lossless" where the output is distributed
+    as the target's own, "samples" where rows decoded greedily are handed over as distributions with all mass on one token,
+    "draft-invariant" where the tokens are the same whatever was drafted, and "tree" where it judges trees.
+    """
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
-        """Return what stands, from the target's shaped logits (B, K + 1, V), without leaving the device."""
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+        """Return what stands, from the target's shaped logits (B, N + 1, V), without leaving the device."""
 
 
 class Layout(Protocol):
-    """Where the tokens of one model's cache sit, under one alignment."""
+    """The slots of one model's cache under one alignment."""
+
+    static: bool
+    """Whether places follow from ``lengths_B`` alone: several forwards can then be recorded as one."""
 
     def arrange(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Return places for the tokens about to be fed: of every row, the ``width`` that end at its length + ``offset``.
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return places for the tokens about to be fed. What lies before a row's first token is padding."""
 
-        What a row has not got (its length + offset is less than ``width``) is padding on the left.
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        """Keep the first ``kept[i]`` tokens of row i and forget the rest.
+
+        Args:
+            path_BT: the nodes of the accepted path in the block fed last, after its first token, (B, K): they are the tokens that
+                follow the row's own; None: the block was a chain.
         """
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
-        """Keep the first ``kept[i]`` tokens of row i and forget the rest."""
 
+class Alignment(Started, Protocol):
+    """Decides where tokens sit and what happens to rejected ones.
 
-class Alignment(Strategy, Protocol):
-    """Decides where tokens sit and what happens to rejected ones."""
+    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless" and, where it places trees, "tree".
+    """
 
-    lossless: bool
-    requires: frozenset[str]
-    """What a KV store must be able to do: of "scatter", "append", "shift", "grow" (take more columns than the capacity)."""
     scheduler: str
     """The scheduler it asks for unless told otherwise."""
     kv: str
@@ -97,11 +111,8 @@ class Alignment(Strategy, Protocol):
         """Forget what was rejected in the target's cache and return the verdict that stands."""
 
 
-class Scheduler(Protocol):
+class Scheduler(Strategy, Protocol):
     """Decides which sequences form the next batch."""
-
-    equal_lengths: bool
-    """Whether it groups rows of equal length, which ``exspec`` is made for."""
 
     def rows(self, batch_size: int) -> int:
         """Return how many sequences may be live at once."""
@@ -110,16 +121,16 @@ class Scheduler(Protocol):
         """Return the next batch, or None when everything has finished."""
 
 
-class DraftLengthPolicy(Protocol):
-    """Decides how many tokens to draft."""
+class BudgetPolicy(Strategy, Protocol):
+    """Decides how much to draft."""
 
-    maximum: int
+    maximum: Budget
 
-    def draft_length(self, batch: Batch) -> int:
-        """Return the number of tokens to draft this round, 0 to ``maximum``."""
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget of this round, up to ``maximum``."""
 
     def observe(self, report: RoundReport) -> None:
-        """Learn from a finished round whose draft length this policy gave."""
+        """Learn from a finished round whose budget this policy gave."""
 
 
 class Observer(Protocol):

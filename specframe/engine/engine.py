@@ -157,7 +157,7 @@ class Engine:
         """Return whether a request that was just added can be decoded as things are open."""
         pool = self._pools[self._group]
         ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
-        longest = pool.capacity - opened.use.policy.maximum - 1
+        longest = pool.capacity - opened.use.policy.maximum.nodes - 1
         return ruled and pool.limit(request) <= longest and pool.rows >= min(pool.unfinished, opened.most)
 
     def _open(self, pool: Pool) -> Opened:
@@ -168,7 +168,7 @@ class Engine:
         longest = max(map(pool.limit, pool.requests))
         self._warn_of_short_draft(longest)
         most = use.scheduler.rows(self._batch_size)
-        pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum + 1)
+        pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
         self._held.callback(run.release)

@@ -20,7 +20,7 @@ import torch
 from transformers import Cache
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
-from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Engine, Value
@@ -119,16 +119,21 @@ class Guard:
         if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
             self._refuse(member, f"{name} of shape {letters} = ({', '.join(map(str, shape))}, V)", tuple(given.shape))
 
-    def _verdict(self, member: str, verdict: Any, batch: Batch, drafted: int, vocabulary: int) -> None:
+    def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft, vocabulary: int) -> None:
         """Check a verdict: its shapes now, its numbers as soon as they are on the host."""
         if not isinstance(verdict, Verdict):
             self._refuse(member, "a specframe.contracts.drafts.Verdict", got(verdict))
-        rows, width = len(batch), drafted + 1
+        rows, drafted = len(batch), draft.depth
+        width = drafted + 1
         accepted_B, tokens_BT, like = verdict.accepted_B, verdict.tokens_BT, batch.tokens_BS
         right = getattr(accepted_B, "shape", None) == (rows,)
         self._tensor(member, "accepted_B", accepted_B, f"(B,) = ({rows},)", right, like)
         right = getattr(tokens_BT, "shape", None) == (rows, width)
         self._tensor(member, "tokens_BT", tokens_BT, f"(B, K + 1) = ({rows}, {width})", right, like)
+
+        if draft.parents_BN is not None:
+            right = getattr(verdict.path_BT, "shape", None) == (rows, drafted)
+            self._tensor(member, "path_BT", verdict.path_BT, f"(B, K) = ({rows}, {drafted})", right, like)
 
         def check(accepted: np.ndarray, tokens: np.ndarray) -> None:
             if accepted.min() < 0 or accepted.max() > drafted:
@@ -153,24 +158,52 @@ class GuardedDrafter(Guard):
         self._waits = hasattr(run, "checks")
         super().start(run)
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return the drafter's draft after checking it."""
-        draft = self._with_batch("propose", batch, draft_length)
+        draft = self._with_batch("propose", batch, budget)
         if not isinstance(draft, Draft):
             self._refuse("propose", "a specframe.contracts.drafts.Draft", got(draft))
-        tokens_BK, rows = draft.tokens_BK, len(batch)
-        shape: tuple[int, ...] = getattr(tokens_BK, "shape", ())
-        right = len(shape) == 2 and shape[0] == rows and shape[1] <= draft_length
-        words = f"(B, K) = ({rows}, {draft_length} at most)" if draft_length else f"(B, K) = ({rows}, 0)"
-        self._tensor("propose", "tokens_BK", tokens_BK, words, right, batch.tokens_BS)
-        if draft.logits_BKV is not None:
-            self._floats("propose", "logits_BKV", draft.logits_BKV, tuple(tokens_BK.shape), "(B, K, V)")
-        if tokens_BK.numel() and (self._waits or tokens_BK.device.type == "cpu"):
-            least, most = map(int, tokens_BK.aminmax())
+        tokens_BN, rows = draft.tokens_BN, len(batch)
+        shape: tuple[int, ...] = getattr(tokens_BN, "shape", ())
+        right = len(shape) == 2 and shape[0] == rows and shape[1] <= budget.nodes
+        words = f"(B, N) = ({rows}, {budget.nodes} at most)" if budget.nodes else f"(B, N) = ({rows}, 0)"
+        self._tensor("propose", "tokens_BN", tokens_BN, words, right, batch.tokens_BS)
+        if draft.logits_BNV is not None:
+            self._floats("propose", "logits_BNV", draft.logits_BNV, tuple(tokens_BN.shape), "(B, N, V)")
+        if tokens_BN.numel() and (self._waits or tokens_BN.device.type == "cpu"):
+            least, most = map(int, tokens_BN.aminmax())
             if least < 0 or most >= self._vocabulary:
-                asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BK"
+                asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BN"
                 self._refuse("propose", asked, least if least < 0 else most)
+        self._check_tree(batch, draft, budget)
         return draft
+
+    def _check_tree(self, batch: Batch, draft: Draft, budget: Budget) -> None:
+        """Check the shapes of what a draft says of its nodes, and their numbers where that costs no synchronisation."""
+        rows, nodes, like = len(batch), draft.nodes, batch.tokens_BS
+        if draft.counts_B is not None:
+            right = getattr(draft.counts_B, "shape", None) == (rows,)
+            self._tensor("propose", "counts_B", draft.counts_B, f"(B,) = ({rows},)", right, like)
+        if type(draft.depth) is not int or not 0 <= draft.depth <= min(budget.depth, nodes):
+            self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", got(draft.depth))
+        if (parents_BN := draft.parents_BN) is None:
+            return
+        right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
+        self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
+        if nodes and (self._waits or parents_BN.device.type == "cpu"):
+            places_N = torch.arange(nodes, device=parents_BN.device)
+            if bool(((parents_BN >= places_N) | (parents_BN < -1)).any()):
+                self._refuse("propose", "parents_BN that are -1 or an earlier node", parents_BN.tolist()[0])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let the drafter learn."""
+        self._with_batch_of(outcome)
+
+    def _with_batch_of(self, outcome: Outcome) -> None:
+        before = versions(outcome.batch)
+        self._call("observe", outcome)
+        if versions(outcome.batch) != before:
+            self._fail("observe() must not write to the batch, and it did")
 
 
 class GuardedVerifier(Guard):
@@ -178,13 +211,14 @@ class GuardedVerifier(Guard):
 
     kind = "verifier"
 
-    def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the verifier's logits after checking them; those of a batch that leaves something to read are not looked at."""
-        logits_BTV = self._with_batch("score", batch, draft)
-        if batch.left:
-            return logits_BTV
-        self._floats("score", "logits", logits_BTV, (len(batch), draft.length + 1), "(B, K + 1, V)")
-        return logits_BTV
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Return the verifier's scores after checking them; logits of a batch that leaves something to read are not looked at."""
+        scores = self._with_batch("score", batch, draft)
+        if not isinstance(scores, Scores):
+            self._refuse("score", "a specframe.contracts.drafts.Scores", got(scores))
+        if not batch.left:
+            self._floats("score", "logits_BTV", scores.logits_BTV, (len(batch), draft.nodes + 1), "(B, N + 1, V)")
+        return scores
 
 
 class GuardedRule(Guard):
@@ -200,10 +234,10 @@ class GuardedRule(Guard):
         self._tensor("choose", "token ids", chosen_B, f"(B,) = ({rows},)", right, logits_BV)
         return chosen_B
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the rule's verdict after checking it."""
-        verdict = self._with_batch("judge", batch, draft, logits_BTV)
-        self._verdict("judge", verdict, batch, draft.length, logits_BTV.shape[-1])
+        verdict = self._with_batch("judge", batch, draft, scores)
+        self._verdict("judge", verdict, batch, draft, scores.logits_BTV.shape[-1])
         return verdict
 
 
@@ -224,7 +258,7 @@ class GuardedAlignment(Guard):
         """Return the verdict that stands after checking it."""
         stands = self._with_batch("commit", batch, draft, verdict)
         if stands is not verdict:
-            self._verdict("commit", stands, batch, draft.length, self._vocabulary)
+            self._verdict("commit", stands, batch, draft, self._vocabulary)
         return stands
 
 
@@ -241,9 +275,10 @@ class GuardedLayout:
         """Let the layout follow the batch."""
         self._alignment._watched("layout.arrange", self.__wrapped__.arrange, batch)
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+    def place(self, batch: Batch, block: Block) -> Placement:
         """Return the layout's placement after checking it."""
-        placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, width, offset)
+        width = block.width
+        placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, block)
         if not isinstance(placed, Placement):
             self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", got(placed))
         for name in ("positions_BT", "slots_BT", "order_BT"):
@@ -253,9 +288,9 @@ class GuardedLayout:
             self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
         return placed
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Let the layout forget."""
-        self._alignment._watched("layout.keep", self.__wrapped__.keep, batch, kept)
+        self._alignment._watched("layout.keep", self.__wrapped__.keep, batch, kept, path_BT)
 
 
 class GuardedScheduler(Guard):
@@ -288,7 +323,7 @@ class GuardedBackend(Guard):
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return the backend's store after looking for its members."""
         store: Any = self._call("open", shapes, rows, capacity, device)
-        members = ("arrange", "expect", "nbytes", "shift", "update")
+        members = ("arrange", "expect", "move", "nbytes", "update")
         fits = isinstance(store, Cache) and all(hasattr(store, name) for name in members)
         if not fits:
             self._refuse("open", f"a transformers.Cache with {', '.join(members)}", got(store))
@@ -325,13 +360,15 @@ class GuardedPolicy(Guard):
 
     kind = "draft-length policy"
 
-    def draft_length(self, batch: Batch) -> int:
-        """Return the policy's draft length after checking it."""
-        length = self._with_batch("draft_length", batch)
-        if type(length) is not int or not 0 <= length <= self.__wrapped__.maximum:
-            asked = f"a whole number from 0 to its maximum of {self.__wrapped__.maximum}"
-            self._refuse("draft_length", asked, got(length))
-        return length
+    def budget(self, batch: Batch) -> Budget:
+        """Return the policy's budget after checking it."""
+        budget, most = self._with_batch("budget", batch), self.__wrapped__.maximum
+        if not isinstance(budget, Budget):
+            self._refuse("budget", "a specframe.contracts.drafts.Budget", got(budget))
+        for name, given, bound in (("depth", budget.depth, most.depth), ("nodes", budget.nodes, most.nodes)):
+            if type(given) is not int or not 0 <= given <= bound:
+                self._refuse("budget", f"a {name} from 0 to its maximum of {bound}", got(given))
+        return budget
 
     def observe(self, report: RoundReport) -> None:
         """Let the policy learn."""

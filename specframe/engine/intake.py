@@ -103,7 +103,7 @@ class Intake:
     @property
     def _draws(self) -> bool:
         """Whether temperatures have an effect: the acceptance rule is open, or is one that goes by a distribution."""
-        return is_auto(self._recipe.accept) or self._parts.composition.rule.sharpen
+        return is_auto(self._recipe.accept) or "samples" in self._parts.composition.rule.offers
 
     def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
         try:

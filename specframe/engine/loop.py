@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
-from specframe.contracts.drafts import Draft, RoundReport
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.roles import AcceptanceRule
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Value
 from specframe.engine.pool import Pool
@@ -17,12 +19,15 @@ from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided
 
+NOTHING = Budget(0)
+"""The budget of rounds that draft nothing: they read prompts, or start from others' rows."""
+
 
 @torch.inference_mode()
 def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Value], Value]) -> RoundReport | None:
     """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
-    Reading prompts is a round like any other, with a draft length of 0: the verifier feeds what is not cached, and the
+    Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
     long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token.
 
@@ -38,37 +43,62 @@ def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Value], Va
         return None
     if batch.left:
         with watch.stage("prefill"):
-            use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+            nothing = Draft(batch.tokens_BS[:, :0])
+            scores = use.verifier.score(batch, nothing)
+            use.drafter.observe(Outcome(batch, nothing, scores, None))
         return None
     decodes = not (batch.prefill or batch.starts)
-    draft_length = agree(use.policy.draft_length(batch)) if decodes else 0
-    if use.rule.invariant:
-        draft_length = min(draft_length, within_reach(batch))
+    budget = agree(use.policy.budget(batch)) if decodes else NOTHING
+    if "draft-invariant" in use.rule.offers:
+        budget = within_reach(budget, batch)
     with watch.stage("prefill" if batch.prefill else "draft"):
-        draft = use.drafter.propose(batch, draft_length)
+        draft = use.drafter.propose(batch, budget)
     with watch.stage("prefill" if batch.prefill else "verify"):
-        logits_BTV = use.verifier.score(batch, draft)
+        scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
-        scores_BTV = shape(batch, draft.tokens_BK, logits_BTV)
-        verdict = use.rule.judge(batch, draft, sharpen(batch, scores_BTV) if use.rule.sharpen else scores_BTV)
-        if (undecided_BT := undecided(batch, scores_BTV)) is not None:
-            verdict.mark(undecided_BT)
+        shaped = Scores(shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN), scores.hidden)
+        verdict = judged(use.rule, batch, draft, shaped)
+        undecided_BT = undecided(batch, along(verdict, shaped.logits_BTV))
     with watch.stage("align"):
         verdict = use.alignment.commit(batch, draft, verdict)
         if undecided_BT is not None:
-            verdict.mark(undecided_BT)  # an alignment may have made another
+            verdict.mark(undecided_BT)
+        if draft.counts_B is not None:
+            verdict.bring(draft.counts_B)
+    with watch.stage("draft"):
+        use.drafter.observe(Outcome(batch, draft, scores, verdict))
     with watch.stage("accept"):
-        report = pool.advance(batch, draft, verdict, logits_BTV, scores_BTV)
+        path = along(verdict, scores.logits_BTV), along(verdict, shaped.logits_BTV)
+        report = pool.advance(batch, draft, verdict, *path)
     if decodes:
         use.policy.observe(report)
     watch.round(report)
     return report
 
 
-def within_reach(batch: Batch) -> int:
-    """Return the draft length that the row with the most tokens still to come can use.
+def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    """Return the rule's verdict; filler does not stand."""
+    if "samples" in rule.offers:
+        scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
+    verdict = rule.judge(batch, draft, scores)
+    return verdict if draft.counts_B is None else verdict.within(draft.counts_B)
+
+
+def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """Return the logits after a row's last token and after each node of the verdict's path, (B, K + 1, V)."""
+    if verdict.path_BT is None:
+        return logits_BTV
+    places_BT = F.pad(verdict.path_BT + 1, (1, 0))
+    return logits_BTV.gather(1, places_BT[..., None].expand(-1, -1, logits_BTV.shape[-1]))
+
+
+def within_reach(budget: Budget, batch: Batch) -> Budget:
+    """Return the budget cut to what the row with the most tokens still to come can use.
 
     A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft. Rules whose
-    output depends on the draft length keep theirs: a row's tokens must not depend on its neighbours' lengths.
+    output depends on the draft keep theirs: a row's tokens must not depend on its neighbours' lengths.
     """
-    return int((batch.limits - batch.lengths).max()) - 1
+    reach = int((batch.limits - batch.lengths).max()) - 1
+    if reach >= budget.depth:
+        return budget
+    return Budget(reach, min(budget.nodes, reach)) if budget.nodes == budget.depth else Budget(reach, budget.nodes)

@@ -63,7 +63,7 @@ def parts_of(recipe: Recipe) -> Parts:
     tokenizer = loading.load_tokenizer(target) if recipe.tokenizer is None else recipe.tokenizer
     drafting = None if draft is None else loading.load_model(draft, "draft", device, dtype)
     runner = ModelRunner(model, "target")
-    if (longest := use.policy.maximum) >= runner.context:
+    if (longest := use.policy.maximum.nodes) >= runner.context:
         raise OptionError(
             f"draft_length: expected fewer tokens than the target's context of {runner.context}, got {longest}"
         )

@@ -289,8 +289,11 @@ class Pool:
         reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
         self._lengths[self._seats] += gained
 
-        drafted = np.minimum(draft.length, room - 1)  # what it would get alone: the token at its limit is the bonus
-        standing = np.minimum(np.minimum(accepted, gained), drafted)
+        drafted = draft.nodes if verdict.counts is None else verdict.counts
+        if draft.parents_BN is None:
+            drafted = np.minimum(drafted, room - 1)  # what it would get alone: the token at its limit is the bonus
+        drafted = np.broadcast_to(drafted, room.shape)
+        standing = np.minimum(np.minimum(accepted, gained), np.minimum(drafted, room - 1))
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:
                 sequence.metrics.count(d, a)
@@ -309,6 +312,7 @@ class Pool:
             draft,
             verdict,
             before,
+            drafted,
             standing,
             gained,
             finished,

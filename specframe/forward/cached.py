@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
 from specframe.forward.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
@@ -41,8 +42,8 @@ class CachedModel:
         self._chain: RecordedChain | None = None
         if record is not None and (slots := getattr(store, "slots", None)) is not None:
             pack = runner.attention.packs(attention)
-            self._forward = Recorded(self._execute, store.rows, slots, record, pack)  # type: ignore[attr-defined]
-            if getattr(layout, "static", False):
+            self._forward = Recorded(self._execute, store.rows, slots, record, pack)
+            if layout.static:
                 self._chain = RecordedChain(self._execute, layout, slots, record, pack)
 
     def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
@@ -58,18 +59,15 @@ class CachedModel:
         """Let go of the cache and of what was recorded over it."""
         del self.store, self.layout, self._forward, self._chain
 
-    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
-        """Feed the tokens of every row that end at its length + ``offset``; return logits of the last ``keep``.
+    def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
+        """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).
 
         Rows with fewer tokens than that are padded on the left, with any ids.
-
-        Returns:
-            (B, keep, V) logits.
         """
-        placement = self.place(batch, ids_BT, offset)
-        self._watch.forward(self.runner.role, *ids_BT.shape)
+        placement = self.place(batch, block)
+        self._watch.forward(self.runner.role, *block.ids_BT.shape)
         forward = self._forward if self._recordable else self._execute
-        return forward(ids_BT, placement, keep)
+        return Scores(forward(block.ids_BT, placement, keep))
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
@@ -92,12 +90,12 @@ class CachedModel:
                 for width in (ids_BT.shape[1], *[1] * (count - 1)):
                     self._watch.forward(self.runner.role, len(batch), width)
                 return self._chain(batch, ids_BT, count, choose)
-        return chain(lambda ids_BT, offset: self.feed(batch, ids_BT, offset), batch, ids_BT, count, choose)
+        return chain(lambda block: self.feed(batch, block).logits_BTV, batch, ids_BT, count, choose)
 
-    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
-        """Return where the tokens about to be fed go, after moving whatever has to move for them."""
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
         self.follow(batch)
-        return self.layout.place(batch, ids_BT.shape[1], offset)
+        return self.layout.place(batch, block)
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache and its layout."""
@@ -106,7 +104,7 @@ class CachedModel:
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 
-    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> torch.Tensor | None:
+    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> Scores:
         """Feed the prompts, or the piece of them that the batch says, in chunks.
 
         Args:
@@ -115,18 +113,19 @@ class CachedModel:
             unread: None: what the batch says.
 
         Returns:
-            (B, 1, V) logits after the last token fed; None when there was nothing to feed.
+            The scores of the last token fed, logits (B, 1, V); without logits, (B, 0, V), when there was nothing to feed.
         """
-        ahead, logits = batch.unread if unread is None else unread, None
+        ahead = batch.unread if unread is None else unread
+        scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
         left = max(left, batch.left)
         chunk = max(1, self.runner.attention.prefill_tokens(self._attention, batch.longest) // len(batch))
         while ahead > left:
             step = min(ahead - left, chunk)
             ahead -= step
-            logits = self.feed(batch, batch.last_tokens(step, -ahead), -ahead)
-        return logits
+            scores = self.feed(batch, Block(batch.last_tokens(step, -ahead), -ahead - step))
+        return scores
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i."""
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i, of which the last are a path of the tree fed last."""
         with self._watch.stage("align"):
-            self.layout.keep(batch, kept)
+            self.layout.keep(batch, kept, path_BT)

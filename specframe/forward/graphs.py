@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeWarning
@@ -87,7 +88,10 @@ class Buffers:
         used_R = None if placement.used_B is None else torch.zeros(rows, dtype=torch.int32, device=device)
         ids_RT, positions_RT, slots_RT, order_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
         key_order_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
-        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R), spare)
+        sees_RTT = None
+        if placement.sees_BTT is not None:
+            sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
+        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT), spare)
 
     def fill(self, ids_BT: torch.Tensor, given: Placement) -> None:
         """Write a forward's inputs; rows and slots beyond them are padding."""
@@ -98,6 +102,7 @@ class Buffers:
             (mine.slots_BT, given.slots_BT, self.spare),
             (mine.order_BT, given.order_BT, -1),
             (mine.used_B, given.used_B, width),
+            (mine.sees_BTT, given.sees_BTT, False),
         )
         rows = len(ids_BT)
         for buffer, values, padding in pairs:
@@ -184,7 +189,9 @@ class Recorded:
             buffers.fill(ids_BT, placement)
             return buffers, lambda: self._forward(buffers.ids_RT, buffers.placement, keep)
 
-        found = self.recordings.take((rows, width, extent, keep, len(placement.key_order_BS) > 1), prepare)
+        found = self.recordings.take(
+            (rows, width, extent, keep, len(placement.key_order_BS) > 1, placement.sees_BTT is not None), prepare
+        )
         if found is None:
             return self._forward(ids_BT, placement, keep)
         buffers, recording = found
@@ -244,22 +251,22 @@ class RecordedChain:
         return recording.output.clone()
 
     def _run(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        def step(ids_BT: torch.Tensor, offset: int) -> torch.Tensor:
-            return self._forward(ids_BT, self._layout.place(batch, ids_BT.shape[1], offset), 1)
+        def step(block: Block) -> torch.Tensor:
+            return self._forward(block.ids_BT, self._layout.place(batch, block), 1)
 
         return chain(step, batch, ids_BT, count, choose)
 
 
 def chain(
-    step: Callable[[torch.Tensor, int], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
+    step: Callable[[Block], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
 ) -> torch.Tensor:
     """Feed tokens that end at each row's length, then ``count - 1`` times what was chosen; return what was chosen, (B, count).
 
-    ``step`` is (ids_BT, offset) -> logits (B, 1, V).
+    ``step`` is (block) -> logits (B, 1, V).
     """
     chosen = []
     for offset in range(count):
-        ids_BT = choose(batch, offset, step(ids_BT, offset))
+        ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])))
         chosen.append(ids_BT)
     return torch.cat(chosen, dim=1)
 

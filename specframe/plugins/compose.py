@@ -16,7 +16,7 @@ from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, Drafter, DraftLengthPolicy, Scheduler, Verifier
+    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -30,6 +30,17 @@ OPTIONS: Mapping[str, str] = {
 }
 """The option of each role."""
 
+FIELDS: Mapping[str, str] = {
+    "drafter": "drafter",
+    "verifier": "verifier",
+    "acceptance rule": "rule",
+    "alignment": "alignment",
+    "scheduler": "scheduler",
+    "KV backend": "kv",
+    "draft-length policy": "policy",
+}
+"""The field of a composition that holds each role."""
+
 
 @attrs.frozen
 class Composition:
@@ -40,13 +51,13 @@ class Composition:
     rule: AcceptanceRule
     alignment: Alignment
     scheduler: Scheduler
-    policy: DraftLengthPolicy
+    policy: BudgetPolicy
     kv: KVBackend
 
     @property
     def lossless(self) -> bool:
         """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
-        return self.rule.lossless and self.alignment.lossless
+        return "lossless" in self.rule.offers & self.alignment.offers
 
     def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
         """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""
@@ -95,8 +106,8 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
-    require_fit(registry, _name(align), alignment.requires, _name(kv), backend.provides)
-    return Composition(
+    require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
+    use = Composition(
         drafter=strategy(registry, "drafter", drafter),
         verifier=strategy(registry, "verifier", recipe.verify),
         rule=rule,
@@ -105,6 +116,8 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         policy=draft_length_policy(registry, recipe.length(rule, drafter)),
         kv=backend,
     )
+    require_offers(use)
+    return use
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
@@ -120,8 +133,36 @@ def check_fit(registry: Registry, align: str, kv: str | None) -> None:
     """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
     wants = registry.entry("alignment", align).facts
     kv = kv or wants.traits.get("kv")
-    if kv is not None and {"provides"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
-        require_fit(registry, align, wants.able("requires"), kv, offers.able("provides"))
+    if kv is not None and {"offers"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
+        require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
+
+
+ASKED_OF: Mapping[str, tuple[str, ...]] = {
+    "tree": ("verifier", "acceptance rule", "alignment"),
+    "hidden": ("verifier",),
+    "scatter": ("KV backend",),
+    "append": ("KV backend",),
+    "move": ("KV backend",),
+    "grow": ("KV backend",),
+    "logits": (),
+}
+"""The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
+is not here is a plugin's own: any other role may offer it."""
+
+
+def require_offers(use: Composition) -> None:
+    """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
+    roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
+    for kind, one in roles.items():
+        for word in sorted(one.needs):
+            asked = ASKED_OF.get(word)
+            others = [other for other in roles if other != kind] if asked is None else asked
+            lacking = [other for other in others if word not in roles[other].offers]
+            if lacking and (asked is not None or len(lacking) == len(others)):
+                whom = f"{lacking[0]} {type(roles[lacking[0]]).__name__} does not" if asked else "no role does"
+                raise CompositionError(
+                    f"{kind} {type(one).__name__} needs {word!r}: expected every role it concerns to offer it, and {whom}"
+                )
 
 
 def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
@@ -140,7 +181,7 @@ def is_number(given: Any) -> bool:
     )
 
 
-def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
+def draft_length_policy(registry: Registry, given: Any) -> BudgetPolicy:
     """Return the policy for a number of draft tokens, a policy's name or an object."""
     if is_number(given):
         if int(given) < 1:
@@ -150,17 +191,17 @@ def draft_length_policy(registry: Registry, given: Any) -> DraftLengthPolicy:
         if int(given) > sys.maxsize:
             raise OptionError(f"draft length: expected at most {sys.maxsize:,}, got a number beyond it")
         given = f"fixed,length={int(given)}"
-    policy: DraftLengthPolicy = strategy(registry, "draft-length policy", given)
-    if policy.maximum < 0:
+    policy: BudgetPolicy = strategy(registry, "draft-length policy", given)
+    if policy.maximum.depth < 0:
         raise PluginError(
-            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum}"
+            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum.depth}"
         )
     return policy
 
 
 def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
     """Return the names of the KV backends that can do what an alignment needs, as far as their classes say."""
-    return able_backends(registry, alignment.requires)
+    return able_backends(registry, alignment.needs)
 
 
 def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
@@ -171,7 +212,7 @@ def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
 def provided(entry: Entry) -> Set[str]:
     """Return what a KV backend's class says that it can do, nothing where it cannot be used."""
     try:
-        return entry.facts.able("provides")
+        return entry.facts.able("offers")
     except PluginError:
         return frozenset()
 

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import click
 
-TRAITS = ("lossless", "requires", "provides", "scheduler", "kv")
+TRAITS = ("needs", "offers", "scheduler", "kv")
 """What listings show beside a strategy's docstring."""
 
 REQUIRED = inspect.Parameter.empty
@@ -43,7 +43,7 @@ class Facts:
         return self.documentation.partition("\n")[0]
 
     def able(self, trait: str) -> frozenset[str]:
-        """Return ``requires`` or ``provides``, nothing where it is no set of names."""
+        """Return ``needs`` or ``offers``, nothing where it is no set of words."""
         given = self.traits.get(trait, ())
         return frozenset(filter(is_text, given)) if isinstance(given, frozenset | set | list | tuple) else frozenset()
 

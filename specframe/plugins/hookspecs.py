@@ -37,7 +37,7 @@ def specframe_register_verifiers(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Verifier`.
-    Must: return the target's logits after the last token and after every draft token, (B, K + 1, V).
+    Must: return the target's scores after the last token and after every draft token: logits (B, N + 1, V).
     Must not: decide how many tokens stand.
     """
 
@@ -59,7 +59,7 @@ def specframe_register_alignments(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Alignment`.
-    Must: derive positions from explicit state; say in ``requires`` what the KV backend has to be able to do.
+    Must: derive positions from explicit state; say in ``needs`` what the KV backend has to be able to do.
     Must not: look for pad ids in tokens; reach into a KV backend's tensors.
     """
 
@@ -81,18 +81,18 @@ def specframe_register_kv_backends(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.cache.KVBackend`.
-    Must: list in ``provides`` what its stores can do; keep a sequence's keys and values until it has finished.
+    Must: list in ``offers`` what its stores can do; keep a sequence's keys and values until it has finished.
     Must not: interpret positions; allocate per round where the layout is static.
     """
 
 
 @hookspec
 def specframe_register_draft_length_policies(register: Register) -> None:
-    """Offer draft-length policies: they decide how many tokens to draft in a round.
+    """Offer draft-length policies: they decide how much to draft in a round.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.DraftLengthPolicy`.
-    Must: return a number from 0 to its ``maximum``.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.BudgetPolicy`.
+    Must: return a budget up to its ``maximum``.
     Must not: change the tokens a lossless combination produces.
     """
 

@@ -17,7 +17,7 @@ PROTOCOLS: Mapping[str, type] = {
     "alignment": roles.Alignment,
     "scheduler": roles.Scheduler,
     "KV backend": cache.KVBackend,
-    "draft-length policy": roles.DraftLengthPolicy,
+    "draft-length policy": roles.BudgetPolicy,
     "observer": roles.Observer,
     "executor": run.Executor,
 }

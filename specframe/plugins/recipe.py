@@ -99,7 +99,7 @@ class Recipe:
         if not is_auto(self.draft_length):
             return self.draft_length
         plain = isinstance(drafter, str) and drafter == NO_DRAFTER
-        return ADAPTIVE_LENGTH if rule.invariant and not plain else FIXED_LENGTH
+        return ADAPTIVE_LENGTH if "draft-invariant" in rule.offers and not plain else FIXED_LENGTH
 
 
 def is_auto(given: Any) -> bool:

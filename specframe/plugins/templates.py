@@ -29,9 +29,9 @@ DRAFTER = '''\
 
 import torch
 
-from specframe.forward.run import Run
+from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.drafts import Draft
+from specframe.forward.run import Run
 from specframe.values import whole
 
 
@@ -42,17 +42,24 @@ class $title:
         span: how many tokens are repeated.
     """
 
+    needs = frozenset()
+    offers = frozenset({"chain"})
+    """Its drafts are chains, and its tokens are certain: without "logits"."""
+
     def __init__(self, span: int = 4) -> None:
         self.span = whole("span", span, 1)
 
     def start(self, run: Run) -> None:
         """Nothing to prepare; a drafter with a model of its own opens its cache here."""
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens for every row of the batch."""
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return ``budget.depth`` tokens for every row of the batch."""
         last_BT = batch.last_tokens(self.span)
-        places_K = torch.arange(draft_length, device=last_BT.device) % self.span
+        places_K = torch.arange(budget.depth, device=last_BT.device) % self.span
         return Draft(last_BT[:, places_K])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a round: nothing here; a drafter that reads the target's features finds them in ``outcome.scores``."""
 '''
 
 VERIFIER = '''\
@@ -60,24 +67,27 @@ VERIFIER = '''\
 
 import torch
 
-from specframe.forward.run import Run
+from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.contracts.drafts import Draft
+from specframe.forward.run import Run
 
 
 class $title:
     """Feeds each row's last token and its draft to the target in one pass."""
 
+    needs = frozenset()
+    offers = frozenset({"chain"})
+
     def start(self, run: Run) -> None:
         """Take the target, with its cache."""
         self._target = run.target
 
-    def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the target's logits after the last token and after every draft token, (B, K + 1, V)."""
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Return the target's scores after the last token and after every draft token, logits (B, N + 1, V)."""
         if batch.prefill:
             return self._target.read(batch)
-        ids_BT = torch.cat([batch.last_tokens(1), draft.tokens_BK], dim=1)
-        return self._target.feed(batch, ids_BT, offset=draft.length, keep=draft.length + 1)
+        ids_BT = torch.cat([batch.last_tokens(1), draft.tokens_BN], dim=1)
+        return self._target.feed(batch, Block(ids_BT, start=-1), keep=draft.nodes + 1)
 '''
 
 RULE = '''\
@@ -85,22 +95,18 @@ RULE = '''\
 
 import torch
 
-from specframe.forward.run import Run
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.forward.run import Run
 
 
 class $title:
     """Accepts draft tokens while they are the target's most likely ones."""
 
-    lossless = True
-    """The output is the target's own."""
-    sharpen = False
-    """Rows that are decoded greedily need no treatment: all are."""
-    invariant = True
-    """What comes out is the same whatever was drafted."""
-    compares = False
-    """The draft's logits are not looked at."""
+    needs = frozenset()
+    """The draft's logits are not looked at: "logits" is not needed."""
+    offers = frozenset({"lossless", "draft-invariant"})
+    """The output is the target's own, whatever was drafted."""
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -109,10 +115,10 @@ class $title:
         """Return the token that a drafter should propose, (B,)."""
         return logits_BV.argmax(-1)
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest prefix of the draft that the target agrees with, and the target's choice after it."""
-        choices_BT = logits_BTV.argmax(-1)
-        agrees_BK = choices_BT[:, :-1] == draft.tokens_BK
+        choices_BT = scores.logits_BTV.argmax(-1)
+        agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
         return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)
 '''
 
@@ -122,19 +128,18 @@ ALIGNMENT = '''\
 import numpy as np
 import torch
 
-from specframe.contracts.cache import KVStore
-from specframe.forward.run import Run
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.drafts import Draft, Verdict
-from specframe.contracts.cache import Placement
+from specframe.forward.run import Run
 
 
 class $title:
     """Puts every token into the slot of its position; the next round writes over what was rejected."""
 
-    lossless = True
-    requires = frozenset({"scatter"})
+    needs = frozenset({"scatter"})
     """What the KV backend has to be able to do: write each row at places of its own."""
+    offers = frozenset({"lossless"})
     scheduler = "continuous"
     kv = "slab"
     """The scheduler and the KV backend that are used unless others are asked for."""
@@ -154,6 +159,9 @@ class $title:
 class ${title}Layout:
     """Slot = position. Padding goes to the slot after the last, which no query reaches."""
 
+    static = True
+    """Places follow from the rows' lengths alone."""
+
     def __init__(self, store: KVStore, capacity: int) -> None:
         self._store, self._spare = store, capacity
 
@@ -161,30 +169,30 @@ class ${title}Layout:
         """Make the batch's sequences the rows of what follows."""
         self._store.arrange(batch.sequences)
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Return places for the ``width`` tokens of every row that end at its length + ``offset``."""
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return places for a block of tokens of every row, from its length + ``block.start`` on."""
         device = batch.lengths_B.device
-        order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
+        order_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
         slots_BT = order_BT.where(order_BT >= 0, self._spare)
-        key_order_1S = torch.arange(batch.longest + offset, device=device)[None]
+        key_order_1S = torch.arange(batch.longest + block.end, device=device)[None]
         return Placement(order_BT, slots_BT, order_BT, key_order_1S)
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Nothing to do."""
 '''
 
 SCHEDULER = '''\
 """A scheduler whose batches start together and end together."""
 
-from specframe.engine.pool import Pool
 from specframe.contracts.round import Batch
+from specframe.engine.pool import Pool
 
 
 class $title:
     """Fills a batch, decodes it to the end, then fills the next."""
 
-    equal_lengths = False
-    """Whether it groups rows of equal length."""
+    needs = frozenset()
+    offers = frozenset()
 
     def rows(self, batch_size: int) -> int:
         """Return how many sequences may be live at once."""
@@ -202,20 +210,20 @@ BACKEND = '''\
 
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Cache
 
-from specframe.engine.rows import Seating
 from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.round import Sequence
+from specframe.engine.rows import Seating
 
 
 class $title:
     """Keeps keys and values in two tensors per layer; new ones are written in place."""
 
-    provides = frozenset({"scatter"})
-    """What its stores can do: write each row at places of its own."""
+    needs = frozenset()
+    offers = frozenset({"scatter", "dense"})
+    """What its stores can do: write each row at places of its own, and hand out plain tensors."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> "${title}Store":
         """Return a store for ``rows`` sequences of up to ``capacity`` slots, and one to spare, where padding goes."""
@@ -227,6 +235,7 @@ class ${title}Store(Cache):
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])
+        self.rows, self.slots, self.first = rows, None, 0
         self._seating, self._extent = Seating(rows), 0
         self._layers_held = [
             [torch.zeros(rows, shape.heads, slots, size, dtype=shape.dtype, device=device) for size in sizes]
@@ -254,9 +263,16 @@ class ${title}Store(Cache):
         rows.scatter_(2, self._slots_BT[:, None, :, None].expand_as(states), states)
         return rows[:, :, : self._extent]
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Not asked for: "shift" is not among what it provides."""
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Not asked for: "move" is not among what it offers."""
         raise NotImplementedError
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Every row has room for the longest sequence; rows share nothing."""
+        return 0
+
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence's row is free without being told."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the extent of the last forward; positions never come from it."""
@@ -271,8 +287,8 @@ class ${title}Store(Cache):
 POLICY = '''\
 """A draft-length policy that goes up after a draft that stood, and down after one that did not."""
 
+from specframe.contracts.drafts import Budget, RoundReport
 from specframe.contracts.round import Batch
-from specframe.contracts.drafts import RoundReport
 from specframe.values import whole
 
 
@@ -283,20 +299,23 @@ class $title:
         maximum: the longest draft.
     """
 
-    def __init__(self, maximum: int = 8) -> None:
-        self.maximum = whole("maximum", maximum, 1)
-        """Caches are made for it: nothing longer may be answered."""
-        self._length = min(4, self.maximum)
+    needs = frozenset()
+    offers = frozenset()
 
-    def draft_length(self, batch: Batch) -> int:
-        """Return the number of tokens to draft this round, 0 to ``maximum``."""
-        return self._length
+    def __init__(self, maximum: int = 8) -> None:
+        self.maximum = Budget(whole("maximum", maximum, 1))
+        """Caches are made for it: nothing longer may be answered."""
+        self._length = min(4, maximum)
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return how much to draft this round, up to ``maximum``."""
+        return Budget(self._length)
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a finished round."""
-        if report.draft.length:
-            stood = (report.accepted == report.draft.length).mean() > 0.5
-            self._length = min(self.maximum, self._length + 1) if stood else max(1, self._length - 1)
+        if report.draft.depth:
+            stood = (report.accepted == report.draft.depth).mean() > 0.5
+            self._length = min(self.maximum.depth, self._length + 1) if stood else max(1, self._length - 1)
 '''
 
 PATIENT = '''

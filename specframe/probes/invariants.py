@@ -22,9 +22,10 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Batch, Sequence
+from specframe.engine.loop import along
 from specframe.errors import InvariantError
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
@@ -205,12 +206,12 @@ class CheckedRule:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rule, name)
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the rule's verdict after checking it."""
         self._checks.batch(batch)
-        verdict = self._rule.judge(batch, draft, logits_BTV)
-        if self._rule.lossless:
-            self._checks.judged(batch, verdict, logits_BTV)
+        verdict = self._rule.judge(batch, draft, scores)
+        if "lossless" in self._rule.offers:
+            self._checks.judged(batch, verdict, along(verdict, scores.logits_BTV))
         return verdict
 
 
@@ -226,7 +227,7 @@ class CheckedAlignment:
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
         """Return what stands after checking it; the verdict is copied first, for it may be written to."""
         order = list(batch.sequences)
-        given = Verdict(verdict.accepted_B.clone(), verdict.tokens_BT.clone())
+        given = attrs.evolve(verdict, accepted_B=verdict.accepted_B.clone(), tokens_BT=verdict.tokens_BT.clone())
         stands = self._alignment.commit(batch, draft, verdict)
         self._checks.committed(batch, order, given, stands)
         return stands

@@ -8,6 +8,7 @@ the target's logits, which are computed afresh without any cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.cached import CachedModel
@@ -54,10 +56,10 @@ class Twins:
         self._store.arrange(sequences)
         self._shadow.arrange(sequences)
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift both."""
-        self._shadow.shift(offsets.copy(), width)
-        self._store.shift(offsets, width)
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of both."""
+        self._shadow.move(sources_BT.clone(), None if targets_BT is None else targets_BT.clone())
+        self._store.move(sources_BT, targets_BT)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -100,36 +102,48 @@ class CheckedModel(CachedModel):
         self._drafted_in = 0
         self._scales = Scales(runner.model)
 
-    def place(self, batch: Batch, ids_BT: torch.Tensor, offset: int) -> Placement:
+    def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking it."""
         accounts = self._checks.batch(batch)
-        placement = super().place(batch, ids_BT, offset)
-        self._note_draft(ids_BT, offset)
-        places_BT = np.stack([len(a.tokens) + np.arange(offset - ids_BT.shape[1], offset) for a in accounts])
+        placement = super().place(batch, block)
+        self._note_draft(block)
+        depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
+        places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
         self._check_positions(accounts, places_BT, placement)
-        self._check_visible(accounts, places_BT, ids_BT, offset, placement)
+        self._check_visible(accounts, places_BT, block, placement)
         return placement
 
-    def feed(self, batch: Batch, ids_BT: torch.Tensor, offset: int, keep: int = 1) -> torch.Tensor:
+    def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Feed tokens and, where the target is to be heard, check its choices."""
-        logits_BTV = super().feed(batch, ids_BT, offset, keep)
-        if self.runner.role == "target" and offset >= 0:
-            self._check_choices(self._checks.batch(batch), logits_BTV, offset)
-        return logits_BTV
+        scores = super().feed(batch, block, keep)
+        if self.runner.role == "target" and block.end >= 0:
+            self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
+        return scores
 
-    def _note_draft(self, ids_BT: torch.Tensor, offset: int) -> None:
-        """Keep the tokens fed beyond the rows' ends in this round: place 0 is the first."""
+    def _note_draft(self, block: Block) -> None:
+        """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
         if self._drafted_in != self._checks.round_number:
             self._drafted, self._drafted_in = {}, self._checks.round_number
-        for place in range(max(0, offset - ids_BT.shape[1]), offset):
-            self._drafted[place] = ids_BT[:, place - offset].cpu().numpy()
+        if block.parents_BT is None:
+            for place in range(max(0, block.start), block.end):
+                self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
 
     def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
-        """Return a row's tokens up to its end + ``offset``: its own, then those drafted in this round."""
+        """Return a row's tokens up to its end + ``offset``: its own, then those of the chain drafted in this round."""
         if offset < 0:
             return np.array(account.tokens[:offset], dtype=np.int64)
         drafted = [int(self._drafted[place][row]) for place in range(offset)]
         return np.array(account.tokens + drafted, dtype=np.int64)
+
+    def _paths(self, row: int, account: Account, block: Block) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the fed tokens of each path, by their places in the block, and all tokens of the row up to the path's end."""
+        if block.sees_BTT is None:
+            yield np.arange(block.width), self._tokens(row, account, block.end)
+            return
+        sees_TT = block.sees_BTT[row if len(block.sees_BTT) > 1 else 0].cpu().numpy()
+        before, ids_T = self._tokens(row, account, block.start), block.ids_BT[row].cpu().numpy()
+        for node in range(block.width):
+            yield np.array([node]), np.concatenate([before, ids_T[sees_TT[node]]])
 
     def _check_positions(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
         positions_BT = placement.positions_BT.expand(places_BT.shape).cpu().numpy()
@@ -140,38 +154,47 @@ class CheckedModel(CachedModel):
                 self._fail("position", row, account, f"the token with {place} tokens before it has position {got}")
 
     def _check_visible(
-        self, accounts: list[Account], places_BT: np.ndarray, ids_BT: torch.Tensor, offset: int, placement: Placement
+        self, accounts: list[Account], places_BT: np.ndarray, block: Block, placement: Placement
     ) -> None:
         numbers_B1 = np.array([[account.number] for account in accounts])
-        names_BTN = np.stack([np.broadcast_to(numbers_B1, places_BT.shape), places_BT, ids_BT.cpu().numpy()], axis=-1)
+        ids_BT = block.ids_BT.cpu().numpy()
+        names_BTN = np.stack([np.broadcast_to(numbers_B1, places_BT.shape), places_BT, ids_BT], axis=-1)
         names_BTN[places_BT < 0] = -1
-        held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(ids_BT.device))
+        held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
         if not alike:
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
-        order_BT1 = placement.order_BT.expand(places_BT.shape).clamp(min=0)[..., None]
-        key_order_BS = placement.key_order_BS.expand(len(accounts), -1)
-        visible_BTS = ((key_order_BS >= 0)[:, None] & (key_order_BS[:, None] <= order_BT1)).cpu().numpy()
+        visible_BTS = everywhere(placement, len(accounts)).cpu().numpy()
         for row, account in enumerate(accounts):
-            real = places_BT[row] >= 0
-            if real.any():
-                view = View(inherited(held_BSN[row], account), visible_BTS[row][real], places_BT[row][real])
-                if fault := view.fault(account.number, self._tokens(row, account, offset)):
-                    self._fail(fault[0], row, account, fault[1])
+            held_SN = inherited(held_BSN[row], account)
+            for queries, tokens_P in self._paths(row, account, block):
+                real = queries[places_BT[row][queries] >= 0]
+                if len(real):
+                    view = View(held_SN, visible_BTS[row][real], places_BT[row][real])
+                    if fault := view.fault(account.number, tokens_P):
+                        self._fail(fault[0], row, account, fault[1])
 
     @torch.inference_mode()
-    def _check_choices(self, accounts: list[Account], logits_BTV: torch.Tensor, offset: int) -> None:
+    def _check_choices(self, accounts: list[Account], logits_BTV: torch.Tensor, block: Block) -> None:
         """Compare the target's choices with logits computed without a cache; a near tie may go either way."""
+        skipped = block.width - logits_BTV.shape[1]
         for row, account in enumerate(accounts):
-            first = len(account.tokens) + offset - logits_BTV.shape[1]
-            afresh_TV = self._afresh(self._tokens(row, account, offset))[first:]
-            choices_T1 = logits_BTV[row, : len(afresh_TV)].argmax(-1, keepdim=True)
-            short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
-            for step in (short_T > tie_bound(self.runner.model, afresh_TV)).nonzero()[:, 0].tolist():
-                ids = self._tokens(row, account, offset)[: first + step + 1].tolist()
-                weighed = self._scales.weigh(ids, [int(choices_T1[step])])
-                if not weighed.tie:
-                    choice = f"the choice after the token at place {first + step} falls {weighed.short:.3g} short"
-                    self._fail("cache", row, account, f"{choice} of the best logit, computed without a cache")
+            for queries, tokens_P in self._paths(row, account, block):
+                heard = queries[queries >= skipped]
+                if len(heard):
+                    self._check_path(row, account, logits_BTV[row, heard - skipped], tokens_P)
+
+    def _check_path(self, row: int, account: Account, logits_TV: torch.Tensor, tokens_P: np.ndarray) -> None:
+        """Compare the choices after the last tokens of a path with those computed without a cache."""
+        first = len(tokens_P) - len(logits_TV)
+        afresh_TV = self._afresh(tokens_P)[first:]
+        choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
+        short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
+        for step in (short_T > tie_bound(self.runner.model, afresh_TV)).nonzero()[:, 0].tolist():
+            ids = tokens_P[: first + step + 1].tolist()
+            weighed = self._scales.weigh(ids, [int(choices_T1[step])])
+            if not weighed.tie:
+                choice = f"the choice after the token at place {first + step} falls {weighed.short:.3g} short"
+                self._fail("cache", row, account, f"{choice} of the best logit, computed without a cache")
 
     def _afresh(self, tokens_P: np.ndarray) -> torch.Tensor:
         """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
@@ -181,6 +204,15 @@ class CheckedModel(CachedModel):
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
+
+
+def everywhere(placement: Placement, rows: int) -> torch.Tensor:
+    """Return which slots each query sees, (B, T, S)."""
+    device, (width, extent) = placement.order_BT.device, (placement.order_BT.shape[1], placement.key_order_BS.shape[1])
+    row_B11 = torch.arange(rows, device=device)[:, None, None]
+    if len(placement.order_BT) == 1:
+        placement = attrs.evolve(placement, order_BT=placement.order_BT.expand(rows, -1))
+    return placement.visible(row_B11, torch.arange(width, device=device)[:, None], torch.arange(extent, device=device))
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import attrs
 import numpy as np
+import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.roles import Alignment, Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.engine.rows import Seating
@@ -95,15 +96,24 @@ class SlotBook:
     def _standing(self, prompt: int) -> int:
         return sum(number != NOTHING and self.stands(number) for number in self.slots.get(prompt, ()))
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift row i by ``offsets[i]`` slots and keep ``width`` slots."""
-        for prompt, offset in zip(self.batch, offsets.tolist(), strict=True):
-            if offset:
-                self.shifted += self._standing(prompt)
-                self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
+    def move(self, sources: list[list[int]], targets: list[list[int]] | None) -> None:
+        """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept."""
+        for row, prompt in enumerate(self.batch):
             held = self.slots.get(prompt, [])
-            sources = range(-offset, width - offset)
-            self.slots[prompt] = [held[source] if 0 <= source < len(held) else NOTHING for source in sources]
+            taken = [held[source] if source < len(held) else NOTHING for source in sources[row]]
+            if targets is None:
+                self._shifted(prompt, len(taken) - 1 - sources[row][-1] if taken else 0)
+                self.slots[prompt] = taken
+            else:
+                held.extend([NOTHING] * (max(targets[row], default=-1) + 1 - len(held)))
+                for target, number in zip(targets[row], taken, strict=True):
+                    held[target] = number
+
+    def _shifted(self, prompt: int, offset: int) -> None:
+        """Count a row that is shifted by so many slots."""
+        if offset:
+            self.shifted += self._standing(prompt)
+            self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
 
     def keep(self, batch: Batch, kept: np.ndarray) -> None:
         """Forget all but the first ``kept[i]`` tokens of row i."""
@@ -111,17 +121,19 @@ class SlotBook:
             prompt = sequence.request.index
             self.cached[prompt] = min(count, self.cached.get(prompt, 0))
 
-    def write(self, batch: Batch, width: int, offset: int, placement: Placement, round_number: int) -> None:
-        """Put the tokens that are fed in their slots: the ``width`` of each row that end at its length + ``offset``."""
+    def write(self, batch: Batch, block: Block, placement: Placement, round_number: int) -> None:
+        """Put the tokens that are fed in their slots."""
+        depths = block.depth_BT().expand(len(batch), -1).tolist()
         extent = placement.key_order_BS.shape[1]
         slots_BT, positions_BT = placement.slots_BT.tolist(), placement.positions_BT.tolist()
         for row, prompt in enumerate(self.batch):
-            end = int(batch.lengths[row]) + offset
+            start = int(batch.lengths[row]) + block.start
             held = self.slots.setdefault(prompt, [])
             held.extend([NOTHING] * (extent - len(held)))
             while len(held) > extent and held[-1] == NOTHING:
                 held.pop()
-            for place, order in enumerate(range(end - width, end)):
+            for place, depth in enumerate(depths[row]):
+                order = start + depth
                 slot = slots_BT[row][place]
                 if order >= 0:
                     self._latest[prompt, order] = held[slot] = len(self.cells)
@@ -129,7 +141,7 @@ class SlotBook:
                     self.cells.append(Cell(prompt, order, positions_BT[row][place], round_number, token))
                 elif slot < len(held):
                     held[slot] = NOTHING
-            self.cached[prompt] = max(end, 0)
+            self.cached[prompt] = max(start + max(depths[row]) + 1, 0)
 
 
 class Notes(Protocol):
@@ -138,7 +150,7 @@ class Notes(Protocol):
     def start(self, run: Run) -> None:
         """A run starts; the layout of each of its caches is a :class:`NotedLayout`."""
 
-    def fed(self, book: SlotBook, batch: Batch, width: int, offset: int, placement: Placement) -> None:
+    def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
         """A forward pass is about to run; its cells are not in the book yet."""
 
     def judged(self, verdict: Verdict) -> None:
@@ -151,7 +163,7 @@ class NotedAlignment:
     def __init__(self, alignment: Alignment, notes: Notes) -> None:
         self.__wrapped__ = self._alignment = alignment
         self._notes = notes
-        self.lossless, self.requires = alignment.lossless, alignment.requires
+        self.needs, self.offers = alignment.needs, alignment.offers
         self.scheduler, self.kv = alignment.scheduler, alignment.kv
 
     def start(self, run: Run) -> None:
@@ -175,20 +187,21 @@ class NotedLayout:
 
     def __init__(self, layout: Layout, book: SlotBook, notes: Notes) -> None:
         self._layout, self.book, self._notes = layout, book, notes
+        self.static = layout.static
 
     def arrange(self, batch: Batch) -> None:
         """Pass on."""
         self._layout.arrange(batch)
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
+    def place(self, batch: Batch, block: Block) -> Placement:
         """Return the layout's placement after noting it."""
-        placement = self._layout.place(batch, width, offset)
-        self._notes.fed(self.book, batch, width, offset, placement)
+        placement = self._layout.place(batch, block)
+        self._notes.fed(self.book, batch, block, placement)
         return placement
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Pass on."""
-        self._layout.keep(batch, kept)
+        self._layout.keep(batch, kept, path_BT)
         self.book.keep(batch, kept)
 
 
@@ -203,10 +216,10 @@ class NotedStore:
         self._store.arrange(sequences)
         self._book.arrange(sequences)
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift the store."""
-        self._book.shift(offsets, width)
-        self._store.shift(offsets, width)
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of the store."""
+        self._book.move(sources_BT.tolist(), None if targets_BT is None else targets_BT.tolist())
+        self._store.move(sources_BT, targets_BT)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

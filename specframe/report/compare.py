@@ -138,7 +138,7 @@ def able_to_sample(grid: Grid, temperature: float) -> Grid:
     """
     able = Grid([], list(grid.refused))
     for cell in grid.cells:
-        if temperature and not strategy(registry(), "acceptance rule", cell["accept"]).sharpen:
+        if temperature and "samples" not in strategy(registry(), "acceptance rule", cell["accept"]).offers:
             able.refused.append((cell, TAKES_THE_BEST.format(rule=cell["accept"], temperature=temperature)))
         else:
             able.cells.append(cell)
@@ -251,7 +251,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     ids = [result.token_ids for result in results]
     return {
         "lossless": pipe.composition.lossless,
-        "comparable": not settings.temperature or pipe.composition.rule.invariant,
+        "comparable": not settings.temperature or "draft-invariant" in pipe.composition.rule.offers,
         "figures": figures(pipe.report),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),

@@ -17,7 +17,7 @@ class Positions(Watcher):
         """Count one round; the first of a run starts anew. What a row has no room for was not drafted for it."""
         if report.number == 1:
             self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
-        count = report.draft.length
+        count = report.draft.depth
         if count > len(self.drafted):
             self.drafted, self.accepted = (np.pad(n, (0, count - len(n))) for n in (self.drafted, self.accepted))
         room = (

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -161,13 +161,20 @@ class ScriptedDrafter:
     def __init__(self, truth: Sequence[Sequence[int]], right: Right = None) -> None:
         self.truth, self.right = truth, right
 
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain", "logits"})
+
     def start(self, run: Run) -> None:
         """Learn the vocabulary; forget the run before."""
         self._vocabulary = run.runner.vocabulary
         self.proposed: list[int] = []
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: the script is fixed."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return the script's tokens, as a drafter that is certain of them."""
+        draft_length = budget.depth
         if not batch.prefill:
             self.proposed.append(draft_length)
         rows = [self._row(batch, row, draft_length) for row in range(len(batch))]

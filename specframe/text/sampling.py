@@ -6,7 +6,7 @@ Tokens are chosen through transformers' own logits processors, at every position
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
@@ -170,13 +170,16 @@ class PresencePenalty(hf.LogitsProcessor):
         return scores - seen
 
 
-def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
+def shape(
+    batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return logits shaped by each row's plan, float32 when anything is done to them.
 
     Args:
         batch: the rows.
-        drafted_BK: the draft tokens that follow the rows' own.
-        logits_BTV: logits of the T last positions, T at most K + 1: the last follows all of ``drafted_BK``.
+        drafted_BN: the draft tokens that follow the rows' own.
+        logits_BTV: logits of the T last positions, T at most N + 1; of a chain the last follows all of ``drafted_BN``.
+        parents_BN: the node that each draft token follows, -1 for the row's last token; None: a chain.
     """
     plans = [sequence.request.plan for sequence in batch.sequences]
     if not any(plan.prefixed or plan.positionwise for plan in plans):
@@ -184,7 +187,11 @@ def shape(batch: Batch, drafted_BK: torch.Tensor, logits_BTV: torch.Tensor) -> t
     shaped = logits_BTV.float().clone()
     for row, plan in enumerate(plans):
         if plan.prefixed:
-            _shape_by_prefix(plan, batch.tokens_BS[row, : batch.lengths[row]], drafted_BK[row], shaped[row])
+            own = torch.cat([batch.tokens_BS.new_tensor(plan.lead), batch.tokens_BS[row, : batch.lengths[row]]])
+            parents = None if parents_BN is None else parents_BN.expand(len(drafted_BN), -1)[row].tolist()
+            for place, prefix in enumerate(prefixes(own, drafted_BN[row], len(logits_BTV[row]), parents)):
+                for processor in plan.prefixed:
+                    shaped[row, place] = processor(prefix[None], shaped[row, place][None])[0]
     for processors, rows in _sharing(plans):
         shaped[rows] = _apply(processors, batch.tokens_BS[rows], shaped[rows])
     return shaped
@@ -216,13 +223,19 @@ def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
     return torch.tensor(own, device=best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
 
 
-def _shape_by_prefix(plan: Plan, tokens_L: torch.Tensor, drafted_K: torch.Tensor, logits_TV: torch.Tensor) -> None:
-    """Apply one row's prefixed processors in place, position by position."""
-    prefix = torch.cat([tokens_L.new_tensor(plan.lead), tokens_L, drafted_K])
-    for place in range(len(logits_TV)):
-        end = len(prefix) - (len(logits_TV) - 1 - place)
-        for processor in plan.prefixed:
-            logits_TV[place] = processor(prefix[None, :end], logits_TV[place][None])[0]
+def prefixes(
+    own_L: torch.Tensor, drafted_N: torch.Tensor, count: int, parents: list[int] | None
+) -> Iterator[torch.Tensor]:
+    """Yield the tokens before each of the last ``count`` positions: a row's own, and the draft tokens on the way there."""
+    if parents is None:
+        everything = torch.cat([own_L, drafted_N])
+        yield from (everything[: len(everything) - left] for left in range(count - 1, -1, -1))
+        return
+    yield own_L
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+        yield torch.cat([own_L, drafted_N[paths[-1]]])
 
 
 def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:

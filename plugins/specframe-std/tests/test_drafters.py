@@ -36,7 +36,7 @@ class TestModel(DrafterSuite):
                 index = sequence.request.index
                 tokens = [*PROMPTS[index], *results[index].token_ids][: round.report.lengths[row]]
                 own = harness.continuation(draft, tokens, self.draft_length)
-                proposed = round.report.draft.tokens_BK[row].tolist()
+                proposed = round.report.draft.tokens_BN[row].tolist()
                 assert proposed == own[: len(proposed)]
 
 

@@ -102,10 +102,12 @@ def test_what_only_grows_needs_a_backend_that_does(align: str) -> None:
 def test_only_what_is_fixed_is_lossless() -> None:
     """The classes promise nothing; an object does when all of its fixes are on."""
     make = functools.partial(registry().make, "alignment")
-    assert not Masking.lossless
-    assert not Padding.lossless
-    assert not any(make(align).lossless for align in ("masking", "padding", "padding,mask=content,positions=content"))
-    assert all(make(align).lossless for align in FIXED)
+    assert "lossless" not in Masking.offers
+    assert "lossless" not in Padding.offers
+    assert not any(
+        "lossless" in make(align).offers for align in ("masking", "padding", "padding,mask=content,positions=content")
+    )
+    assert all("lossless" in make(align).offers for align in FIXED)
 
 
 @pytest.mark.parametrize(

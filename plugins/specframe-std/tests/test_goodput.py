@@ -12,6 +12,7 @@ import pytest
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 from specframe_std.policies.goodput import Goodput
 
+from specframe.contracts.drafts import Budget
 from specframe.reference import reference_decode
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import DraftLengthPolicySuite
@@ -53,7 +54,7 @@ class World:
         self.seconds: list[float] = []
         self.gains: list[float] = []
         for number in range(rounds):
-            length = policy.draft_length([None] * self.rows)  # type: ignore[arg-type]
+            length = policy.budget([None] * self.rows).depth  # type: ignore[arg-type]
             seconds = self.cost(self.rows, length) + (0.002 * missed * self.cost(self.rows, 0) if length else 0)
             missed = 0 if length else missed + 1
             self.now += seconds * float(np.exp(noise.normal(0, 0.05))) * (5 if noise.random() < 1 / 300 else 1)
@@ -81,7 +82,8 @@ def round_report(accepted: np.ndarray, length: int) -> Any:
         sequences=sequences,
         lengths=np.full(len(accepted), 10),
         accepted=accepted,
-        draft=types.SimpleNamespace(length=length),
+        drafted=np.full(len(accepted), length),
+        draft=types.SimpleNamespace(depth=length),
     )
 
 
@@ -204,7 +206,7 @@ def test_batches_that_shrink() -> None:
     policy, used = Goodput(), {}
     policy.clock = lambda: now
     for rows in [*[16] * 100, *[12] * 30, *[8] * 30, *[4] * 40, *[2] * 40, *[1] * 40]:
-        length = policy.draft_length([None] * rows)  # type: ignore[arg-type]
+        length = policy.budget([None] * rows).depth  # type: ignore[arg-type]
         now += world.cost(rows, length)
         policy.observe(round_report((noise.random((rows, length)) < 0.75).cumprod(1).sum(1), length))
         used.setdefault(rows, []).append(length)
@@ -219,11 +221,11 @@ def test_time_between_rounds_says_nothing() -> None:
     policy = Goodput()
     policy.clock = lambda: now[0]
     for number in range(120):
-        length = policy.draft_length([None] * 4)  # type: ignore[arg-type]
+        length = policy.budget([None] * 4).depth  # type: ignore[arg-type]
         now[0] += 1.0 + 0.1 * length
         policy.observe(round_report(np.full(4, length), length))
         now[0] += 1000.0 * (number % 7 == 0)
-    assert length == policy.maximum
+    assert length == policy.maximum.depth
 
 
 def test_seconds_of_what_was_not_measured() -> None:
@@ -284,14 +286,15 @@ def test_by_name_in_a_pipeline() -> None:
 class Scripted:
     """Draft lengths from 0 to 4 in no order; a fifth of the rounds, often several in a row, draft nothing."""
 
-    maximum = 4
+    needs = offers = frozenset()
+    maximum = Budget(4)
 
     def __init__(self) -> None:
         self._lengths = np.random.default_rng(2).choice([0, 0, 0, 1, 2, 3, 4, 4], size=1000).tolist()
 
-    def draft_length(self, batch: Any) -> int:
+    def budget(self, batch: Any) -> Budget:
         """Return the next length."""
-        return int(self._lengths.pop())
+        return Budget(int(self._lengths.pop()))
 
     def observe(self, report: Any) -> None:
         """Nothing to learn."""
@@ -330,7 +333,7 @@ class Drafts:
     def round(self, report: Any) -> None:
         """Note the draft of each row."""
         for sequence, length, tokens in zip(
-            report.sequences, report.lengths.tolist(), report.draft.tokens_BK.tolist(), strict=True
+            report.sequences, report.lengths.tolist(), report.draft.tokens_BN.tolist(), strict=True
         ):
             self.seen.append((sequence.request.index, length, tokens))
 

@@ -44,7 +44,7 @@ def proposed(rows: list[list[int]], count: int = 4, ngram: int = 3) -> list[list
     """Return what is proposed for each row."""
     batch = batch_of(rows)
     drafter = registry().make("drafter", f"prompt-lookup,ngram={ngram}")
-    drafts = drafter.propose(batch, count).tokens_BK.tolist()
+    drafts = drafter.propose(batch, count).tokens_BN.tolist()
     by_index = {sequence.request.index: draft for sequence, draft in zip(batch.sequences, drafts, strict=True)}
     return [by_index[index] for index in range(len(rows))]
 

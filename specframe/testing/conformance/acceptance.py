@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
 
@@ -23,7 +23,7 @@ class AcceptanceRuleSuite(DecodingSuite):
     @property
     def lossless(self) -> bool:
         """What the rule promises."""
-        return bool(self.object().lossless)
+        return "lossless" in self.object().offers
 
     def judge(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
         """Judge drafts against a target that is certain of ``choices``; return the verdict and the standing tokens."""
@@ -38,7 +38,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(drafted), -1)
         draft = Draft(tokens_BK, certain(tokens_BK))
         before = logits_BTV.clone(), tokens_BK.clone()
-        verdict = rule.judge(batch, draft, logits_BTV)
+        verdict = rule.judge(batch, draft, Scores(logits_BTV))
         assert torch.equal(logits_BTV, before[0]), "judging changed the logits"
         assert torch.equal(tokens_BK, before[1]), "judging changed the draft"
         accepted, tokens = verdict.host()
@@ -78,13 +78,14 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert 0 <= int(verdict.accepted_B.min()) <= int(verdict.accepted_B.max()) <= 2
 
     def test_promises(self) -> None:
-        """A rule says whether it is lossless, takes greedy rows sharpened, is invariant, and compares distributions."""
-        said = [getattr(self.object(), name) for name in ("lossless", "sharpen", "invariant", "compares")]
-        assert {type(promise) for promise in said} == {bool}
+        """A rule says what it needs and offers in words, and only a lossless one claims to be draft-invariant."""
+        rule = self.object()
+        assert all(isinstance(word, str) for word in rule.needs | rule.offers)
+        assert "draft-invariant" not in rule.offers or "lossless" in rule.offers
 
     def test_an_invariant_rule_does_not_mind_the_draft(self) -> None:
         """Where a rule says it is invariant, what stands of any draft is the start of the same tokens."""
-        if not self.object().invariant:
+        if "draft-invariant" not in self.object().offers:
             pytest.skip("the rule does not promise to be invariant")
         logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1))
         generator = torch.Generator().manual_seed(2)

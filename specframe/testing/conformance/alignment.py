@@ -25,12 +25,12 @@ class AlignmentSuite(DecodingSuite, StopSuite):
     @property
     def lossless(self) -> bool:
         """What the alignment promises."""
-        return bool(self.object().lossless)
+        return "lossless" in self.object().offers
 
     def surroundings(self) -> Sequence[dict[str, Any]]:
         """Return the KV backend it asks for with each scheduler, and the others that fit with the one it asks for."""
         alignment = self.object()
-        if not alignment.lossless:
+        if "lossless" not in alignment.offers:
             return [{}]
         others = [kv for kv in fitting_backends(registry(), alignment) if kv != alignment.kv]
         own = [{"kv": alignment.kv, "schedule": schedule} for schedule in SCHEDULERS]
@@ -55,7 +55,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         self.verify(self.pipeline(target, draft, observers=[feeds], **surroundings), usual_requests(target))
         assert any(round.draft for round in feeds.decoding)
         for round in feeds.decoding:
-            drafted = round.report.draft.length
+            drafted = round.report.draft.depth
             assert sum(tokens for _, tokens in round.draft) <= (drafted + 1 if drafted else 0)
             assert {rows for rows, _ in round.draft + round.target} == {round.rows}
 

@@ -55,14 +55,14 @@ class DrafterSuite(DecodingSuite):
         feeds = harness.Feeds()
         harness.decode(self.pipeline(target, draft, observers=[feeds]), usual_requests(target))
         for round in feeds.rounds:
-            assert round.report.draft.length <= (0 if round.report.prefill else self.draft_length)
-            assert round.report.draft.tokens_BK.shape[0] == round.rows
+            assert round.report.draft.depth <= (0 if round.report.prefill else self.draft_length)
+            assert round.report.draft.tokens_BN.shape[0] == round.rows
 
     def test_drafts_hold_token_ids(self) -> None:
         """Every token proposed is an id of the target's vocabulary, with as many rows of logits where there are any."""
         target, _ = fake_pair()
         for round in self.watch():
             draft = round.report.draft
-            assert bool(((draft.tokens_BK >= 0) & (draft.tokens_BK < target.config.vocab_size)).all())
-            if draft.logits_BKV is not None:
-                assert draft.logits_BKV.shape[:2] == draft.tokens_BK.shape
+            assert bool(((draft.tokens_BN >= 0) & (draft.tokens_BN < target.config.vocab_size)).all())
+            if draft.logits_BNV is not None:
+                assert draft.logits_BNV.shape[:2] == draft.tokens_BN.shape

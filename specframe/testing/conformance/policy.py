@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Budget, RoundReport
 from specframe.contracts.round import Batch
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness
@@ -17,12 +17,13 @@ class Recorder:
 
     def __init__(self, policy: Any) -> None:
         self._policy, self.maximum = policy, policy.maximum
-        self.said: list[Any] = []
+        self.needs, self.offers = policy.needs, policy.offers
+        self.said: list[Budget] = []
         self.observed: list[RoundReport] = []
 
-    def draft_length(self, batch: Batch) -> int:
-        """Return and note the other policy's draft length."""
-        self.said.append(self._policy.draft_length(batch))
+    def budget(self, batch: Batch) -> Budget:
+        """Return and note the other policy's budget."""
+        self.said.append(self._policy.budget(batch))
         return self.said[-1]
 
     def observe(self, report: RoundReport) -> None:
@@ -47,18 +48,21 @@ class DraftLengthPolicySuite(DecodingSuite):
         return recorder, feeds
 
     def test_draft_lengths_are_in_range(self) -> None:
-        """Every round's draft length is a whole number from 0 to the policy's maximum, whatever the acceptance."""
+        """Every round's budget is of whole numbers from 0 to the policy's maximum, whatever the acceptance."""
         for right in RIGHT.values():
             recorder, _ = self.recorded(right)
             assert recorder.said
-            assert all(type(said) is int and 0 <= said <= recorder.maximum for said in recorder.said)
+            for said in recorder.said:
+                assert (type(said.depth), type(said.nodes)) == (int, int)
+                assert 0 <= said.depth <= recorder.maximum.depth
+                assert said.depth <= said.nodes <= recorder.maximum.nodes
 
     def test_asked_once_per_round(self) -> None:
         """The policy is asked once in each round that decodes, and drafts are no longer than it said."""
         recorder, feeds = self.recorded(None)
         assert len(recorder.said) == len(feeds.decoding)
-        lengths = [round.report.draft.length for round in feeds.decoding]
-        assert all(length <= said for length, said in zip(lengths, recorder.said, strict=True))
+        lengths = [round.report.draft.depth for round in feeds.decoding]
+        assert all(length <= said.depth for length, said in zip(lengths, recorder.said, strict=True))
 
     def test_observes_the_rounds_it_was_asked_about(self) -> None:
         """The policy observes each round whose draft length it gave, and no other, such as that in which samples start."""
@@ -74,6 +78,6 @@ class DraftLengthPolicySuite(DecodingSuite):
 
     def test_maximum_is_a_whole_number(self) -> None:
         """The maximum is known before the run: caches are made for it."""
-        maximum = self.object().maximum
+        maximum = self.object().maximum.nodes
         assert type(maximum) is int
         assert maximum >= 0

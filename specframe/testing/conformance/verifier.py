@@ -26,7 +26,7 @@ class VerifierSuite(DecodingSuite):
         verifier, pool = self.object(), harness.open_pool(asked)
         verifier.start(run)
         batch = pool.batch(pool.admit(3))
-        logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+        logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0])).logits_BTV
         named = called(self.role, verifier)
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V, whole(target, batch, torch.empty(3, 0, dtype=torch.long)))
@@ -36,7 +36,7 @@ class VerifierSuite(DecodingSuite):
 
         batch = pool.batch(pool.live)
         draft_BK = torch.arange(3 * draft_length).reshape(3, draft_length)
-        compare(verifier.score(batch, Draft(draft_BK)), whole(target, batch, draft_BK))
+        compare(verifier.score(batch, Draft(draft_BK)).logits_BTV, whole(target, batch, draft_BK))
 
     def test_scores_are_the_targets(self) -> None:
         """Every score is the target's logit after the tokens before it, and after nothing else."""
@@ -56,7 +56,7 @@ class VerifierSuite(DecodingSuite):
         feeds = harness.Feeds()
         self.verify(self.pipeline(target, draft, observers=[feeds]), usual_requests(target))
         for round in feeds.decoding:
-            assert round.target == [(round.rows, round.report.draft.length + 1)]
+            assert round.target == [(round.rows, round.report.draft.depth + 1)]
 
     def test_prompts_in_pieces(self) -> None:
         """A prompt that is read in pieces gives what it gives when it is read at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.text.noise import Stream, uniform
 from specframe_std.acceptance.rejection import Rejection, likelihoods, of_this_round, probabilities, residual, verdict
@@ -17,25 +17,26 @@ class Block(Rejection):
     S_i = sum over x of max(0, p_i P(x | x_1..x_i) - Q(x | x_1..x_i)); the whole draft with h_K = p_K.
     """
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest passing prefix and a sample from max(0, p_i P - Q) after it."""
+        logits_BTV = scores.logits_BTV
         target_BTV = logits_BTV.float().softmax(-1)
         draft_BKV = probabilities(draft, logits_BTV.shape[-1])
         ratios_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
-        joint = [torch.ones_like(ratios_BK[:, :1] if draft.length else logits_BTV[:, :1, 0], dtype=torch.float32)]
-        for place in range(draft.length):
+        joint = [torch.ones_like(ratios_BK[:, :1] if draft.nodes else logits_BTV[:, :1, 0], dtype=torch.float32)]
+        for place in range(draft.nodes):
             joint.append((joint[-1] * ratios_BK[:, place : place + 1]).clamp(max=1))
         joint_BT = torch.cat(joint, dim=1)
 
         accepted_B = torch.zeros_like(batch.lengths_B)
-        if draft.length:
+        if draft.nodes:
             left_BK = (joint_BT[:, 1:-1, None] * target_BTV[:, 1:-1] - draft_BKV[:, 1:]).clamp_(min=0).sum(-1)
             inner_BK = left_BK / (left_BK + 1 - joint_BT[:, 1:-1])
             passing_BK = torch.cat([inner_BK.nan_to_num(1.0), joint_BT[:, -1:]], dim=1)
             drawn_BK = uniform(
-                self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.length), Stream.ACCEPT
+                self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.nodes), Stream.ACCEPT
             )
-            places_K = torch.arange(1, draft.length + 1, device=accepted_B.device)
+            places_K = torch.arange(1, draft.nodes + 1, device=accepted_B.device)
             accepted_B = torch.where(drawn_BK <= passing_BK, places_K, 0).amax(1)
         scale_B = joint_BT.gather(1, accepted_B[:, None])[:, 0]
         return verdict(self._seed, batch, draft, accepted_B, residual(accepted_B, target_BTV, draft_BKV, scale_B))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -12,10 +12,8 @@ from specframe.forward.run import Run
 class Greedy:
     """Accepts draft tokens while they are the target's most likely ones: the target's own greedy output."""
 
-    lossless = True
-    sharpen = False
-    invariant = True
-    compares = False
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"lossless", "draft-invariant"})
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -24,11 +22,11 @@ class Greedy:
         """Return the most likely token, (B,)."""
         return logits_BV.argmax(-1)
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest agreeing prefix and the target's choice after it.
 
         The target's choices are the tokens that stand: where a draft token was accepted the two are the same.
         """
-        choices_BT = logits_BTV.argmax(-1)
-        agrees_BK = choices_BT[:, :-1] == draft.tokens_BK
+        choices_BT = scores.logits_BTV.argmax(-1)
+        agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
         return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 from specframe.text.noise import Stream, gumbel
@@ -17,10 +17,8 @@ class Gumbel:
     whatever the drafter, draft length, batch or alignment. A draft token stands where both models choose it.
     """
 
-    lossless = True
-    sharpen = True
-    invariant = True
-    compares = False
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"lossless", "samples", "draft-invariant"})
 
     def start(self, run: Run) -> None:
         """Take the seed."""
@@ -30,11 +28,12 @@ class Gumbel:
         """Return the most likely token under the noise of the position ``offset`` after each row's end, (B,)."""
         return (logits_BV + self._noise(batch, offset, 1, logits_BV.shape[-1])[:, 0]).argmax(-1)
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest prefix on which both models agree, and the target's choice after it."""
+        logits_BTV = scores.logits_BTV
         noise_BTV = self._noise(batch, 0, logits_BTV.shape[1], logits_BTV.shape[2])
         choices_BT = (logits_BTV.float() + noise_BTV).argmax(-1)
-        agrees_BK = choices_BT[:, :-1] == draft.tokens_BK
+        agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
         return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)
 
     def _noise(self, batch: Batch, offset: int, count: int, vocabulary: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 from specframe.text.noise import Stream, gumbel, hashed, uniform
@@ -14,10 +14,8 @@ from specframe.text.noise import Stream, gumbel, hashed, uniform
 class Rejection:
     """Accepts a draft token with probability min(1, p/q) and resamples the first rejected from the residual max(0, p - q)."""
 
-    lossless = True
-    sharpen = True
-    invariant = False
-    compares = True
+    needs = frozenset({"logits"})
+    offers = frozenset({"lossless", "samples"})
 
     def start(self, run: Run) -> None:
         """Take the seed."""
@@ -29,17 +27,17 @@ class Rejection:
         noise_BV = gumbel(self._seed, of_this_round(batch), positions_B, Stream.DRAFT, logits_BV.shape[-1])
         return (logits_BV + noise_BV).argmax(-1)
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the accepted prefix and a sample from the residual after it (from the target when all stand)."""
-        target_BTV = logits_BTV.float().softmax(-1)
-        draft_BKV = probabilities(draft, logits_BTV.shape[-1])
+        target_BTV = scores.logits_BTV.float().softmax(-1)
+        draft_BKV = probabilities(draft, target_BTV.shape[-1])
         accepted_B = self._accepted(batch, draft, target_BTV, draft_BKV)
         weights_BV = residual(accepted_B, target_BTV, draft_BKV, torch.ones_like(accepted_B, dtype=torch.float32))
         return verdict(self._seed, batch, draft, accepted_B, weights_BV)
 
     def _accepted(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
         chance_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
-        drawn_BK = uniform(self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.length), Stream.ACCEPT)
+        drawn_BK = uniform(self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.nodes), Stream.ACCEPT)
         return (drawn_BK < chance_BK).long().cumprod(1).sum(1)
 
 
@@ -57,15 +55,15 @@ def probabilities(draft: Draft, vocabulary: int) -> torch.Tensor:
 
     A draft without logits was not drawn at random: all its mass is on the tokens proposed.
     """
-    if draft.logits_BKV is None:
-        return F.one_hot(draft.tokens_BK, vocabulary).float()
-    known = draft.logits_BKV.float().softmax(-1)
+    if draft.logits_BNV is None:
+        return F.one_hot(draft.tokens_BN, vocabulary).float()
+    known = draft.logits_BNV.float().softmax(-1)
     return F.pad(known, (0, vocabulary - known.shape[-1]))
 
 
 def likelihoods(distributions_BTV: torch.Tensor, draft: Draft) -> torch.Tensor:
     """Return the probability of each draft token, (B, K)."""
-    return distributions_BTV[:, : draft.length].gather(2, draft.tokens_BK[:, :, None])[:, :, 0]
+    return distributions_BTV[:, : draft.nodes].gather(2, draft.tokens_BN[:, :, None])[:, :, 0]
 
 
 def residual(
@@ -88,5 +86,5 @@ def verdict(seed: int, batch: Batch, draft: Draft, accepted_B: torch.Tensor, wei
     positions_B = batch.lengths_B + accepted_B
     noise_BV = gumbel(seed, batch.streams_B, positions_B, Stream.TARGET, weights_BV.shape[-1])
     drawn_B = (weights_BV.log() + noise_BV).argmax(-1)
-    tokens_BT = F.pad(draft.tokens_BK, (0, 1)).scatter(1, accepted_B[:, None], drawn_B[:, None])
+    tokens_BT = F.pad(draft.tokens_BN, (0, 1)).scatter(1, accepted_B[:, None], drawn_B[:, None])
     return Verdict(accepted_B, tokens_BT)

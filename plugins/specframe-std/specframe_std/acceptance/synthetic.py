@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.forward.run import Run
@@ -25,8 +25,7 @@ class Synthetic(Greedy):
         length: so many stand, as far as the draft reaches; of 2.5, two or three with equal odds.
     """
 
-    lossless = False
-    invariant = False
+    offers: frozenset[str] = frozenset()
 
     def __init__(
         self, rate: float | None = None, profile: str | float | None = None, length: float | None = None
@@ -41,13 +40,13 @@ class Synthetic(Greedy):
         """Take the seed."""
         self._seed = run.seed
 
-    def judge(self, batch: Batch, draft: Draft, logits_BTV: torch.Tensor) -> Verdict:
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return as many draft tokens as chance or the length says, and the target's choice after them."""
-        positions_BK = batch.positions(0, draft.length)
+        positions_BK = batch.positions(0, draft.nodes)
         drawn_BK = uniform(self._seed, batch.streams_B[:, None], positions_BK, Stream.ACCEPT)
         stands_BK = (drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
-        choices_BT = logits_BTV.argmax(-1)
-        tokens_BK = draft.tokens_BK.where(stands_BK.bool(), choices_BT[:, :-1])
+        choices_BT = scores.logits_BTV.argmax(-1)
+        tokens_BK = draft.tokens_BN.where(stands_BK.bool(), choices_BT[:, :-1])
         return Verdict(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))
 
     def _chances(self, drawn_BK: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.rows import Seating
 from specframe.forward.run import Run
@@ -15,8 +15,8 @@ from specframe.forward.run import Run
 class EqSpec:
     """Realigns rows to the right after every round, with padding on the left: correct, at a price."""
 
-    lossless = True
-    requires = frozenset({"append", "shift"})
+    needs = frozenset({"append", "move"})
+    offers = frozenset({"lossless"})
     scheduler = "fixed"
     kv = "dynamic"
 
@@ -43,12 +43,14 @@ class LeftPadded:
     shifts them so that they end together again, with no more padding than the longest row leaves.
     """
 
+    static = False
+
     def __init__(self, store: KVStore, rows: int) -> None:
         self._store, self._seating = store, Seating(rows)
         self._padding = np.zeros(rows, dtype=np.int64)
         self._cached = np.zeros(rows, dtype=np.int64)
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Forget all but the first ``kept[i]`` tokens of row i; nothing moves yet."""
         _, cached = self._rows(batch)
         np.minimum(cached, kept, out=cached)
@@ -58,21 +60,24 @@ class LeftPadded:
         padding, cached = self._rows(batch)
         width = self.width(padding, cached)
         offsets = np.where(cached > 0, width - cached - padding, 0)
-        self._store.shift(offsets, width)
+        if offsets.any():
+            sources = np.clip(np.arange(width) - offsets[:, None], 0, None)
+            self._store.move(torch.from_numpy(sources).to(batch.lengths_B.device))
         padding[:] = width - cached
 
     def width(self, padding: np.ndarray, cached: np.ndarray) -> int:
         """Return the columns that rows of these paddings and cached lengths are realigned to."""
         return int(cached.max())
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Append ``width`` columns; a row with fewer tokens than columns gets padding before its first."""
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Append a column for each token; a row with fewer tokens than columns gets padding before its first."""
         padding, cached = self._rows(batch)
         column = int(padding[0] + cached[0])
-        cached[:] = np.maximum(batch.lengths + offset, 0)
+        width = block.width
+        cached[:] = np.maximum(batch.lengths + block.end, 0)
         padding[:] = column + width - cached
         device = batch.lengths_B.device
-        order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
+        order_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
         slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
         padding_B1 = torch.from_numpy(padding).to(device)[:, None]
         key_order_BS = torch.arange(column + width, device=device) - padding_B1

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.rows import Seating
 from specframe.forward.run import Run
@@ -21,14 +21,15 @@ class Masking:
             row's own tokens, which makes it lossless.
     """
 
-    lossless = False
-    requires = frozenset({"append", "grow"})
+    needs = frozenset({"append", "grow"})
+    offers: frozenset[str] = frozenset()
     scheduler = "fixed"
     kv = "dynamic"
 
     def __init__(self, positions: str = "published") -> None:
         self._content = choice("positions", positions, "content")
-        self.lossless = self._content
+        if self._content:
+            self.offers = frozenset({"lossless"})
 
     def start(self, run: Run) -> None:
         """Take the target's cache."""
@@ -51,6 +52,8 @@ class MaskedColumns:
     ``order_RS`` holds, per row and column, the place of the column's token in its row, negative where it holds none.
     """
 
+    static = False
+
     def __init__(self, store: KVStore, rows: int, content: bool) -> None:
         self._store, self._seating, self._content = store, Seating(rows), content
         self._columns = np.zeros(rows, dtype=np.int64)
@@ -61,18 +64,19 @@ class MaskedColumns:
         """Let the store and the columns' orders follow the batch."""
         self._rows(batch)
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Mask the columns of all but the first ``kept[i]`` tokens of row i."""
         order_BS, _ = self._rows(batch)
         kept_B1 = torch.from_numpy(kept).to(order_BS.device)[:, None]
         order_BS.masked_fill_(order_BS >= kept_B1, -1)
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Append ``width`` columns."""
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Append a column for each token."""
+        width = block.width
         order_BS, first_B1 = self._rows(batch)
         column = int(self._columns[0])
         self._columns[: len(batch)] = column + width
-        order_BT = batch.positions(offset - width, width)
+        order_BT = batch.positions(block.start, width)
         order_BS[:, column : column + width] = order_BT
         slots_BT = torch.arange(column, column + width, device=order_BT.device).expand_as(order_BT)
         starts_B1 = order_BT[:, :1] <= 0

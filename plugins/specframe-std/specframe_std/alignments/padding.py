@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.published import choice
@@ -24,14 +24,15 @@ class Padding(EqSpec):
         bonus: "published" emits the draft's own next token where it was rejected; "target" the target's.
     """
 
-    lossless = False
-    requires = frozenset({"append", "shift", "grow"})
+    needs = frozenset({"append", "move", "grow"})
+    offers: frozenset[str] = frozenset()
 
     def __init__(self, mask: str = "published", positions: str = "published", bonus: str = "published") -> None:
         self._mask = choice("mask", mask, "content")
         self._positions = choice("positions", positions, "content")
         self._bonus = choice("bonus", bonus, "target")
-        self.lossless = self._mask and self._positions and self._bonus
+        if self._mask and self._positions and self._bonus:
+            self.offers = frozenset({"lossless"})
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Inflating:
         """Return the layout of one cache; no capacity bounds it."""
@@ -44,12 +45,12 @@ class Padding(EqSpec):
 
 def with_draft_bonus(draft: Draft, verdict: Verdict) -> Verdict:
     """Return the verdict with the rejected draft token in the bonus token's place; a full acceptance stays as it is."""
-    if not draft.length:
+    if not draft.nodes:
         return verdict
     place_B1 = verdict.accepted_B[:, None]
     own_B1 = verdict.tokens_BT.gather(1, place_B1)
-    drafted_B1 = draft.tokens_BK.gather(1, place_B1.clamp(max=draft.length - 1))
-    bonus_B1 = torch.where(place_B1 < draft.length, drafted_B1, own_B1)
+    drafted_B1 = draft.tokens_BN.gather(1, place_B1.clamp(max=draft.nodes - 1))
+    bonus_B1 = torch.where(place_B1 < draft.nodes, drafted_B1, own_B1)
     return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
 
 
@@ -64,9 +65,9 @@ class Inflating(LeftPadded):
         """Return the columns the widest row takes with the padding it has."""
         return int((padding + cached).max())
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Append ``width`` columns; unless fixed, padding is seen and a token's position is its column."""
-        placement = super().place(batch, width, offset)
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Append a column for each token; unless fixed, padding is seen and a token's position is its column."""
+        placement = super().place(batch, block)
         if not self._mask:
             extent = placement.key_order_BS.shape[1]
             key_order_BS = torch.arange(extent, device=placement.slots_BT.device)[None]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -14,20 +14,23 @@ from specframe.forward.run import Run
 class Ragged:
     """A token's slot is its position; a rejected token is overwritten by the next round."""
 
-    lossless = True
-    requires = frozenset({"scatter"})
+    needs = frozenset({"scatter"})
+    offers = frozenset({"lossless", "tree"})
     scheduler = "continuous"
     kv = "slab"
 
     def start(self, run: Run) -> None:
-        """Nothing to prepare."""
+        """Take the target's cache."""
+        self._target = run.target
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         """Return the layout of one cache."""
         return RaggedLayout(store, capacity)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Keep everything: what was rejected lies beyond the row's length, where no query looks."""
+        """Move the accepted path of a tree to the row's end; what was rejected lies beyond it, where no query looks."""
+        if verdict.path_BT is not None:
+            self._target.keep(batch, batch.lengths, verdict.path_BT)
         return verdict
 
 
@@ -44,15 +47,23 @@ class RaggedLayout:
         """Let the store follow the batch."""
         self._store.arrange(batch.sequences)
 
-    def place(self, batch: Batch, width: int, offset: int) -> Placement:
-        """Return slots equal to positions."""
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
         device = batch.lengths_B.device
-        order_BT = batch.lengths_B[:, None] + torch.arange(offset - width, offset, device=device)
-        padded = int(batch.lengths.min()) + offset < width
-        slots_BT = order_BT.where(order_BT >= 0, self._spare) if padded else order_BT
-        used_B = (batch.lengths_B + offset).clamp(min=0).int()
-        key_order_1S = torch.arange(batch.longest + offset, device=device)[None]
+        slots_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
+        key_order_1S = torch.arange(batch.longest + block.end, device=device)[None]
+        if block.parents_BT is not None:
+            order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+            key_order_BS = key_order_1S.repeat(len(batch), 1).scatter_(1, slots_BT, order_BT)
+            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
+        order_BT = slots_BT
+        if int(batch.lengths.min()) + block.start < 0:
+            slots_BT = order_BT.where(order_BT >= 0, self._spare)
+        used_B = (batch.lengths_B + block.end).clamp(min=0).int()
         return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B)
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
-        """Nothing to do."""
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        """Move the nodes of a path to the row's end; a chain's tokens are there already."""
+        if path_BT is not None:
+            first_B1 = batch.lengths_B[:, None]
+            self._store.move(first_B1 + path_BT, first_B1 + torch.arange(path_BT.shape[1], device=first_B1.device))

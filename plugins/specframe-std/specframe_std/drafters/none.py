@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -10,9 +10,15 @@ from specframe.forward.run import Run
 class NoDrafter:
     """Proposes nothing: plain decoding, the baseline everything is compared with."""
 
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
+
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return an empty draft."""
         return Draft(batch.tokens_BS[:, :0])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 from specframe.values import whole
@@ -25,12 +25,15 @@ class PromptLookup:
 
     Of all places the one counts where the most tokens, up to ``ngram``, match those at the end; among equals the latest. Where
     it is so near the end that fewer tokens follow than are asked for, they are repeated, as they would be if the lookup went
-    on after them. A row in which not even the last token occurred before proposes that token over and over. Needs no draft
-    model, and takes place on the device in shapes that do not depend on what is found.
+    on after them. A row in which not even the last token occurred before proposes nothing. Needs no draft model, and takes place on
+    the device in shapes that do not depend on what is found.
 
     Options:
         ngram: tokens compared at most, from 1 to 64.
     """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
 
     def __init__(self, ngram: int = 3) -> None:
         self._ngram = whole("ngram", ngram, 1, MOST_COMPARED)
@@ -38,18 +41,25 @@ class PromptLookup:
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens per row; they are certain, so there are no logits."""
-        if draft_length == 0:
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return ``budget.depth`` tokens per row, all of them filler in a row without a match; there are no logits."""
+        if budget.depth == 0:
             return Draft(batch.tokens_BS[:, :0])
-        start_B1 = follower(batch, self._ngram)[:, None]
+        start_B, found_B = follower(batch, self._ngram)
+        start_B1 = start_B[:, None]
         period_B1 = batch.lengths_B[:, None] - start_B1
-        places_BK = start_B1 + torch.arange(draft_length, device=start_B1.device) % period_B1
-        return Draft(batch.tokens_BS.gather(1, places_BK))
+        places_BK = start_B1 + torch.arange(budget.depth, device=start_B1.device) % period_B1
+        return Draft(batch.tokens_BS.gather(1, places_BK), counts_B=found_B * budget.depth)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: the tokens are in the next batch."""
 
 
-def follower(batch: Batch, ngram: int) -> torch.Tensor:
-    """Return the place after the earlier tokens that are most like each row's last, (B,): the last token's own if none is."""
+def follower(batch: Batch, ngram: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the place after the earlier tokens that are most like each row's last, (B,), and whether there are any, (B,).
+
+    Where there are none the place is the last token's own.
+    """
     last_B1 = batch.lengths_B[:, None] - 1
     windows_BSN = F.pad(batch.tokens_BS, (ngram - 1, 0), value=NO_TOKEN).unfold(1, ngram, 1)  # ending at each place
     suffix_B1N = windows_BSN.gather(1, last_B1[:, :, None].expand(-1, -1, ngram))
@@ -58,4 +68,5 @@ def follower(batch: Batch, ngram: int) -> torch.Tensor:
     places_S = torch.arange(matched_BS.shape[1], device=matched_BS.device)
     found_BS = (matched_BS > 0) & (places_S < last_B1)
     score_BS = (matched_BS * len(places_S) + places_S).where(found_BS, -1)
-    return (score_BS.argmax(1) + 1).where(found_BS.any(1), last_B1[:, 0])
+    found_B = found_BS.any(1)
+    return (score_BS.argmax(1) + 1).where(found_B, last_B1[:, 0]), found_B

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Sequence
 from specframe.errors import CompositionError
 from specframe.forward.cached import CachedModel
@@ -61,12 +61,15 @@ class TranslatedDrafter:
 
     Each round a row's new tokens become text, the text becomes tokens of the draft model, which continues them greedily by K
     tokens of its own, and the text of these becomes tokens of the target, as far as they follow the row's own: K at most,
-    with fewer the rest is padding. Special tokens pass where both tokenizers know them.
+    with fewer the rest is filler. Special tokens pass where both tokenizers know them.
 
     The draft model's cache lives as long as its sequences. Its rows have lengths of their own, in its own tokens, so it is a
     ragged slab under every alignment; what a row's tokens have in common with those cached is not read again. Strings are
     made on the host: a round waits for the device twice more than with the drafter ``model``.
     """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
 
     def start(self, run: Run) -> None:
         """Open the draft model's cache."""
@@ -84,8 +87,12 @@ class TranslatedDrafter:
         self._rows: weakref.WeakKeyDictionary[Sequence, Row] = weakref.WeakKeyDictionary()
         self._cache = self._open(run.capacity)
 
-    def propose(self, batch: Batch, draft_length: int) -> Draft:
-        """Return ``draft_length`` tokens per row; they are certain, so there are no logits."""
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: the tokens are in the next batch."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return up to ``budget.depth`` tokens per row; they are certain, so there are no logits."""
+        draft_length = budget.depth
         rows = self._read(batch)
         self._reserve(max(len(row.ids) for row in rows) + draft_length)
         view = self._view(batch, rows)
@@ -95,11 +102,14 @@ class TranslatedDrafter:
             return Draft(batch.tokens_BS[:, :0])
         drafted = self._continue(view, width, draft_length).tolist()
         proposed = np.zeros((len(batch), draft_length), dtype=np.int64)
-        for row, ids, tokens in zip(rows, drafted, proposed, strict=True):
+        counts = np.zeros(len(batch), dtype=np.int64)
+        for place, (row, ids) in enumerate(zip(rows, drafted, strict=True)):
             row.cached = row.ids + ids[:-1]
             known = itertools.takewhile(lambda token: token < self._run.runner.vocabulary, row.translated(ids))
-            tokens[:] = [*itertools.islice(itertools.chain(known, itertools.repeat(0)), draft_length)]
-        return Draft(torch.from_numpy(proposed).to(batch.tokens_BS.device))
+            tokens = [*itertools.islice(known, draft_length)]
+            proposed[place, : len(tokens)], counts[place] = tokens, len(tokens)
+        device = batch.tokens_BS.device
+        return Draft(torch.from_numpy(proposed).to(device), counts_B=torch.from_numpy(counts).to(device))
 
     def _read(self, batch: Batch) -> list[Row]:
         """Return the batch's rows after reading what is new in them."""
@@ -142,7 +152,9 @@ class TranslatedDrafter:
         ids_BT = view.last_tokens(width)
         drafted = []
         for offset in range(count):
-            logits_B1V = self._cache.feed(view, ids_BT, offset)[..., : self._vocabulary]
+            logits_B1V = self._cache.feed(view, Block(ids_BT, offset - ids_BT.shape[1])).logits_BTV[
+                ..., : self._vocabulary
+            ]
             ids_BT = logits_B1V.argmax(-1)
             drafted.append(ids_BT)
         return torch.cat(drafted, dim=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
@@ -16,7 +15,8 @@ from specframe.contracts.round import Sequence
 class Dynamic:
     """Grows by concatenation and holds no more columns than the batch has; what published schemes run on."""
 
-    provides = frozenset({"append", "shift", "grow"})
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"append", "move", "grow", "dense"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
@@ -69,9 +69,11 @@ class DynamicStore(Cache):
         return pad_sequence(rows, batch_first=True).transpose(1, 2)
 
     def expect(self, placement: Placement) -> None:
-        """Check that the new columns come right after those held."""
+        """Drop the columns from the first new one on."""
         held, column = self._tensors[0].shape[2], placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
-        assert held == column, f"a growing cache of {held} columns cannot write column {column}"
+        assert held >= column, f"a growing cache of {held} columns cannot write column {column}"
+        if held > column:
+            self._tensors = [tensor[:, :, :column] for tensor in self._tensors]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -81,15 +83,23 @@ class DynamicStore(Cache):
             self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
         return self._tensors[2 * layer_idx], self._tensors[2 * layer_idx + 1]
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift rows of the batch, layer by layer, and drop columns past ``width``."""
-        if not offsets.any():
-            self._tensors = [tensor[:, :, :width] for tensor in self._tensors]
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move columns of the batch's rows, layer by layer; without targets, those past the first ones are dropped."""
+        rows_B1 = torch.arange(len(sources_BT), device=sources_BT.device)[:, None]
+        sources_BT = sources_BT.clamp(max=max(0, self._tensors[0].shape[2] - 1))
+        moved = [tensor.transpose(1, 2)[rows_B1, sources_BT] for tensor in self._tensors]
+        if targets_BT is None:
+            self._tensors = [tensor.transpose(1, 2) for tensor in moved]
             return
-        last = max(0, self._tensors[0].shape[2] - 1)
-        sources = torch.from_numpy(np.clip(np.arange(width) - offsets[:, None], 0, last)).to(self._tensors[0].device)
-        rows_B1 = torch.arange(len(offsets), device=sources.device)[:, None]
-        self._tensors = [tensor.transpose(1, 2)[rows_B1, sources].transpose(1, 2) for tensor in self._tensors]
+        for tensor, columns in zip(self._tensors, moved, strict=True):
+            tensor.transpose(1, 2)[rows_B1, targets_BT] = columns
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Nothing is held before it is written; rows share nothing."""
+        return 0
+
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence's columns are dropped when the batch changes."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of columns held; positions never come from it."""

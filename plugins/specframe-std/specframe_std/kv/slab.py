@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Cache
 
@@ -16,7 +15,8 @@ from specframe.engine.rows import Seating
 class Slab:
     """Preallocates every slot of every row; new keys and values are written in place."""
 
-    provides = frozenset({"scatter", "append", "shift"})
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"scatter", "append", "move", "dense"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> SlabStore:
         """Return a store with one spare slot per row for padding."""
@@ -66,16 +66,22 @@ class SlabStore(Cache):
         layer.flatten(0, 1).index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
         return layer[self._rows, : self._extent].transpose(1, 2)
 
-    def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift rows of the batch in every layer at once."""
-        if not offsets.any():
-            return
-        rows = slice(self.first, self.first + len(offsets))
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of the batch's rows in every layer at once."""
+        rows = slice(self.first, self.first + len(sources_BT))
         rows_B1 = torch.arange(rows.start, rows.stop, device=self._device)[:, None]
-        sources = np.clip(np.arange(width) - offsets[:, None], 0, self.slots - 1)
-        sources_BS = torch.from_numpy(sources).to(self._device)
         for block in self._blocks:
-            block[:, rows, :width] = block[:, rows_B1, sources_BS]
+            if targets_BT is None:
+                block[:, rows, : sources_BT.shape[1]] = block[:, rows_B1, sources_BT]
+            else:
+                block[:, rows_B1, targets_BT] = block[:, rows_B1, sources_BT]
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Every row has room for the longest sequence; rows share nothing."""
+        return 0
+
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence's row is free without being told."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the extent of the last forward; positions never come from it."""

@@ -135,10 +135,10 @@ class Acceptance:
         kept = 0.5 ** (len(report.sequences) / self._window)
         for counts in (self._reached_K, self._accepted_K, self._usable):
             counts *= kept
-        most = min(report.draft.length, self._maximum)
-        for sequence, length, accepted in zip(
-            report.sequences, report.lengths.tolist(), report.accepted.tolist(), strict=True
+        for sequence, length, accepted, drafted in zip(
+            report.sequences, report.lengths.tolist(), report.accepted.tolist(), report.drafted.tolist(), strict=True
         ):
+            most = min(drafted, self._maximum)
             room = sequence.limit - length - 1
             self._usable[min(room, self._maximum)] += 1
             self._reached_K[: min(accepted, most)] += 1

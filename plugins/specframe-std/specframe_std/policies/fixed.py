@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Budget, RoundReport
 from specframe.contracts.round import Batch
 from specframe.values import whole
 
@@ -14,10 +14,13 @@ class FixedLength:
         length: that number, at least 1; for plain decoding there is the drafter "none".
     """
 
-    def __init__(self, length: int = 5) -> None:
-        self.maximum = whole("length", length, 1)
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
 
-    def draft_length(self, batch: Batch) -> int:
+    def __init__(self, length: int = 5) -> None:
+        self.maximum = Budget(whole("length", length, 1))
+
+    def budget(self, batch: Batch) -> Budget:
         """Return the fixed length."""
         return self.maximum
 

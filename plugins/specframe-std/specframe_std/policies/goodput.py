@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Budget, RoundReport
 from specframe.contracts.round import Batch
 from specframe.values import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
@@ -60,8 +60,11 @@ class Goodput:
         maximum: the longest draft, from 1 to 64.
     """
 
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+
     def __init__(self, maximum: int = 8) -> None:
-        self.maximum = whole("maximum", maximum, 1, LONGEST)
+        self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
         self.clock: Callable[[], float] = time.perf_counter
         """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
@@ -69,7 +72,7 @@ class Goodput:
         self._round = self._drafted = 0
         self._started = 0.0
 
-    def draft_length(self, batch: Batch) -> int:
+    def budget(self, batch: Batch) -> Budget:
         """Return the draft length that promises most tokens per second for so many rows."""
         rows = len(batch)
         choice = self._choices.get(rows)
@@ -78,12 +81,12 @@ class Goodput:
         choice.left -= 1
         choice.settled += 1
         self._started = self.clock()
-        return choice.length
+        return Budget(choice.length)
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round. One that drafts after one that did not is not timed: the drafter had to catch up."""
         seconds = self.clock() - self._started
-        rows, drafted = len(report.sequences), report.draft.length
+        rows, drafted = len(report.sequences), report.draft.depth
         self._acceptance.add(report)
         typical = bool(self._drafted or not drafted)
         if typical and drafted and self._seconds.surprises(rows, drafted, seconds):
@@ -97,7 +100,7 @@ class Goodput:
         if self._round < PLAIN_FIRST:
             return Choice(0, 1)
         if not self._seconds.longest:
-            return Choice(min(FIRST, self.maximum), TRIAL + min(3, EVIDENCE // rows))
+            return Choice(min(FIRST, self.maximum.depth), TRIAL + min(3, EVIDENCE // rows))
         seconds, deviation = self._seconds.estimate(rows)
         settled = self._choices[rows].settled if rows in self._choices else 0
         hope = OPTIMISM * (1 + settled / SETTLED)

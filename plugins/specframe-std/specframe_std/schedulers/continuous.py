@@ -16,7 +16,8 @@ class Continuous:
         piece: tokens of a prompt read between two rounds, at least 1.
     """
 
-    equal_lengths = False
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
 
     def __init__(self, piece: int = 512) -> None:
         self._piece = whole("piece", piece, 1)

@@ -9,7 +9,8 @@ from specframe.engine.pool import Pool
 class Fixed:
     """Fills a batch, decodes it to the end, then fills the next; finished rows leave at once."""
 
-    equal_lengths = False
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
 
     def rows(self, batch_size: int) -> int:
         """One row per place in the batch."""

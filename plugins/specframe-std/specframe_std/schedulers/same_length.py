@@ -22,7 +22,8 @@ class SameLength:
         patience: rounds a sequence may be passed over before it goes first.
     """
 
-    equal_lengths = True
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
 
     def __init__(self, window: int = 48, patience: int = 16) -> None:
         self._window, self._patience = whole("window", window, 1), whole("patience", patience, 1)

@@ -1,10 +1,11 @@
-"""Score a draft as one chain of tokens, in one pass of the target."""
+"""Score a draft, a chain or a tree, in one pass of the target."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
-from specframe.contracts.drafts import Draft
+from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
 from specframe.forward.run import Run
 
@@ -12,15 +13,18 @@ from specframe.forward.run import Run
 class ChainVerifier:
     """Feeds each row's last token and its draft to the target in one pass."""
 
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain", "tree", "hidden"})
+
     def start(self, run: Run) -> None:
         """Take the target and its cache."""
         self._target = run.target
 
-    def score(self, batch: Batch, draft: Draft) -> torch.Tensor:
-        """Return the target's logits (B, K + 1, V); reads prompts, or a piece of them, when the batch says so."""
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Return the target's scores, logits (B, N + 1, V); reads prompts, or a piece of them, when the batch says so."""
         if batch.prefill:
-            logits_B1V = self._target.read(batch)
-            assert logits_B1V is not None, "a prompt has at least one token"
-            return logits_B1V
-        ids_BT = torch.cat([batch.last_tokens(1), draft.tokens_BK], dim=1)
-        return self._target.feed(batch, ids_BT, offset=draft.length, keep=draft.length + 1)
+            return self._target.read(batch)
+        ids_BT = torch.cat([batch.last_tokens(1), draft.tokens_BN], dim=1)
+        parents_BN = draft.parents_BN  # in the block the row's last token is place 0, and node n place n + 1
+        parents_BT = None if parents_BN is None else F.pad(parents_BN + 1, (1, 0), value=-1)
+        return self._target.feed(batch, Block(ids_BT, -1, parents_BT), keep=draft.nodes + 1)
