@@ -58,9 +58,9 @@ def assisted(
     check(draft, draft_length, align, accept, kv)
 
     def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
-        place = {"device": str(model.device), "dtype": str(model.dtype)}
-        how = {"align": align, "accept": accept, "kv": kv, "draft_length": length, "generation_config": None}
-        return Pipeline(model, draft, **how, **place)
+        how: dict[str, Any] = {"align": align, "accept": accept, "kv": kv, "draft_length": length}
+        place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
+        return Pipeline(model, draft, **how, **place, generation_config=None)
 
     pipelines = Kept(pipeline)
 

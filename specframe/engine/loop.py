@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
 from specframe.contracts.roles import AcceptanceRule
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Value
 from specframe.engine.pool import Pool
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -24,7 +23,7 @@ NOTHING = Budget(0)
 
 
 @torch.inference_mode()
-def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Value], Value]) -> RoundReport | None:
+def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], Budget]) -> RoundReport | None:
     """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
@@ -35,7 +34,7 @@ def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Value], Va
         pool: the sequences.
         use: the strategies.
         watch: observers.
-        agree: returns the first rank's value: what a policy has measured differs from rank to rank.
+        agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
