@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Timer
 
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Dense, Placement
 from specframe.forward.attention import attend
 from specframe.forward.attention.choice import HALF, WAYS
 from specframe.forward.attention.flex import block_mask
@@ -89,7 +89,7 @@ def calls(
     slots = key.shape[2]
     maskless = WAYS[way](placement, slots)
     prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way](placement, slots))
-    return prepare, lambda: maskless.attend(query, key, value, None, None)
+    return prepare, lambda: maskless.attend(query, Dense(key, value), None, None)
 
 
 def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placement:

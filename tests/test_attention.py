@@ -189,10 +189,10 @@ def test_shapes_are_recorded_once_and_replayed() -> None:
     ):
         pool = harness.open_pool(harness.requests(harness.random_prompts(lengths, 97), 9), rows=4)
         batch = pool.batch(pool.admit(4))
-        ids_BT = batch.last_tokens(1)
-        placement = run.target.layout.place(batch, Block(batch.last_tokens(1), -1))
-        eager = run.target._execute(ids_BT, placement, 1)
-        torch.testing.assert_close(forward(ids_BT, placement, 1), eager)
+        block = Block(batch.last_tokens(1), -1)
+        placement = run.target.layout.place(batch, block)
+        eager = run.target._execute(block, placement, 1)
+        torch.testing.assert_close(forward(block, placement, 1).logits_BTV, eager.logits_BTV)
         assert len(made) == expected, lengths
 
 
@@ -206,8 +206,9 @@ def test_padding_rows_touch_nothing() -> None:
     batch = pool.batch(pool.admit(3))
     for block in store._blocks:
         block[:, 3] = 7.0
+    block = Block(batch.last_tokens(1), -1)
     for _ in range(3):
-        forward(batch.last_tokens(1), run.target.layout.place(batch, Block(batch.last_tokens(1), -1)), 1)
+        forward(block, run.target.layout.place(batch, block), 1)
     assert len(forward.recordings)
     assert all((block[:, 3, :-1] == 7.0).all() for block in store._blocks)
 
@@ -223,14 +224,15 @@ def test_what_cannot_be_recorded_runs_eagerly() -> None:
     forward = graphs.Recorded(run.target._execute, 4, run.target.store.slots, refuse)
     pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
     batch = pool.batch(pool.admit(3))
-    placement = run.target.layout.place(batch, Block(batch.last_tokens(1), -1))
-    first = forward(batch.last_tokens(1), placement, 1)
+    block = Block(batch.last_tokens(1), -1)
+    placement = run.target.layout.place(batch, block)
+    first = forward(block, placement, 1).logits_BTV
     with pytest.warns(
         RuntimeWarning, match="not recorded as CUDA graphs: operation not permitted when stream is capturing$"
     ):
-        again = forward(batch.last_tokens(1), placement, 1)
+        again = forward(block, placement, 1).logits_BTV
     torch.testing.assert_close(first, again)
-    torch.testing.assert_close(forward(batch.last_tokens(1), placement, 1), first)
+    torch.testing.assert_close(forward(block, placement, 1).logits_BTV, first)
 
 
 @pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])

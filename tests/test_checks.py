@@ -21,7 +21,8 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
 from specframe.grid import checked, expand
-from specframe.plugins.registry import Register, offer, registry
+from specframe.plugins.hookspecs import Register
+from specframe.plugins.registry import offer, registry
 from specframe.testing import fakes, harness, zoo
 from specframe.verify import verify
 

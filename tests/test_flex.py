@@ -14,8 +14,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
-from specframe.forward.attention import attend, attending, choice, flex
+from specframe.forward.attention import attend, choice, flex
 from specframe.forward.attention.masks import masks
+from specframe.forward.ongoing import Ongoing, running
 from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -55,7 +56,6 @@ CELLS = list(itertools.product(LAYOUTS, WINDOWS, [([5, 300, 131], 3, 300), ([390
 def visible(placement: Placement, window: int | None) -> torch.Tensor:
     """Return which blocks hold a slot that one of their queries sees, (B, Q, K)."""
     seen_BTS = masks(placement, [window], torch.float32)[window][:, 0] == 0
-    seen_BTS &= (placement.order_BT >= 0)[..., None]
     _rows, queries, slots = seen_BTS.shape
     padded = torch.nn.functional.pad(seen_BTS, (0, -slots % flex.BLOCK, 0, -queries % flex.BLOCK))
     return padded.unflatten(2, (-1, flex.BLOCK)).unflatten(1, (-1, flex.BLOCK)).any(4).any(2)
@@ -83,7 +83,7 @@ def test_scores_with_a_bias_need_a_mask() -> None:
     config = zoo.build("llama").config
     query = torch.zeros(1, 2, 3, 8)
     blocks = flex.Blocks(ragged([3], 3, 3))
-    with attending(config, blocks), pytest.raises(ModelError, match="adds a bias to its scores"):
+    with running(config, Ongoing(blocks)), pytest.raises(ModelError, match="adds a bias to its scores"):
         attend(torch.nn.Module(), query, query, query, None, position_bias=torch.ones(1, 2, 3, 3))
 
 

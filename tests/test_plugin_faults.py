@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import Cache
 
 from specframe.cli import cli, watchdog
+from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine import guard
@@ -56,6 +56,15 @@ SUITES = {
     "draft-length policy": (conformance.DraftLengthPolicySuite, "test_equals_reference", {"surroundings": {}}),
 }
 """The suite of each role, and a test that every suite has."""
+
+
+class Unwriting:
+    """A store that lacks members."""
+
+    nbytes = 0
+
+    def arrange(self, sequences: Any) -> None:
+        """Do nothing."""
 
 
 @attrs.frozen
@@ -301,10 +310,13 @@ FAULTS = {
         "KV backend",
         "open",
         lambda *_: None,
-        MUST + r"a transformers.Cache with arrange, expect, move, nbytes, update, got None",
+        MUST + r"a store with arrange, expect, first, move, nbytes, release, reserve, rows, slots, write, got None",
     ),
     "KV backend opens a bare cache": Fault(
-        "KV backend", "open", lambda *_: Cache(layers=[]), MUST + r"a transformers.Cache with arrange, .*, got .*Cache"
+        "KV backend",
+        "open",
+        lambda *_: Unwriting(),
+        MUST + r"a store with arrange, .*, got .*Unwriting.* without expect, first, move, nbytes, release, .*, write",
     ),
     "KV backend raises": Fault(
         "KV backend", "open", raises(ValueError("no space")), RAISED + r"ValueError: no space, at "
@@ -589,10 +601,10 @@ def test_errors_of_stores_are_those_of_the_kv_backend(known: Registry) -> None:
         def open(self, *arguments: Any) -> Any:
             store = super().open(*arguments)
             held = type(store)
-            store.__class__ = type("TornStore", (held,), {"update": torn, "__module__": __name__})
+            store.__class__ = type("TornStore", (held,), {"write": torn, "__module__": __name__})
             return store
 
-    def torn(self: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any) -> Any:
+    def torn(self: Any, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
         raise ValueError("torn")
 
     add_entry(known, "faulty-dist", "KV backend", "faulty", Torn)
@@ -604,14 +616,17 @@ def test_errors_of_stores_are_those_of_the_kv_backend(known: Registry) -> None:
 
 
 STORED = {
-    "nothing": (lambda held: None, r"keys and values, two tensors, got None"),
-    "keys alone": (lambda held: held[0], r"keys and values, two tensors, got a tensor of shape"),
+    "nothing": (lambda view: None, r"a Dense or Paged view of specframe.contracts.cache, got None"),
+    "keys alone": (
+        lambda view: view.keys,
+        r"a Dense or Paged view of specframe.contracts.cache, got a tensor of shape",
+    ),
     "fewer rows": (
-        lambda held: (held[0][:1], held[1]),
+        lambda view: Dense(view.keys[:1], view.values),
         r"keys of shape \(B, H, S, D\) = \(2, 1, S, 2\), got \(1, 1, 5, 2\)",
     ),
     "other values": (
-        lambda held: (held[0], held[0]),
+        lambda view: Dense(view.keys, view.keys),
         r"values of shape \(B, H, S, D\) = \(2, 1, S, 1\), got \(2, 1, 5, 2\)",
     ),
 }
@@ -628,14 +643,14 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
 
         def open(self, *arguments: Any) -> Any:
             store = super().open(*arguments)
-            update = store.update
-            store.update = lambda *given, **named: change(update(*given, **named))
+            write = store.write
+            store.write = lambda *given, **named: change(write(*given, **named))
             return store
 
     add_entry(known, "faulty-dist", "KV backend", "faulty", Bent)
     pipe = harness.pipeline(TARGET, DRAFT, align="eqspec", kv="faulty")
     with pytest.raises(
-        ContractError, match=rf"^KV backend 'faulty' of faulty-dist: store.update\(\) must return {said}"
+        ContractError, match=rf"^KV backend 'faulty' of faulty-dist: store.write\(\) must return {said}"
     ):
         harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
 

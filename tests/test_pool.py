@@ -8,6 +8,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.requests import Request
+from specframe.contracts.round import State
 from specframe.engine.pool import Pool
 from specframe.testing.harness import open_pool, requests
 
@@ -49,6 +50,35 @@ def test_first_batch_reads_prompts():
     assert batch.tokens_BS[0, :3].tolist() == [1, 2, 3]
     assert batch.tokens_BS[1, :1].tolist() == [4]
     assert batch.limits.tolist() == [5, 3]
+
+
+def test_states_follow_each_other():
+    """A prompt read in two pieces and its fork wait, read or copy, decode and finish; giving a row back begins again."""
+    asked = [Request(0, [1, 2, 3], 3), Request(0, [1, 2, 3], 3, sample=1)]
+    pool = open_pool(asked)
+    (parent,) = pool.admit(2)
+    fork = pool.live[1]
+    assert (fork.parent, parent.forks) == (parent, 1)
+
+    def states():
+        return parent.state, fork.state, parent.ready, fork.ready
+
+    assert states() == (State.WAITING, State.WAITING, False, False)
+    assert pool.batch([parent], piece=2).left == 1
+    assert states() == (State.READING, State.WAITING, False, False)
+    gain(pool, pool.batch([parent], piece=2), [[9]])
+    assert states() == (State.DECODING, State.WAITING, True, True)
+    batch = pool.batch(pool.live)
+    assert (batch.sequences, states()) == ([fork], (State.DECODING, State.STARTING, True, False))
+    gain(pool, batch, [[9]])
+    assert states() == (State.DECODING, State.DECODING, True, True)
+    assert parent.forks == 0
+    pool.put_back(2)
+    assert states() == (State.WAITING, State.WAITING, False, False)
+    assert fork.parent is None
+    gain(pool, pool.batch(pool.admit(2)), [[8], [8]])
+    gain(pool, pool.batch(pool.live), [[7, 6], [7, 6]])
+    assert states() == (State.FINISHED, State.FINISHED, True, True)
 
 
 def test_tokens_are_appended_at_each_rows_own_length():

@@ -125,7 +125,7 @@ def ending_at_once(how):
 @pytest.mark.parametrize("how", ["length", "eos"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
-def test_a_donor_may_end_at_once(align, schedule, how):
+def test_a_parent_may_end_at_once(align, schedule, how):
     """Where the first sample ends with the round that reads the prompt, the others start from what it read."""
     requests, expected = ending_at_once(how)
     feeds = harness.Feeds()
@@ -201,16 +201,16 @@ def test_a_draft_of_nothing_for_some_rounds():
 
 
 def test_samples_take_no_more_rows_than_there_are():
-    """A finished donor keeps its row while others wait to start from it; nobody else is given that row."""
+    """A finished parent keeps its row while forks have yet to copy it; nobody else is given that row."""
     pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)
     batch = pool.batch(pool.admit(2))
     tokens = Draft(batch.tokens_BS[:, :0]), Verdict(batch.lengths_B * 0, torch.tensor([[9]]))
-    donor = pool.advance(batch, *tokens).finished[0]
+    parent = pool.advance(batch, *tokens).finished[0]
     assert pool.admit(2) == []
     assert [one.request.key for one in pool.live] == [(0, 1)]
-    assert not donor.gone
+    assert not parent.gone
     batch = pool.batch(pool.live)
     assert (batch.starts, batch.lengths.tolist(), batch.tokens_BS[0, :2].tolist()) == (True, [2], [1, 2])
     pool.advance(batch, *tokens)
-    assert donor.gone
+    assert parent.gone
     assert [one.request.key for one in pool.admit(2)] == [(1, 0)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Sequence, State
 from specframe.engine.rows import Moves, Seating
 
 ROWS = 6
@@ -39,7 +39,7 @@ class Model:
         assert {self.seating.row(s) for s in batch if s not in self.data} == set(moves.fresh)
         first = self.seating.first
         assert [self.seating.row(s) for s in batch] == list(range(first, first + len(batch)))
-        assert not first or batch[0].joining
+        assert not first or batch[0].state is State.READING
         for sequence in seated:
             self.check(sequence)
         for row, sequence in enumerate(batch, first):
@@ -63,14 +63,14 @@ def test_moves_keep_everyones_data(seed, anywhere):
     for _ in range(40):
         for sequence in live:
             if choose.random() < 0.15:
-                sequence.finish_reason = "eos"
+                sequence.finish("eos")
         live = [sequence for sequence in live if not sequence.finished]
         live += [next(newcomers) for _ in range(choose.randint(0, ROWS - len(live)))]
         if live:
             batch = choose.sample(live, choose.randint(1, len(live)))
-            joining = choose.random() < 0.5
+            state = choose.choice([State.READING, State.DECODING])
             for sequence in batch:
-                sequence.joining = joining
+                sequence.state = state
             model.arrange(model.seating.order(batch) if choose.random() < 0.5 else batch)
             live = [sequence for sequence in live if sequence in model.data]
 
@@ -100,7 +100,7 @@ def test_finished_sequence_gives_its_row_to_another():
     """The row of who has finished is free without being told."""
     seating, (first, second, third) = Seating(2), sequences(3)
     seating.arrange([first, second])
-    first.finish_reason = "eos"
+    first.finish("eos")
     moves = seating.arrange([third])
     assert moves.fresh == [0]
     assert (seating.row(third), seating.row(second)) == (0, 1)
@@ -110,10 +110,11 @@ def test_newcomer_sits_where_a_row_is_free():
     """Who replaces a finished sequence takes its row while the prompt is read, keeps it, and nobody moves."""
     seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
     seating.arrange([first, second, third])
-    second.finish_reason, newcomer.joining = "eos", True
+    second.finish("eos")
+    newcomer.state = State.READING
     assert seating.arrange([newcomer]) == Moves([], [], [1])
     assert (seating.row(newcomer), seating.first) == (1, 1)
-    newcomer.joining = False
+    newcomer.state = State.DECODING
     batch = seating.order([first, third, newcomer])
     assert batch == [first, newcomer, third]
     assert seating.arrange(batch) == Moves()
@@ -124,7 +125,8 @@ def test_who_reads_on_stays_where_it_is():
     """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
     seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
     seating.arrange([first, second, third])
-    first.finish_reason, newcomer.joining = "eos", True
+    first.finish("eos")
+    newcomer.state = State.READING
     seating.arrange([newcomer])
     assert seating.arrange(seating.order([second, third])).destinations == [0, 2]
     assert seating.arrange([newcomer]) == Moves()

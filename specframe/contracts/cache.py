@@ -54,20 +54,27 @@ class Placement:
     def rule(self, window: int | None = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return :meth:`visible` for one window, with all that it looks up prepared: for kernels that call it per score."""
         order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
-        shared = len(key_order_BS) == 1
         fed_BS = None if sees_BTT is None else self._fed()
 
         def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-            key, order = key_order_BS[0 * row if shared else row, slot], order_BT[row, query]
-            seen = (key >= 0) & (key <= order)
-            if window is not None:
-                seen = seen & (key > order - window)
+            key, order = key_order_BS[_in(key_order_BS, row), slot], order_BT[_in(order_BT, row), query]
+            seen = _up_to(order, key, window)
             if fed_BS is None or sees_BTT is None:
                 return seen
             fed = fed_BS[row, slot]
-            return seen & ((fed < 0) | sees_BTT[0 * row if len(sees_BTT) == 1 else row, query, fed.clamp(min=0)])
+            return seen & ((fed < 0) | sees_BTT[_in(sees_BTT, row), query, fed.clamp(min=0)])
 
         return visible
+
+    def seen(self, window: int | None = None) -> torch.Tensor:
+        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) where it is the same in all rows."""
+        seen_BTS = _up_to(self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None], window)
+        if self.sees_BTT is None:
+            return seen_BTS
+        fed_BS = self._fed()
+        fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)
+        ancestor_BTS = self.sees_BTT.expand(len(fed_BS), -1, -1).gather(2, fed_BTS)
+        return seen_BTS & ((fed_BS < 0)[:, None] | ancestor_BTS)
 
     def _fed(self) -> torch.Tensor:
         """Return which fed token each slot receives, (B, S), -1 for none; slots beyond the extent attended to are left out."""
@@ -76,6 +83,17 @@ class Placement:
         fed_BS = self.slots_BT.new_full((rows, extent + 1), -1)
         places_BT = torch.arange(width, device=fed_BS.device).expand(rows, -1)
         return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
+
+
+def _up_to(order: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return whether slots whose tokens have the order ``key`` are seen from ``order``, but for siblings in a tree."""
+    seen = (key <= order) & (key >= 0)
+    return seen if window is None else seen & (key > order - window)
+
+
+def _in(values_BN: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Return the row in which to look values up: there may be one for all."""
+    return 0 * row if len(values_BN) == 1 else row
 
 
 @attrs.frozen

@@ -45,7 +45,9 @@ class Draft:
 
     @depth.default
     def _all_in_one_path(self) -> int:
-        return self.nodes
+        return (
+            self.tokens_BN.shape[1] if getattr(self.tokens_BN, "ndim", 0) == 2 else 0
+        )  # what is no draft is told by its guard
 
     @property
     def nodes(self) -> int:

@@ -5,11 +5,28 @@ Tensor names carry their shape: B rows of the batch, S places of a buffer. Host 
 
 from __future__ import annotations
 
+import enum
+
 import attrs
 import numpy as np
 import torch
 
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
+
+
+class State(enum.Enum):
+    """The stages of a sequence's life, in their order. One that gives its row back begins again."""
+
+    WAITING = enum.auto()
+    """It has no row yet."""
+    READING = enum.auto()
+    """It has a row, and its prompt is read, in one piece or in several."""
+    STARTING = enum.auto()
+    """It has a copy of its parent's row, and feeds the prompt's last token instead of reading the prompt."""
+    DECODING = enum.auto()
+    """Its prompt is cached and it has generated a token: its rounds draft."""
+    FINISHED = enum.auto()
+    """It has ended."""
 
 
 @attrs.define(eq=False)
@@ -19,15 +36,13 @@ class Sequence:
     request: Request
     limit: int
     """Length at which it ends: prompt and new tokens, never beyond the target's context."""
-    prefilled: bool = False
+    state: State = State.WAITING
     unread: int = 0
     """Tokens before its end that no round has read yet; reading a long prompt may take several."""
-    joining: bool = False
-    """Whether the batch it was last in did not decode: it read prompts, or had just started from others' rows."""
-    donor: Sequence | None = None
-    """A sequence of the same prompt whose row it starts from, instead of reading the prompt again."""
-    heirs: int = 0
-    """Sequences that still wait to start from its row."""
+    parent: Sequence | None = None
+    """The sequence of the same prompt whose row it copies, instead of reading the prompt again: it is a fork of that one."""
+    forks: int = 0
+    """Live sequences that have yet to copy its row."""
     taken_up: float = 0.0
     """When it became live, on the pool's clock."""
     token_ids: list[int] = attrs.Factory(list)
@@ -46,18 +61,26 @@ class Sequence:
     @property
     def finished(self) -> bool:
         """Whether it has ended."""
-        return self.finish_reason is not None
+        return self.state is State.FINISHED
 
     @property
     def ready(self) -> bool:
-        """Whether it can decode: its prompt has been read, by itself or by the sequence it starts from."""
-        reader = self if self.prefilled or self.donor is None else self.donor
-        return reader.prefilled and not reader.unread
+        """Whether its prompt has been read, by itself or by its parent, so that it can decode."""
+        reader = self.parent if self.parent and self.state is State.WAITING else self
+        return reader.state in (State.DECODING, State.FINISHED)
 
     @property
     def gone(self) -> bool:
         """Whether nothing needs its row any more."""
-        return self.finished and not self.heirs
+        return self.finished and not self.forks
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it for this reason."""
+        self.state, self.finish_reason = State.FINISHED, reason
+
+    def wait(self) -> None:
+        """Make it a sequence without a row: it reads its prompt, and what it has generated, before it goes on."""
+        self.state, self.unread, self.parent, self.forks, self.waited = State.WAITING, 0, None, 0, 0
 
 
 @attrs.frozen(eq=False)
@@ -82,7 +105,7 @@ class Batch:
     left: int = 0
     """How many of those it leaves to later rounds: where there are any, it gives no token."""
     starts: bool = False
-    """Whether its rows have just started from others' rows: their first token, too, is not drafted."""
+    """Whether its rows are fresh copies of their parents': their first token, too, is not drafted."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.errors import OptionError, shown
+from specframe.forward.ongoing import own
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose
@@ -69,4 +70,4 @@ def state_of(given: Any) -> Any:
     if not isinstance(given, PreTrainedModel):
         return given
     config = given.config  # the vocabulary's size is in it
-    return given, given.device, given.dtype, config._attn_implementation, config.to_dict()
+    return given, given.device, given.dtype, own(config, "_attn_implementation"), config.to_dict()

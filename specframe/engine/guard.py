@@ -17,9 +17,8 @@ from typing import Any, ClassVar, Never
 import attrs
 import numpy as np
 import torch
-from transformers import Cache
 
-from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
@@ -323,32 +322,38 @@ class GuardedBackend(Guard):
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return the backend's store after looking for its members."""
         store: Any = self._call("open", shapes, rows, capacity, device)
-        members = ("arrange", "expect", "move", "nbytes", "update")
-        fits = isinstance(store, Cache) and all(hasattr(store, name) for name in members)
-        if not fits:
-            self._refuse("open", f"a transformers.Cache with {', '.join(members)}", got(store))
+        members = sorted(n for n in {*vars(KVStore), *KVStore.__annotations__} if not n.startswith("_"))
+        if lacking := [name for name in members if not hasattr(store, name)]:
+            without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
+            self._refuse("open", f"a store with {', '.join(members)}", f"{got(store)}{without}")
         STORES[store] = self
         self._look_once(store)
         return store
 
     def _look_once(self, store: Any) -> None:
-        """Have the first keys and values that a store hands out looked at."""
-        update = store.update
+        """Have the first view that a store hands out looked at, where its ``write`` can be replaced for so long."""
+        write = store.write
 
-        def checked(keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **named: Any) -> Any:
-            del store.update
-            held = update(keys, values, layer, *more, **named)
-            if not (isinstance(held, tuple) and len(held) == 2):
-                self._refuse("store.update", "keys and values, two tensors", got(held))
-            for name, given, fed in (("keys", held[0], keys), ("values", held[1], values)):
-                rows, heads, _, size = fed.shape
-                shape = tuple(getattr(given, "shape", ()))
-                if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
-                    words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
-                    self._refuse("store.update", words, shape or got(given))
-            return held
+        def checked(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+            del store.write
+            view = write(layer, keys, values)
+            if not isinstance(view, Dense | Paged):
+                self._refuse("store.write", "a Dense or Paged view of specframe.contracts.cache", got(view))
+            if isinstance(view, Dense):
+                for name, given, fed in (("keys", view.keys, keys), ("values", view.values, values)):
+                    self._look_at(name, given, fed)
+            return view
 
-        store.update = checked
+        if hasattr(store, "__dict__"):
+            store.write = checked
+
+    def _look_at(self, name: str, given: Any, fed: torch.Tensor) -> None:
+        """Check the shape of the keys, or values, of all slots against that of what was written."""
+        rows, heads, _, size = fed.shape
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
+            words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
+            self._refuse("store.write", words, shape or got(given))
 
 
 STORES: weakref.WeakKeyDictionary[Any, GuardedBackend] = weakref.WeakKeyDictionary()
@@ -548,6 +553,6 @@ def store_of(error: BaseException) -> tuple[Guard, str] | None:
     for step in steps(error):
         code, values = step.tb_frame.f_code, step.tb_frame.f_locals
         owner = values.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(owner, Cache) and owner in STORES:
+        if hasattr(owner, "write") and owner in STORES:
             return STORES[owner], f"store.{code.co_name}"
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.requests import FinishReason, Request
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import Clock, HandClock
 from specframe.engine.rows import Seating
 
@@ -60,7 +61,6 @@ class Pool:
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
-        self._starting: list[Sequence] = []
 
     def put_back(self, rows: int, capacity: int | None = None) -> None:
         """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
@@ -73,8 +73,7 @@ class Pool:
         """
         for sequence in self.live:
             self._keep_tokens(sequence)
-            sequence.prefilled, sequence.donor, sequence.heirs, sequence.waited = False, None, 0, 0
-            sequence.unread = 0
+            sequence.wait()
         self._returned.extendleft(reversed(self.live))
         self.live = []
         self.capacity = self.capacity if capacity is None else capacity
@@ -95,34 +94,37 @@ class Pool:
         Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
         prompt read the prompt themselves.
         """
-        for waiting in (self._waiting, self._coming):
-            if (place := next((i for i, one in enumerate(waiting) if one.key == key), None)) is not None:
-                request = waiting[place]
-                del waiting[place]
-                return Sequence(request, self.limit(request), finish_reason="abort")
-        held = (*self._returned, *self.live)
-        if (sequence := next((one for one in held if one.request.key == key), None)) is None:
-            return None
-        if sequence in self._returned:
-            self._returned.remove(sequence)
-        else:
+        sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
+        if sequence in self.live:
             self._withdraw(sequence)
-        sequence.finish_reason = "abort"
+        if sequence:
+            sequence.finish("abort")
         return sequence
+
+    def _found_waiting(self, key: tuple[int, int]) -> Sequence | None:
+        """Take a request that waits for a row out of its queue, and return its sequence."""
+        queues: tuple[deque[Any], ...] = (self._coming, self._waiting, self._returned)
+        for queue in queues:
+            for place, waiting in enumerate(queue):
+                request = waiting.request if isinstance(waiting, Sequence) else waiting
+                if request.key == key:
+                    del queue[place]
+                    return waiting if isinstance(waiting, Sequence) else Sequence(request, self.limit(request))
+        return None
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Take a sequence from the live ones."""
         self._keep_tokens(sequence)
         self.live.remove(sequence)
-        if sequence.donor and not sequence.prefilled:
-            sequence.donor.heirs -= 1
+        if sequence.parent and sequence.state is State.WAITING:
+            sequence.parent.forks -= 1
         if not sequence.ready:
-            orphans = [one for one in self.live if one.donor is sequence]
-            self.live = [one for one in self.live if one.donor is not sequence]
-            self._returned.extendleft(reversed(orphans))
+            orphans = [one for one in self.live if one.parent is sequence]
+            self.live = [one for one in self.live if one.parent is not sequence]
             for one in orphans:
-                one.donor = None
-            sequence.heirs = 0
+                one.wait()
+            self._returned.extendleft(reversed(orphans))
+            sequence.forks = 0
 
     @property
     def requests(self) -> Iterator[Request]:
@@ -160,31 +162,31 @@ class Pool:
         """Make up to ``count`` waiting requests live, as many as there are free rows.
 
         Returns:
-            Those whose prompt has to be read: the next batch. The others start from the row of a sequence of the same prompt.
+            Those whose prompt has to be read: the next batch. The others are forks of a sequence of the same prompt.
         """
         reading: list[Sequence] = []
         waiting = self.waiting
         for _ in range(min(count, len(self._returned) + len(waiting), self.rows - self._taken)):
             sequence = self._returned.popleft() if self._returned else self._taken_up(waiting.popleft())
-            if sequence.donor:
-                sequence.donor.heirs += 1
+            if sequence.parent:
+                sequence.parent.forks += 1
             else:
                 reading.append(sequence)
             self.live.append(sequence)
         return reading
 
     def _taken_up(self, request: Request) -> Sequence:
-        return Sequence(request, self.limit(request), donor=self._donor(request), taken_up=self._clock.now)
+        return Sequence(request, self.limit(request), parent=self._parent(request), taken_up=self._clock.now)
 
     @property
     def _taken(self) -> int:
-        """Rows of live sequences, seated already or not, and of finished ones that others still start from."""
-        donors = {id(sequence.donor): sequence.donor for sequence in self.live if sequence.donor}
-        return len(self.live) + sum(donor.finished and not donor.gone for donor in donors.values())
+        """Rows of live sequences, seated already or not, and of finished ones whose forks have yet to start."""
+        parents = {id(sequence.parent): sequence.parent for sequence in self.live if sequence.parent}
+        return len(self.live) + sum(parent.finished and not parent.gone for parent in parents.values())
 
-    def _donor(self, request: Request) -> Sequence | None:
+    def _parent(self, request: Request) -> Sequence | None:
         """Return a live sequence of the same prompt that reads or has read it."""
-        alike = (other for other in self.live if other.request.index == request.index and other.donor is None)
+        alike = (other for other in self.live if other.request.index == request.index and other.parent is None)
         return next(alike, None) if request.sample else None
 
     def length(self, sequence: Sequence) -> int:
@@ -196,23 +198,21 @@ class Pool:
         """Return these live sequences as a batch, seated in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
-        None. Sequences that are left with something to read come back together. Where some are about to start from others'
-        rows, they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
+        None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
+        they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
         """
-        new = [sequence for sequence in sequences if not sequence.prefilled]
-        starts = bool(new) and new[0].donor is not None
+        new = [sequence for sequence in sequences if sequence.state is State.WAITING]
+        starts = bool(new) and new[0].parent is not None
         sequences = new if starts else sequences
-        joining = bool(new) or any(sequence.unread for sequence in sequences)
-        for sequence in sequences:
-            sequence.joining = joining
-        astray = not joining and self._seating.first > 0
+        for sequence in new:
+            sequence.state = State.STARTING if starts else State.READING
+        astray = sequences[0].state is State.DECODING and self._seating.first > 0
         if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
             self._batch = self._seating.order(sequences)
             moves = self._seating.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
             self._write_prompts(moves.fresh, moves.forked)
-            self._starting = [self._batch[row - self._seats.start] for row in moves.forked]
         for sequence in self.live:
             sequence.waited += 1
         for sequence in self._batch:
@@ -241,7 +241,7 @@ class Pool:
         return slice(self._seating.first, self._seating.first + len(self._batch))
 
     def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
-        """Write the prompts of sequences that have just been seated, in empty rows or from others' rows."""
+        """Write the prompts of sequences that have just been seated, in empty rows or in copies of their parents'."""
         rows = fresh + forked
         if not rows:
             return
@@ -251,7 +251,7 @@ class Pool:
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
-            sequence.prefilled, sequence.unread = True, 0 if row in forked else len(ids)
+            sequence.unread = 0 if row in forked else len(ids)
         device = self._tokens_RS.device
         streams = torch.tensor([sequence.request.stream for sequence in seated])
         self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
@@ -297,13 +297,11 @@ class Pool:
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:
                 sequence.metrics.count(d, a)
+        if batch.prefill or batch.starts:
+            begin_decoding(batch)
         finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
-        for sequence in self._starting:
-            assert sequence.donor is not None
-            sequence.donor.heirs -= 1
-        self._starting = []
         self._rounds += 1
         return RoundReport(
             self._rounds,
@@ -357,7 +355,7 @@ class Pool:
 
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
-        sequence.finish_reason = reason
+        sequence.finish(reason)
         sequence.token_ids = self._tokens[self._seats][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
@@ -368,6 +366,14 @@ def read_only(view: np.ndarray) -> np.ndarray:
     """Return a view that cannot be written to: a batch is for reading."""
     view.flags.writeable = False
     return view
+
+
+def begin_decoding(batch: Batch) -> None:
+    """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
+    for sequence in batch.sequences:
+        if sequence.state is State.STARTING and sequence.parent:
+            sequence.parent.forks -= 1
+        sequence.state = State.DECODING
 
 
 def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:

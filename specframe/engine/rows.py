@@ -8,7 +8,10 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Sequence, State
+
+JOINING = State.READING, State.STARTING
+"""The states of a batch that does not decode yet."""
 
 
 @attrs.frozen
@@ -20,7 +23,7 @@ class Moves:
     fresh: list[int] = attrs.Factory(list)
     """Rows now held by a sequence that had none: what they hold means nothing."""
     forked: list[int] = attrs.Factory(list)
-    """Rows now held by a sequence that had none and start as copies of their donor's row, as far as the prompt goes."""
+    """Rows now held by a sequence that had none and start as copies of their parent's row, as far as the prompt goes."""
 
     def apply(self, *tensors: torch.Tensor, axis: int = 0) -> None:
         """Move rows of device tensors along ``axis``."""
@@ -42,7 +45,7 @@ class Seating:
     """Rows 0 to ``rows`` - 1 and the sequence in each. A batch occupies adjacent rows, from the first on when it decodes.
 
     Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a seating of its own and follows
-    the batch with the moves it returns. A finished sequence's row is free without being told, unless others still start from it.
+    the batch with the moves it returns. A finished sequence's row is free without being told, unless forks have yet to copy it.
 
     Args:
         rows: how many there are.
@@ -72,7 +75,7 @@ class Seating:
         """Return the first row for a batch."""
         if len(batch) > len(self._row):
             raise ValueError(f"{len(self._row)} rows cannot hold a batch of {len(batch)}")
-        if not self._anywhere or not batch or not batch[0].joining:
+        if not self._anywhere or not batch or batch[0].state not in JOINING:
             return 0
         count, chosen = len(batch), {id(s) for s in batch}
         # whoever sits on one of its rows has to leave, and whoever of it sits elsewhere has to come
@@ -121,7 +124,7 @@ class Seating:
             if sequence is None or source == row:
                 continue
             if source is None:
-                source = row_of.get(id(sequence.donor)) if sequence.donor else None
+                source = row_of.get(id(sequence.parent)) if sequence.parent else None
                 (moves.fresh if source is None else moves.forked).append(row)
             if source is not None:
                 moves.destinations.append(row)

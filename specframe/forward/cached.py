@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -37,23 +37,37 @@ class CachedModel:
     ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self._attention, self._layers = attention, layers
+        self._hidden: tuple[int, ...] = ()
         runner.attention.check(attention)
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
-        if record is not None and (slots := getattr(store, "slots", None)) is not None:
+        if record is not None and (slots := store.slots) is not None:
             pack = runner.attention.packs(attention)
             self._forward = Recorded(self._execute, store.rows, slots, record, pack)
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, slots, record, pack)
 
-    def _execute(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        layers = self.runner.layers(self._layers)
-        return self.runner.forward(ids_BT, placement, self.store, keep, self._attention, layers)
+    def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        layers, how = self.runner.layers(self._layers), self._attention
+        return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, attention=how, layers=layers)
+
+    def capture(self, layers: Iterable[int]) -> None:
+        """Have the scores of every later feed hold these hidden states, beside those asked for before.
+
+        Args:
+            layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm.
+
+        Raises:
+            ModelError: the model has no such hidden states, or does not say which of its modules are layers.
+        """
+        wanted = tuple(sorted({*self._hidden, *layers}))
+        self.runner.taps.check(wanted)
+        self._hidden = wanted
 
     @property
     def _recordable(self) -> bool:
         """Whether the batch is where recordings expect it."""
-        return getattr(self.store, "first", 0) == 0
+        return self.store.first == 0
 
     def release(self) -> None:
         """Let go of the cache and of what was recorded over it."""
@@ -67,7 +81,7 @@ class CachedModel:
         placement = self.place(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
         forward = self._forward if self._recordable else self._execute
-        return Scores(forward(block.ids_BT, placement, keep))
+        return forward(block, placement, keep, self._hidden)
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
@@ -89,8 +103,12 @@ class CachedModel:
             if self._recordable:
                 for width in (ids_BT.shape[1], *[1] * (count - 1)):
                     self._watch.forward(self.runner.role, len(batch), width)
-                return self._chain(batch, ids_BT, count, choose)
+                return self._at_once(batch, ids_BT, count, choose)
         return chain(lambda block: self.feed(batch, block).logits_BTV, batch, ids_BT, count, choose)
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        assert self._chain is not None
+        return self._chain(batch, ids_BT, count, choose)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
@@ -113,17 +131,21 @@ class CachedModel:
             unread: None: what the batch says.
 
         Returns:
-            The scores of the last token fed, logits (B, 1, V); without logits, (B, 0, V), when there was nothing to feed.
+            The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; without logits, (B, 0, V),
+            and hidden states when there was nothing to feed.
         """
         ahead = batch.unread if unread is None else unread
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
-        left = max(left, batch.left)
+        left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
         chunk = max(1, self.runner.attention.prefill_tokens(self._attention, batch.longest) // len(batch))
         while ahead > left:
             step = min(ahead - left, chunk)
             ahead -= step
             scores = self.feed(batch, Block(batch.last_tokens(step, -ahead), -ahead - step))
-        return scores
+            pieces.append(scores.hidden)
+        if len(pieces) < 2 or not self._hidden:
+            return scores
+        return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
 
     def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Forget all but the first ``kept[i]`` tokens of row i, of which the last are a path of the tree fed last."""

@@ -8,22 +8,19 @@ compiled for one row and for several, with one token per row and with more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.fx.experimental._config
-from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specframe.forward.attention import attend
+from specframe.forward.ongoing import ONGOING, own
 
-NAME = "specframe-operator"
 OPERATOR = "specframe::attend"
 BACKEND = "inductor"
 """What compiles the graphs."""
-
-_store: Any = None
-"""The KV store of the forward under way."""
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -36,38 +33,15 @@ class Layers:
     """The decoder layers of a model, compiled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._layers = decoder_layers(model)
-        self._compiled = [torch.compile(layer.forward, dynamic=True, backend=BACKEND) for layer in self._layers]
+        self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {
+            layer: torch.compile(own(layer, "forward"), dynamic=True, backend=BACKEND)
+            for layer in decoder_layers(model)
+        }
+
+        """The compiled ``forward`` of each layer."""
 
     def __len__(self) -> int:
-        return len(self._layers)
-
-    @contextlib.contextmanager
-    def over(self, store: Any) -> Iterator[Cache]:
-        """Run compiled layers inside the block; yield the cache to call the model with in the place of ``store``."""
-        global _store
-        _store = store
-        try:
-            with forwards_replaced(self._layers, self._compiled):
-                yield _Through(store)
-        finally:
-            _store = None
-
-
-@contextlib.contextmanager
-def forwards_replaced(modules: list[torch.nn.Module], forwards: Iterable[Callable[..., Any]]) -> Iterator[None]:
-    """Call other functions in the place of the modules' ``forward`` inside the block."""
-    own = [vars(module).get("forward") for module in modules]  # what other libraries hang on a module
-    for module, forward in zip(modules, forwards, strict=True):
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module, before in zip(modules, own, strict=True):
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before
+        return len(self.forwards)
 
 
 @contextlib.contextmanager
@@ -78,22 +52,6 @@ def ints_and_sizes_left_open() -> Iterator[None]:
         torch.fx.experimental._config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
     ):
         yield
-
-
-class _Through(Cache):
-    """Hands a layer its own keys and values back: the operator takes them to the store."""
-
-    def __init__(self, store: Cache) -> None:
-        super().__init__(layers=[])
-        self._length = store.get_seq_length()
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._length
 
 
 torch.library.define(
@@ -112,27 +70,14 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    keys, values = _store.update(key, value, layer)
-    return attend(torch.nn.Module(), query, keys, values, mask, scaling, sliding_window=window)[0]
+    cache, asking = ONGOING.get().cache, torch.nn.Module()
+    asking.layer_idx = layer
+    if cache is not None:  # None: another thread has compiled the model for itself
+        key, value = cache.update(key, value, layer)
+    return attend(asking, query, key, value, mask, scaling, sliding_window=window)[0]
 
 
 @torch.library.register_fake(OPERATOR)
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     rows, heads, length, _size = query.shape
     return query.new_empty(rows, length, heads, value.shape[-1])
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    window = options.get("sliding_window")
-    return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
-
-
-AttentionInterface.register(NAME, _attend)

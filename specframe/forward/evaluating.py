@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
+from specframe.forward.ongoing import changed, own
+
 
 @contextlib.contextmanager
 def evaluating(*models: torch.nn.Module | None) -> Iterator[None]:
-    """Put models in evaluation mode inside the block, and each of their modules back in the mode it was in; None is passed over."""
-    training = [module for model in models if model is not None for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
+    """Put models in evaluation mode inside the block, and each of their modules back in the mode it was in; None is passed over.
+
+    Modules go back after the last thread that decodes with them.
+    """
+    modules = [module for model in models if model is not None for module in model.modules()]
+    with changed([module for module in modules if own(module, "training")], "training", lambda _: False):
         yield
-    finally:
-        for module in training:
-            module.training = True

@@ -7,6 +7,7 @@ ends each row of a slab, where no query looks.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,33 +17,40 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block
+from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeWarning
 
-Forward = Callable[[torch.Tensor, Placement, int], torch.Tensor]
-"""(ids_BT, placement, keep) -> logits (B, keep, V)."""
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Forward(Protocol):
+    """A forward over one store."""
+
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+
 
 LONGEST = 32
 """Tokens per row from which a forward reads prompts: those shapes hardly repeat, and are not recorded."""
 
 
 class Recording(Protocol):
-    """A function of no arguments, executed; :meth:`replay` executes it again on what its buffers hold now."""
+    """A function of no arguments that returns tensors; :meth:`replay` executes it on what its buffers hold now."""
 
-    output: torch.Tensor
-
-    def replay(self) -> None:
-        """Write the output anew."""
+    def replay(self, rows: int) -> Outputs:
+        """Execute the function and return the first rows of each tensor, in memory of their own."""
 
 
 class CudaRecording:
-    """A CUDA graph. All graphs share one memory pool, for no two run at once and outputs are copied."""
+    """A CUDA graph. All graphs share one memory pool, for no two run at once and outputs are copied before the next runs."""
 
     _pool: Any = None
+    _turn = threading.Lock()
+    """Held from a replay until its outputs are copied: other threads replay graphs of the same pool."""
 
-    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[[], Outputs]) -> None:
         current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
@@ -52,24 +60,26 @@ class CudaRecording:
         if CudaRecording._pool is None:
             CudaRecording._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=CudaRecording._pool):
-            self.output = function()
+        # other threads may allocate meanwhile
+        with torch.cuda.graph(self._graph, pool=CudaRecording._pool, capture_error_mode="thread_local"):
+            self._outputs = function()
 
-    def replay(self) -> None:
+    def replay(self, rows: int) -> Outputs:
         """Launch the graph."""
-        self._graph.replay()
+        with CudaRecording._turn:
+            self._graph.replay()
+            return tuple(output[:rows].clone() for output in self._outputs)
 
 
 class EagerRecording:
     """The same contract without a graph, for devices that have none: shows that buffers and buckets are right."""
 
-    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[[], Outputs]) -> None:
         self._function = function
-        self.output = function().clone()
 
-    def replay(self) -> None:
-        """Call the function again."""
-        self.output.copy_(self._function())
+    def replay(self, rows: int) -> Outputs:
+        """Call the function."""
+        return tuple(output[:rows].clone() for output in self._function())
 
 
 @attrs.frozen(eq=False)
@@ -121,14 +131,14 @@ class Shelf:
 
     def __init__(self, record: Callable[..., Recording]) -> None:
         self._record = record
-        self._seen: set[tuple[int, ...]] = set()
-        self._kept: dict[tuple[int, ...], tuple[Any, Recording]] = {}
+        self._seen: set[tuple[Any, ...]] = set()
+        self._kept: dict[tuple[Any, ...], tuple[Any, Recording]] = {}
         self._given_up = False
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, key: tuple[int, ...], prepare: Callable[[], tuple[Any, Callable[[], torch.Tensor]]]) -> Any:
+    def take(self, key: tuple[Any, ...], prepare: Callable[[], tuple[Any, Callable[[], Outputs]]]) -> Any:
         """Return the buffers and the recording of a key, or None where there is none.
 
         Args:
@@ -173,31 +183,35 @@ class Recorded:
         self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
         self.recordings = Shelf(record)
 
-    def __call__(self, ids_BT: torch.Tensor, placement: Placement, keep: int) -> torch.Tensor:
-        """Return the logits (B, keep, V) of the last ``keep`` tokens."""
-        width = ids_BT.shape[1]
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+        ids_BT, width = block.ids_BT, block.width
         if width > LONGEST:
-            return self._forward(ids_BT, placement, keep)
+            return self._forward(block, placement, keep, hidden)
         rows = min(power_of_two(len(ids_BT)), self._rows)
-        packed = self._pack and placement.used_B is not None
+        packed = self._pack and placement.used_B is not None and placement.sees_BTT is None
         if not packed:
             placement = attrs.evolve(placement, used_B=None)
         extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
 
-        def prepare() -> tuple[Buffers, Callable[[], torch.Tensor]]:
+        def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
             buffers = Buffers.of(ids_BT, placement, rows, extent, self._slots - 1)
             buffers.fill(ids_BT, placement)
-            return buffers, lambda: self._forward(buffers.ids_RT, buffers.placement, keep)
 
-        found = self.recordings.take(
-            (rows, width, extent, keep, len(placement.key_order_BS) > 1, placement.sees_BTT is not None), prepare
-        )
+            def run() -> Outputs:
+                scores = self._forward(Block(buffers.ids_RT), buffers.placement, keep, hidden)
+                return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
+
+            return buffers, run
+
+        key = (rows, width, extent, keep, len(placement.key_order_BS) > 1, placement.sees_BTT is not None, hidden)
+        found = self.recordings.take(key, prepare)
         if found is None:
-            return self._forward(ids_BT, placement, keep)
+            return self._forward(block, placement, keep, hidden)
         buffers, recording = found
         buffers.fill(ids_BT, placement)
-        recording.replay()
-        return recording.output[: len(ids_BT)].clone()
+        logits_BTV, *states = recording.replay(len(ids_BT))
+        return Scores(logits_BTV, dict(zip(hidden, states, strict=True)))
 
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
@@ -228,7 +242,7 @@ class RecordedChain:
         width = ids_BT.shape[1]
         extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
 
-        def prepare() -> tuple[tuple[torch.Tensor, Batch], Callable[[], torch.Tensor]]:
+        def prepare() -> tuple[tuple[torch.Tensor, Batch], Callable[[], Outputs]]:
             still = attrs.evolve(
                 batch,
                 lengths_B=batch.lengths_B.clone(),
@@ -236,7 +250,7 @@ class RecordedChain:
                 streams_B=batch.streams_B.clone(),
             )
             ids = ids_BT.clone()
-            return (ids, still), lambda: self._run(still, ids, count, choose)
+            return (ids, still), lambda: (self._run(still, ids, count, choose),)
 
         found = None
         if width <= min(LONGEST, int(batch.lengths.min())):
@@ -247,12 +261,11 @@ class RecordedChain:
         ids.copy_(ids_BT)
         still.lengths_B.copy_(batch.lengths_B)
         still.streams_B.copy_(batch.streams_B)
-        recording.replay()
-        return recording.output.clone()
+        return recording.replay(len(batch))[0]
 
     def _run(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         def step(block: Block) -> torch.Tensor:
-            return self._forward(block.ids_BT, self._layout.place(batch, block), 1)
+            return self._forward(block, self._layout.place(batch, block), 1).logits_BTV
 
         return chain(step, batch, ids_BT, count, choose)
 

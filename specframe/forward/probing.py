@@ -1,4 +1,4 @@
-"""Caches that a model is tried with before it is used, and a cache for models that want their keys in one piece."""
+"""Stores that a model is tried with before it is used."""
 
 from __future__ import annotations
 
@@ -7,50 +7,41 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Cache
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, KVView, Placement
+from specframe.forward.ongoing import alone
+from specframe.forward.views import in_pages
 
 
-class Reordered(Cache):
+class Reordered:
     """Hands keys and values back in the order of some slots, strided as a slab's are, and remembers nothing but shapes."""
 
     def __init__(self, slots: list[int]) -> None:
-        super().__init__(layers=[])
         self.slots = slots
         self.shapes: dict[int, KVShape] = {}
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Return keys and values (B, H, S, D)."""
-        self.shapes[layer_idx] = KVShape(
-            key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype
-        )
-        return self._in_order(key_states), self._in_order(value_states)
+        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype)
+        return Dense(self._in_order(keys), self._in_order(values))
 
     def _in_order(self, states: torch.Tensor) -> torch.Tensor:
         return states.transpose(1, 2)[:, self.slots].contiguous().transpose(1, 2)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: nothing was read before."""
-        return 0
 
+class Scratch:
+    """Every slot of a placement's rows, filled with noise, and what is fed in the slots it says; in pages if told their size."""
 
-class Scratch(Cache):
-    """Every slot of a placement's rows, filled with noise, and what is fed in the slots it says."""
-
-    def __init__(self, placement: Placement) -> None:
-        super().__init__(layers=[])
+    def __init__(self, placement: Placement, page: int | None = None) -> None:
+        self._page = page
         self._slots_BT, self._slots = placement.slots_BT, placement.key_order_BS.shape[1]
         self._real_BT = placement.order_BT >= 0
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values (B, H, S, D) of all slots."""
-        generator = torch.Generator().manual_seed(layer_idx)
-        return self._written(key_states, generator), self._written(value_states, generator)
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
+        """Return keys and values of all slots."""
+        generator = torch.Generator().manual_seed(layer)
+        view = Dense(self._written(keys, generator), self._written(values, generator))
+        return view if self._page is None else in_pages(view, self._page)
 
     def _written(self, states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         rows, heads, _fed, size = states.shape
@@ -60,29 +51,6 @@ class Scratch(Cache):
         held[torch.arange(rows, device=states.device)[:, None], self._slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the extent that is attended to."""
-        return self._slots
-
-
-class Dense(Cache):
-    """Hands on what a store returns as contiguous tensors (B, H, S, D), which some models take for granted."""
-
-    def __init__(self, store: Any) -> None:
-        super().__init__(layers=[])
-        self._store = store
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return contiguous keys and values."""
-        keys, values = self._store.update(key_states, value_states, layer_idx)
-        return keys.contiguous(), values.contiguous()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return what the store says."""
-        return self._store.get_seq_length(layer_idx)
-
 
 @contextlib.contextmanager
 def narrowed(config: Any, window: int) -> Iterator[None]:
@@ -91,11 +59,12 @@ def narrowed(config: Any, window: int) -> Iterator[None]:
     if chosen is None:
         yield
         return
-    config.sliding_window = window
-    try:
-        yield
-    finally:
-        config.sliding_window = chosen
+    with alone(config):
+        config.sliding_window = window
+        try:
+            yield
+        finally:
+            config.sliding_window = chosen
 
 
 def uneven(window: int | None, slots: int, device: torch.device) -> Placement:

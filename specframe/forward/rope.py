@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.forward.compiled import forwards_replaced
+from specframe.forward.ongoing import own
 
 
 class Rope:
@@ -62,12 +62,12 @@ class Rope:
         finally:
             self._long, self.last_position = before
 
-    def factors(self) -> contextlib.AbstractContextManager[None]:
-        """Take the factors of the group that is being decoded inside the block, whatever the positions."""
+    @property
+    def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
+        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group."""
         if not self._long:
-            return contextlib.nullcontext()
-        forwards = [functools.partial(_beyond, module.forward, self._boundary) for module in self._modules]
-        return forwards_replaced(self._modules, forwards)
+            return {}
+        return {module: functools.partial(_beyond, own(module, "forward"), self._boundary) for module in self._modules}
 
     def _crosses(self, request: Request) -> bool:
         """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specframe.contracts.cache import KVBackend
+from specframe.contracts.cache import KVBackend, KVStore
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
@@ -45,11 +47,18 @@ class Run:
     def open_cache(self, runner: ModelRunner) -> CachedModel:
         """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
-        layout = self.alignment.layout(store, self.rows, self.capacity)
         record = RECORDINGS[self.graphs](runner.device)
-        cached = CachedModel(runner, store, layout, self.watch, self.attention, record, self.layers)
+        cached = self._cached(runner, store, self.watch, self.attention, record, self.layers)
         self.caches.append(cached)
         return cached
+
+    def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
+        """Return a model on a store; a run that checks puts its checks around both.
+
+        Args:
+            how: the further arguments of :class:`CachedModel`, which say how forwards are run.
+        """
+        return CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), *how)
 
     def release(self) -> None:
         """Let go of all caches."""

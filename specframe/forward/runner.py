@@ -7,6 +7,8 @@ import functools
 import inspect
 import warnings
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -14,17 +16,23 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention import NAME, Maskless, Watched, attending
+from specframe.forward.attention import Maskless, Watched
 from specframe.forward.attention.choice import WAYS, Choice
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
-from specframe.forward.probing import Dense, Reordered, Scratch, narrowed, uneven
+from specframe.forward.hidden import Forwards, Taps
+from specframe.forward.ongoing import Ongoing, own, running, using
+from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
+from specframe.forward.views import StoreCache, Unwritten
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
@@ -52,7 +60,8 @@ class ModelRunner:
         self.model, self.role = model, role
         self.config = model.config.get_text_config()
         self.device = next(model.parameters()).device
-        self.windows = attention_windows(self.config, role)
+        with using(self.config):
+            self.windows = attention_windows(self.config, role)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
@@ -62,7 +71,7 @@ class ModelRunner:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
-        if (attends := self.config._attn_implementation or "").startswith(("flex", "flash")):
+        if (attends := own(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
             raise ModelError(
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
@@ -150,7 +159,18 @@ class ModelRunner:
         places_BT = self._three
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self.device))
         shown = self._masks(placement, window)
-        return self._call(places_BT % self.vocabulary, places_BT, shown, probe, 3, layers=layers).float()
+        forwards = layers.forwards if layers else NOTHING
+        compiles = layers is not None
+        return self._call(
+            places_BT % self.vocabulary,
+            places_BT,
+            shown,
+            probe,
+            len(probe.slots),
+            3,
+            compiles=compiles,
+            forwards=forwards,
+        ).float()
 
     @functools.cached_property
     def _three(self) -> torch.Tensor:
@@ -189,9 +209,12 @@ class ModelRunner:
         slots = min(self.context, LARGEST_PROBE)
         placement = uneven(narrowest, slots, self.device)
         ids_BT = placement.positions_BT % self.vocabulary
-        maskless = Watched(WAYS[way](placement, placement.key_order_BS.shape[1]))
+        extent = placement.key_order_BS.shape[1]
+        maskless = Watched(WAYS[way](placement, extent))
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), 4, instead)[placement.order_BT >= 0]
+            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), extent, 4, instead)[
+                placement.order_BT >= 0
+            ]
             for shown, instead in ((self._masks(placement), None), (self._unread, maskless))
         )
         if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
@@ -210,30 +233,46 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(
         self,
-        ids_BT: torch.Tensor,
+        block: Block,
         placement: Placement,
         store: KVStore,
+        *,
         keep: int,
+        hidden: tuple[int, ...] = (),
         attention: str = "masked",
         layers: compiled.Layers | None = None,
-    ) -> torch.Tensor:
-        """Feed tokens into a cache and return the logits of the last ``keep`` of them, (B, keep, V).
+        extra: Mapping[str, Any] = NOTHING,
+    ) -> Scores:
+        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
 
         Args:
+            hidden: the hidden states to return, as transformers numbers them.
             attention: "packed", where the placement allows it, "flex", "masked", or "auto".
             layers: the model's layers compiled; None: as they are.
+            extra: further arguments of the model's ``forward``.
         """
         maskless = None
         if (way := self.attention.way(attention, placement)) is not None:
-            slots = getattr(store, "slots", placement.key_order_BS.shape[1])
+            slots = store.slots or placement.key_order_BS.shape[1]
             if way == "packed":
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
             maskless = WAYS[way](placement, slots)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self._masks(placement) if maskless is None else self._unread
-        with self.rope.factors():
-            return self._call(ids_BT.clamp(max=self.vocabulary - 1), positions_BT, shown, store, keep, maskless, layers)
+        ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
+        forwards = {**self.rope.forwards, **layers.forwards} if layers else self.rope.forwards
+        found: Mapping[int, torch.Tensor] = {}
+        if hidden:
+            forwards, found = self.taps.placed(hidden, forwards)
+        compiles, extent = layers is not None, placement.key_order_BS.shape[1]
+        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, maskless, compiles, forwards, extra)
+        return Scores(logits_BTV, found)
+
+    @functools.cached_property
+    def taps(self) -> Taps:
+        """The places at which hidden states are taken."""
+        return Taps(self.model, str(self))
 
     @functools.cached_property
     def attention(self) -> Choice:
@@ -266,8 +305,8 @@ class ModelRunner:
         layers, slots = compiled.Layers(self.model), [0, 1, 2]
         expected = self._probed(Reordered(slots))
         try:
-            if self.config._attn_implementation != "sdpa" or not layers:
-                raise ModelError(f"expected layers with sdpa attention, found {self.config._attn_implementation}")
+            if (attends := own(self.config, "_attn_implementation")) != "sdpa" or not layers:
+                raise ModelError(f"expected layers with sdpa attention, found {attends}")
             if not (off := distance(self._probed(Reordered(slots), layers), expected)) < self._tolerance:
                 raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
         except Exception as error:  # whatever a compiler raises
@@ -293,24 +332,28 @@ class ModelRunner:
         positions_BT: torch.Tensor,
         masks: Any,
         store: Any,
+        extent: int,
         keep: int,
         maskless: Maskless | None = None,
-        layers: compiled.Layers | None = None,
+        compiles: bool = False,
+        forwards: Forwards = NOTHING,
+        extra: Mapping[str, Any] = NOTHING,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        attention = attending(self.config, maskless, compiled.NAME if layers else NAME)
         compiling = (
-            compiled.ints_and_sizes_left_open if layers or isinstance(maskless, Blocks) else contextlib.nullcontext
+            compiled.ints_and_sizes_left_open if compiles or isinstance(maskless, Blocks) else contextlib.nullcontext
         )
-        store = Dense(store) if self._dense else store
-        with attention, compiling(), layers.over(store) if layers else contextlib.nullcontext(store) as cache:
+        cache = StoreCache(store, extent, self._dense)
+        shown = Unwritten(extent) if compiles else cache
+        with compiling(), running(self.config, Ongoing(maskless, cache, forwards)):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,
                 position_ids=positions_BT,
-                past_key_values=cache,
+                past_key_values=shown,
                 use_cache=True,
                 **options,
+                **extra,
             )
         return output.logits[:, -keep:]
 

@@ -159,10 +159,10 @@ def require_offers(use: Composition) -> None:
             others = [other for other in roles if other != kind] if asked is None else asked
             lacking = [other for other in others if word not in roles[other].offers]
             if lacking and (asked is not None or len(lacking) == len(others)):
-                whom = f"{lacking[0]} {type(roles[lacking[0]]).__name__} does not" if asked else "no role does"
-                raise CompositionError(
-                    f"{kind} {type(one).__name__} needs {word!r}: expected every role it concerns to offer it, and {whom}"
+                whom = (
+                    f"{lacking[0]} {type(roles[lacking[0]]).__name__} does not" if asked else "no other strategy does"
                 )
+                raise CompositionError(f"{kind} {type(one).__name__} needs {word!r} to be offered, and {whom} offer it")
 
 
 def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:

@@ -9,15 +9,25 @@ Each docstring follows one schema: purpose, *Called*, *Argument*, *Must*, *Must 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import pluggy
 
-if TYPE_CHECKING:
-    from specframe.plugins.registry import Register, RegisterModels
-
 hookspec = pluggy.HookspecMarker("specframe")
 hookimpl = pluggy.HookimplMarker("specframe")
+
+
+class Register(Protocol):
+    """The argument of the hooks: ``register(name, factory)``."""
+
+    def __call__(self, name: str, factory: Callable[..., Any] | str) -> None: ...  # noqa: D102 - the class says it
+
+
+class RegisterModels(Protocol):
+    """The argument of the hook of models: ``register(alias, location, target=None)``."""
+
+    def __call__(self, alias: str, location: str, target: str | None = None) -> None: ...  # noqa: D102
 
 
 @hookspec

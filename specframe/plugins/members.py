@@ -8,6 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from specframe.contracts import cache, roles, run
+from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, shown
 
 PROTOCOLS: Mapping[str, type] = {
@@ -25,7 +26,7 @@ PROTOCOLS: Mapping[str, type] = {
 
 METHOD = "method"
 
-TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str, "frozenset[str]": Set}
+TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str, "frozenset[str]": Set, "Budget": Budget}
 """What a protocol's attribute has to be, by its annotation."""
 
 
@@ -57,7 +58,8 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
     if len(lacking) == len(asked):
         return f"{expected}, got {shown(given)}"
     if lacking:
-        return f"{expected}, got {type(given).__name__} without {', '.join(lacking)}"
+        contract = f"{PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__}"
+        return f"{expected}, as in {contract}, got {type(given).__name__} without {', '.join(lacking)}"
     wrong = (name for name in asked if not _is(asked[name], getattr(given, name)))
     if (name := next(wrong, None)) is not None:
         got = shown(getattr(given, name))

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import pluggy
@@ -43,18 +43,6 @@ OTHERS: Mapping[str, str] = {
     "command": "specframe_register_commands",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
-
-
-class Register(Protocol):
-    """What a register hook is handed: ``register(name, factory)``."""
-
-    def __call__(self, name: str, factory: Callable[..., Any] | str) -> None: ...  # noqa: D102 - the class says it
-
-
-class RegisterModels(Protocol):
-    """What the model hook is handed: ``register(alias, location, target=None)``."""
-
-    def __call__(self, alias: str, location: str, target: str | None = None) -> None: ...  # noqa: D102
 
 
 @attrs.frozen

@@ -56,7 +56,7 @@ INIT = '''\
 """The $role ``$name``, registered with specframe."""
 
 from specframe import hookimpl
-from specframe.plugins.registry import Register
+from specframe.plugins.hookspecs import Register
 
 
 @hookimpl

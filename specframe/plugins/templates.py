@@ -208,12 +208,9 @@ class $title:
 BACKEND = '''\
 """A KV backend that has a place for every slot of every row from the start."""
 
-from typing import Any
-
 import torch
-from transformers import Cache
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.engine.rows import Seating
 
@@ -230,13 +227,12 @@ class $title:
         return ${title}Store(shapes, rows, capacity + 1, device)
 
 
-class ${title}Store(Cache):
+class ${title}Store:
     """The keys and values of one model, (rows, heads, slots, size) each."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
-        super().__init__(layers=[])
         self.rows, self.slots, self.first = rows, None, 0
-        self._seating, self._extent = Seating(rows), 0
+        self._seating = Seating(rows)
         self._layers_held = [
             [torch.zeros(rows, shape.heads, slots, size, dtype=shape.dtype, device=device) for size in sizes]
             for shape in shapes
@@ -251,12 +247,10 @@ class ${title}Store(Cache):
         """Take the slots that the next forward writes, and how many it attends to."""
         self._slots_BT, self._extent = placement.slots_BT, placement.key_order_BS.shape[1]
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Write (B, H, T, D) keys and values; return those of all slots attended to, (B, H, S, D)."""
-        keys, values = self._layers_held[layer_idx]
-        return self._write(keys, key_states), self._write(values, value_states)
+        held_keys, held_values = self._layers_held[layer]
+        return Dense(self._write(held_keys, keys), self._write(held_values, values))
 
     def _write(self, held: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         rows = held[: len(states)]
@@ -273,10 +267,6 @@ class ${title}Store(Cache):
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence's row is free without being told."""
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the extent of the last forward; positions never come from it."""
-        return self._extent
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,6 @@ alignment, hands the run models that check what is fed (:mod:`specframe.probes.l
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import attrs
@@ -26,49 +25,15 @@ from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.engine.loop import along
-from specframe.errors import InvariantError
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
+from specframe.probes.accounts import Accounts
+from specframe.probes.ledger import CheckedRun
 
 
-@attrs.define(eq=False)
-class Account:
-    """What is known of one sequence apart from the pool: its tokens, and when it must end."""
-
-    number: int
-    sequence: Sequence
-    index: int
-    tokens: list[int]
-    prompt_length: int
-    stops: frozenset[int]
-    limit: int
-    donor: int | None
-    """The number of the sequence whose row it started from."""
-
-    def continuation(self, tokens: list[int]) -> list[int]:
-        """Return the tokens that may be added, cut at the first stop and at the limit."""
-        tokens = tokens[: self.limit - len(self.tokens)]
-        for place, token in enumerate(tokens):
-            if token in self.stops:
-                return tokens[: place + 1]
-        return tokens
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing may follow."""
-        return len(self.tokens) >= self.limit or (
-            len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stops
-        )
-
-
-class Checks(Watcher):
+class Checks(Accounts, Watcher):
     """The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`."""
-
-    def __init__(self) -> None:
-        self.round_number = 1
-        self._accounts: dict[int, Account] = {}
-        self._numbers = itertools.count()
 
     def around(self, use: Composition) -> Composition:
         """Return the composition with its acceptance rule and alignment checked."""
@@ -78,47 +43,7 @@ class Checks(Watcher):
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         """Return a run whose models check what they are fed."""
-        from specframe.probes.ledger import CheckedRun
-
         return CheckedRun(*args, **kwargs, checks=self)
-
-    def account(self, sequence: Sequence) -> Account:
-        """Return what is known of a sequence; at first sight its request tells."""
-        if id(sequence) not in self._accounts:
-            request = sequence.request
-            prompt = list(request.prompt_ids)
-            self._accounts[id(sequence)] = Account(
-                next(self._numbers),
-                sequence,
-                request.index,
-                prompt,
-                len(prompt),
-                frozenset(request.stop_token_ids),
-                sequence.limit,
-                self.account(sequence.donor).number if sequence.donor else None,
-            )
-        return self._accounts[id(sequence)]
-
-    def fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
-        """Raise the error that names what broke."""
-        raise InvariantError(invariant, self.round_number, row, account.index, detail)
-
-    def batch(self, batch: Batch) -> list[Account]:
-        """Check that the batch holds the sequences' own tokens, and return their accounts."""
-        accounts = [self.account(sequence) for sequence in batch.sequences]
-        on_device, rows = batch.lengths_B.tolist(), batch.tokens_BS.tolist()
-        for row, account in enumerate(accounts):
-            length = len(account.tokens)
-            if not batch.lengths[row] == on_device[row] == length:
-                got = f"{batch.lengths[row]} on the host and {on_device[row]} on the device"
-                self.fail("row", row, account, f"the row's length is {got}, expected its {length} tokens")
-            if rows[row][:length] != account.tokens:
-                self.fail("row", row, account, "the row's tokens are not those its sequence was given")
-            if account.ended:
-                self.fail("stop", row, account, "the row decodes on after its end")
-            if account in accounts[:row]:
-                self.fail("row", row, account, "the sequence has two rows")
-        return accounts
 
     def judged(self, batch: Batch, verdict: Verdict, logits_BTV: torch.Tensor) -> None:
         """Check that a lossless rule's tokens are the target's own: a greedy row's are its most likely ones."""

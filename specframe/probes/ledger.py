@@ -20,10 +20,11 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.cached import CachedModel
+from specframe.forward.graphs import Choose
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
-from specframe.probes.invariants import Account, Checks
+from specframe.forward.views import gathered
+from specframe.probes.accounts import Account, Accounts
 from specframe.probes.ties import Scales, tie_bound
 
 
@@ -31,18 +32,15 @@ from specframe.probes.ties import Scales, tie_bound
 class CheckedRun(Run):
     """A run whose caches have shadows."""
 
-    checks: Checks = attrs.field(kw_only=True)
+    checks: Accounts = attrs.field(kw_only=True)
 
-    def open_cache(self, runner: ModelRunner) -> CachedModel:
-        """Return ``runner`` with a KV cache and its shadow."""
+    def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
+        """Return a model that is run as it would be without checks, with a shadow beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
         layers = len(runner.kv_shapes)
-        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
         shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
         layout = self.alignment.layout(Twins(store, shadow.store), self.rows, self.capacity)
-        cached = CheckedModel(runner, store, layout, self.watch, self.attention, shadow, self.checks)
-        self.caches.append(cached)
-        return cached
+        return CheckedModel(runner, store, layout, *how, shadow=shadow, checks=self.checks)
 
 
 class Twins:
@@ -78,7 +76,9 @@ class Shadow:
         """
         self.store.expect(placement)
         states = (names_BTN + 1).float()[:, None]
-        read = [part for layer in range(self._layers) for part in self.store.update(states, states.clone(), layer)]  # type: ignore[attr-defined]
+        views = [self.store.write(layer, states, states.clone()) for layer in range(self._layers)]
+        dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
+        read = [part for view in dense for part in (view.keys, view.values)]
         alike = all(torch.equal(part, read[0]) for part in read)
         return read[0][:, 0].round().long().cpu().numpy() - 1, alike
 
@@ -87,16 +87,9 @@ class CheckedModel(CachedModel):
     """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        store: KVStore,
-        layout: Layout,
-        watch: Watch,
-        attention: str,
-        shadow: Shadow,
-        checks: Checks,
+        self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Accounts
     ) -> None:
-        super().__init__(runner, store, layout, watch, attention)
+        super().__init__(runner, store, layout, *how)
         self._shadow, self._checks = shadow, checks
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
@@ -119,6 +112,14 @@ class CheckedModel(CachedModel):
         if self.runner.role == "target" and block.end >= 0:
             self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
         return scores
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        """Return the tokens chosen, after checking the places at which they and the first ones were fed."""
+        chosen_BT = super()._at_once(batch, ids_BT, count, choose)
+        self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
+        for offset in range(count - 1):
+            self.place(batch, Block(chosen_BT[:, offset : offset + 1], offset))
+        return chosen_BT
 
     def _note_draft(self, block: Block) -> None:
         """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
@@ -163,7 +164,7 @@ class CheckedModel(CachedModel):
         held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
         if not alike:
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
-        visible_BTS = everywhere(placement, len(accounts)).cpu().numpy()
+        visible_BTS = placement.seen().expand(len(accounts), -1, -1).cpu().numpy()
         for row, account in enumerate(accounts):
             held_SN = inherited(held_BSN[row], account)
             for queries, tokens_P in self._paths(row, account, block):
@@ -206,20 +207,11 @@ class CheckedModel(CachedModel):
         self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
 
 
-def everywhere(placement: Placement, rows: int) -> torch.Tensor:
-    """Return which slots each query sees, (B, T, S)."""
-    device, (width, extent) = placement.order_BT.device, (placement.order_BT.shape[1], placement.key_order_BS.shape[1])
-    row_B11 = torch.arange(rows, device=device)[:, None, None]
-    if len(placement.order_BT) == 1:
-        placement = attrs.evolve(placement, order_BT=placement.order_BT.expand(rows, -1))
-    return placement.visible(row_B11, torch.arange(width, device=device)[:, None], torch.arange(extent, device=device))
-
-
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
     """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
-    owner_S[(owner_S == account.donor) & (place_S < account.prompt_length)] = account.number
+    owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
     return names_SN
 
 

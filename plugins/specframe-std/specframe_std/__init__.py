@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import Register, RegisterModels
+from specframe.plugins.hookspecs import Register, RegisterModels, hookimpl
 
 
 @hookimpl

@@ -280,7 +280,7 @@ def test_by_name_in_a_pipeline() -> None:
     asked = harness.requests(harness.random_prompts((3, 5, 1), 61), 20)
     for _ in range(2):
         harness.check(pipe, asked)
-    assert pipe.composition.policy.maximum == 3
+    assert pipe.composition.policy.maximum == Budget(3)
 
 
 class Scripted:

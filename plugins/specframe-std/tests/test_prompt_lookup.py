@@ -8,6 +8,7 @@ import pytest
 from torch.nn.functional import one_hot
 
 from specframe import Pipeline
+from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.plugins.registry import registry
@@ -44,7 +45,9 @@ def proposed(rows: list[list[int]], count: int = 4, ngram: int = 3) -> list[list
     """Return what is proposed for each row."""
     batch = batch_of(rows)
     drafter = registry().make("drafter", f"prompt-lookup,ngram={ngram}")
-    drafts = drafter.propose(batch, count).tokens_BN.tolist()
+    draft = drafter.propose(batch, Budget(count))
+    meant = [count] * len(rows) if draft.counts_B is None else draft.counts_B.tolist()
+    drafts = [tokens[:count] for tokens, count in zip(draft.tokens_BN.tolist(), meant, strict=True)]
     by_index = {sequence.request.index: draft for sequence, draft in zip(batch.sequences, drafts, strict=True)}
     return [by_index[index] for index in range(len(rows))]
 
@@ -59,8 +62,8 @@ def proposed(rows: list[list[int]], count: int = 4, ngram: int = 3) -> list[list
         ([8, 3, 4, 4, 3, 5, 6, 7, 8, 3], 3, [4, 4, 3, 5]),  # two tokens match at the row's start
         ([5, 6, 5, 6], 3, [5, 6, 5, 6]),  # what follows ends with the row, and is repeated
         ([9, 7, 7], 3, [7, 7, 7, 7]),
-        ([1, 2, 3], 3, [3, 3, 3, 3]),  # nothing matches
-        ([6], 3, [6, 6, 6, 6]),
+        ([1, 2, 3], 3, []),  # nothing matches
+        ([6], 3, []),
         ([0, 0, 0], 5, [0, 0, 0, 0]),
     ],
 )

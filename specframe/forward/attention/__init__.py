@@ -8,31 +8,28 @@ attention (:mod:`specframe.forward.attention.flex`).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from specframe.contracts.cache import Dense, KVView
 from specframe.errors import ModelError
-
-NAME = "specframe"
+from specframe.forward.ongoing import NAME, ONGOING
 
 
 class Maskless(Protocol):
     """What the tokens of one forward may see, without a mask tensor."""
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Return (B, T, H, D).
 
         Args:
             query: (B, H, T, D).
-            key, value: (B, G, S, D), G dividing H.
+            view: the keys and values of the slots attended to, of G heads, G dividing H.
             scaling: of the scores; None for 1 / sqrt(D).
             window: keys a query sees, itself included; None for all.
         """
@@ -46,31 +43,10 @@ class Watched:
         self._maskless = maskless
         self.windows: list[int | None] = []
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend, after noting the window."""
         self.windows.append(window)
-        return self._maskless.attend(query, key, value, scaling, window)
-
-
-_maskless: Maskless | None = None
-"""What takes the mask's place in the forward under way; None: it has a mask."""
-
-
-@contextlib.contextmanager
-def attending(config: Any, maskless: Maskless | None = None, name: str = NAME) -> Iterator[None]:
-    """Use :func:`attend`, or what is called ``name``, inside the block for a model set to ``sdpa``; others are left alone."""
-    global _maskless
-    chosen = config._attn_implementation
-    if chosen != "sdpa":
-        yield
-        return
-    config._attn_implementation, _maskless = name, maskless
-    try:
-        yield
-    finally:
-        config._attn_implementation, _maskless = chosen, None
+        return self._maskless.attend(query, view, scaling, window)
 
 
 def attend(
@@ -84,7 +60,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
-    The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
+    In a thread that runs no forward of ours it is ``sdpa``: another thread may call the model as it is. The mask is one for all
+    heads, (B, 1, T, S), or has one for each, (B, H, T, S).
 
     Returns:
         (B, T, H, D) and None, as transformers' attention functions do.
@@ -93,12 +70,15 @@ def attend(
         ModelError: the scores have a bias and no mask to go with it.
     """
     biased = options.get("position_bias") is not None
-    if _maskless is not None:
+    state = ONGOING.get()
+    if state.maskless is not None:
         if biased:
             raise ModelError(
                 "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
             )
-        return _maskless.attend(query, key, value, scaling, options.get("sliding_window")), None
+        paged = state.cache.paged if state.cache is not None else None
+        view = paged[module.layer_idx] if paged else Dense(key, value)  # type: ignore[index]
+        return state.maskless.attend(query, view, scaling, options.get("sliding_window")), None
     if attention_mask is None or biased:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     rows, heads, length, size = query.shape
@@ -113,4 +93,21 @@ def attend(
     return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, attend)
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as :func:`attend` does; while a layer is compiled, as the operator that is not looked into."""
+    if torch.compiler.is_dynamo_compiling():
+        window = options.get("sliding_window")
+        return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
+    return attend(module, query, key, value, attention_mask, scaling, **options)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -11,13 +11,14 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward.attention import Maskless, attend
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.masks import masks
 from specframe.forward.attention.packed import Packing
 from specframe.forward.compiled import ints_and_sizes_left_open
+from specframe.forward.ongoing import own
 
 ATTENTION = ("auto", "packed", "flex", "masked")
 """What ``attention=`` may be."""
@@ -66,7 +67,7 @@ class Choice:
 
     def way(self, asked: str, placement: Placement) -> str | None:
         """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
-        if placement.used_B is not None and self.packs(asked):
+        if placement.used_B is not None and placement.sees_BTT is None and self.packs(asked):
             return "packed"
         if asked == "flex":
             return "flex"
@@ -86,10 +87,10 @@ class Choice:
 
     def check(self, asked: str) -> None:
         """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
-        if asked in WAYS and self._config._attn_implementation != "sdpa":
+        if asked in WAYS and (attends := own(self._config, "_attn_implementation")) != "sdpa":
             raise ModelError(
                 f"attention {asked!r} takes the place of sdpa, but {self._name} was loaded with "
-                f"{self._config._attn_implementation}: load it with sdpa, or ask for 'masked'"
+                f"{attends}: load it with sdpa, or ask for 'masked'"
             )
         if asked == "packed" and not self._has_kernel("packed"):
             raise ModelError(
@@ -111,7 +112,7 @@ class Choice:
     def _agrees(self, way: str) -> bool:
         """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
         if way not in self._found:
-            sdpa = self._config._attn_implementation == "sdpa"
+            sdpa = own(self._config, "_attn_implementation") == "sdpa"
             self._found[way] = sdpa and self._has_kernel(way) and self._fault(way) is None
         return self._found[way]
 
@@ -161,7 +162,7 @@ def error(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_he
         placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
         expected, _ = attend(torch.nn.Module(), query, key, value, masks(placement, [window], dtype)[window])
         with ints_and_sizes_left_open():
-            found = WAYS[way](placement, slots).attend(query, key, value, None, window)
+            found = WAYS[way](placement, slots).attend(query, Dense(key, value), None, window)
         if not found.isfinite().all():
             return math.inf
         off_BT = (found - expected).abs().amax((2, 3))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import attrs
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Dense, Placement
 
 BLOCK = 128
 """Queries and slots of a block."""
@@ -30,10 +31,9 @@ class Blocks:
         self._placement = placement
         self._masks: dict[int | None, BlockMask] = {}
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+        key, value = view.keys, view.values
         if window not in self._masks:
             self._masks[window] = block_mask(self._placement, window)
         made = self._masks[window]
@@ -72,16 +72,17 @@ def looked_at(made: BlockMask) -> torch.Tensor:
 def block_mask(placement: Placement, window: int | None) -> BlockMask:
     """Return which blocks of slots each block of queries has to look at, and how to tell what it may see there.
 
-    A query sees the slots whose order is above its floor and not above its own order. A block of slots is left out when its
-    last token is not above the least floor of a block of queries, or its first is after the last of them.
+    A block of slots is left out when its last token is not above the least floor of a block of queries, the order below which a
+    window ends, or its first is after the last of them. What is left of a block, the rule of the placement says.
     """
-    order_BT = placement.order_BT
-    rows, queries = order_BT.shape
-    key_order_BS = placement.key_order_BS.expand(rows, -1)
+    rows, queries = placement.slots_BT.shape
+    order_BT, key_order_BS = placement.order_BT.clamp(min=0).expand(rows, -1), placement.key_order_BS.expand(rows, -1)
+    placement = attrs.evolve(placement, order_BT=order_BT, key_order_BS=key_order_BS)  # one look-up fewer per score
     floor_BT = (torch.zeros_like(order_BT) if window is None else order_BT - window + 1).clamp(min=0) - 1
+    visible = placement.rule(window)
 
     def seen(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-        return (floor_BT[row, query] < key_order_BS[row, slot]) & (key_order_BS[row, slot] <= order_BT[row, query])
+        return visible(row, query, slot)
 
     first_BK = _blocks(key_order_BS.masked_fill(key_order_BS < 0, FAR), FAR).amin(-1)
     last_BK = _blocks(key_order_BS, -1).amax(-1)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Dense, Placement
 
 
 @attrs.frozen(eq=False)
@@ -40,15 +40,13 @@ class Packing:
         rows = torch.arange(len(used_B) + 1, dtype=torch.int32, device=used_B.device)
         return cls(used_B, rows * queries, rows * slots, queries, slots)
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend the last T tokens of each row to all its tokens up to themselves, or to the last ``window`` of those."""
         rows, heads, length, size = query.shape
         output = flash(
             query.transpose(1, 2).reshape(rows * length, heads, size),
-            key.transpose(1, 2).flatten(0, 1),
-            value.transpose(1, 2).flatten(0, 1),
+            view.keys.transpose(1, 2).flatten(0, 1),
+            view.values.transpose(1, 2).flatten(0, 1),
             self,
             scaling,
             -1 if window is None else window - 1,

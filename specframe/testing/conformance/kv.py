@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import KVShape, Paged, Placement
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
+from specframe.forward.views import gathered
 from specframe.plugins.registry import registry
 from specframe.testing import harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
@@ -35,6 +36,7 @@ class Bookkeeper:
     """A store and the model of it, driven together."""
 
     def __init__(self, backend: Any, rows: int) -> None:
+        self.offers = backend.offers
         self.store = backend.open(SHAPES, rows, CAPACITY, torch.device("cpu"))
         self.held: dict[int, dict[int, int]] = {}
         """Per sequence: the stamp written to each slot."""
@@ -58,13 +60,15 @@ class Bookkeeper:
         order_BS = torch.arange(extent)[None]
         self.store.expect(Placement(slots_BT, slots_BT, slots_BT, order_BS))
         for layer, shape in enumerate(SHAPES):
-            keys, values = self.store.update(
+            view = self.store.write(
+                layer,
                 stamped(stamps, layer, shape.heads, shape.key_size, 0),
                 stamped(stamps, layer, shape.heads, shape.value_size, 1),
-                layer,
             )
-            self._check(keys, layer, shape.heads, shape.key_size, 0, extent)
-            self._check(values, layer, shape.heads, shape.value_size, 1, extent)
+            assert ("paged" if isinstance(view, Paged) else "dense") in self.offers
+            held = gathered(view, extent)
+            self._check(held.keys, layer, shape.heads, shape.key_size, 0, extent)
+            self._check(held.values, layer, shape.heads, shape.value_size, 1, extent)
 
     def _check(self, got: torch.Tensor, layer: int, heads: int, size: int, part: int, extent: int) -> None:
         assert got.shape == (len(self.batch), heads, extent, size)
@@ -205,7 +209,7 @@ class KVBackendSuite(DecodingSuite):
                 book.shift(np.array([0, 0]), 3)
             else:
                 book.write(np.arange(turn, turn + 3)[None].repeat(2, 0), turn + 3)
-            everyone[turn].finish_reason = "eos"
+            everyone[turn].finish("eos")
 
     def test_bytes_are_counted(self) -> None:
         """A store says how many bytes it holds, at least those of what was written."""
@@ -216,7 +220,7 @@ class KVBackendSuite(DecodingSuite):
         assert book.store.nbytes >= written
 
     def test_positions_do_not_come_from_the_store(self) -> None:
-        """It is a transformers cache whose length says nothing: models are always told their positions."""
+        """Models are always told their positions, and a run counts the store's bytes."""
         target, draft = fake_pair()
         feeds = harness.Feeds()
         pipe = self.pipeline(target, draft, observers=[feeds])

@@ -121,10 +121,10 @@ class TranslatedDrafter:
         return rows
 
     def _row(self, sequence: Sequence) -> Row:
-        """Return what is known of a sequence; one that starts from another's row has cached what that one has."""
+        """Return what is known of a sequence; a fork has cached what its parent has."""
         if sequence not in self._rows:
-            donor = self._rows.get(sequence.donor) if sequence.donor else None
-            cached = list(donor.cached) if donor else []
+            parent = self._rows.get(sequence.parent) if sequence.parent else None
+            cached = list(parent.cached) if parent else []
             self._rows[sequence] = Row(Transcript(self._target), Translation(self._draft), cached)
         return self._rows[sequence]
 

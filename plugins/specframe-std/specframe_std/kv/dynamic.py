@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 
 
@@ -20,17 +17,21 @@ class Dynamic:
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
-        return DynamicStore(shapes, device)
+        return DynamicStore(shapes, rows, device)
 
 
-class DynamicStore(Cache):
+class DynamicStore:
     """One (B, H, S, D) tensor per layer for the batch; sequences outside of it are parked, one tensor per layer each.
 
     Tensors 2l and 2l + 1 are the keys and the values of layer l.
     """
 
-    def __init__(self, shapes: list[KVShape], device: torch.device) -> None:
-        super().__init__(layers=[])
+    slots = None
+    """Its memory moves: forwards over it are not recorded."""
+    first = 0
+
+    def __init__(self, shapes: list[KVShape], rows: int, device: torch.device) -> None:
+        self.rows = rows
         sizes = [(shape, size) for shape in shapes for size in (shape.key_size, shape.value_size)]
         self._tensors = [torch.empty(0, s.heads, 0, size, dtype=s.dtype, device=device) for s, size in sizes]
         self._empty = [tensor.new_empty(tensor.shape[1:]) for tensor in self._tensors]
@@ -59,8 +60,8 @@ class DynamicStore(Cache):
         rows = []
         for sequence in sequences:
             key = id(sequence)
-            if key not in row_of and key not in self._parked and sequence.donor is not None:
-                key = id(sequence.donor)
+            if key not in row_of and key not in self._parked and sequence.parent is not None:
+                key = id(sequence.parent)
             if key in row_of:
                 row = self._tensors[layer][row_of[key]]
             else:
@@ -75,13 +76,11 @@ class DynamicStore(Cache):
         if held > column:
             self._tensors = [tensor[:, :, :column] for tensor in self._tensors]
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Append (B, H, T, D) keys and values and return all of them."""
-        for place, states in ((2 * layer_idx, key_states), (2 * layer_idx + 1, value_states)):
+        for place, states in ((2 * layer, keys), (2 * layer + 1, values)):
             self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
-        return self._tensors[2 * layer_idx], self._tensors[2 * layer_idx + 1]
+        return Dense(self._tensors[2 * layer], self._tensors[2 * layer + 1])
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move columns of the batch's rows, layer by layer; without targets, those past the first ones are dropped."""
@@ -100,10 +99,6 @@ class DynamicStore(Cache):
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence's columns are dropped when the batch changes."""
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of columns held; positions never come from it."""
-        return self._tensors[0].shape[2]
 
     @property
     def nbytes(self) -> int:

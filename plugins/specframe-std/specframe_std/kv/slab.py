@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from transformers import Cache
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.engine.rows import Seating
 
@@ -23,11 +20,10 @@ class Slab:
         return SlabStore(shapes, rows, capacity + 1, device)
 
 
-class SlabStore(Cache):
+class SlabStore:
     """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
-        super().__init__(layers=[])
         self.rows, self.slots, self._device, self._seating = rows, slots, device, Seating(rows, anywhere=True)
         self._blocks: list[torch.Tensor] = []
         self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
@@ -56,11 +52,9 @@ class SlabStore(Cache):
         self._places = (placement.slots_BT + starts_B1).flatten()
         self._rows = slice(self.first, self.first + rows)
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
-        return self._write(self._keys[layer_idx], key_states), self._write(self._values[layer_idx], value_states)
+        return Dense(self._write(self._keys[layer], keys), self._write(self._values[layer], values))
 
     def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         layer.flatten(0, 1).index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
@@ -82,10 +76,6 @@ class SlabStore(Cache):
 
     def release(self, sequence: Sequence) -> None:
         """A finished sequence's row is free without being told."""
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the extent of the last forward; positions never come from it."""
-        return getattr(self, "_extent", 0)
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.pool import Pool
 from specframe.values import whole
 
@@ -38,4 +38,4 @@ class Continuous:
         return pool.batch(decoding) if decoding else None
 
     def _reading(self, pool: Pool) -> list[Sequence]:
-        return [sequence for sequence in pool.live if sequence.prefilled and sequence.unread]
+        return [sequence for sequence in pool.live if sequence.state is State.READING]

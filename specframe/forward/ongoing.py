@@ -1,0 +1,156 @@
+"""The forward under way in each thread, and what forwards change of a model that several threads may use.
+
+The state of a forward is in a context variable: threads do not see each other's. A model's configuration and modules are seen by
+all. What a forward changes of them says the same for everybody, is made by the first forward that needs it and undone by the last;
+whose forward it is decides the context variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import torch
+
+NAME = "specframe"
+"""The name of our attention function among transformers' attention implementations."""
+
+
+@attrs.frozen(eq=False)
+class Ongoing:
+    """The state of one forward."""
+
+    maskless: Any = None
+    """The :class:`specframe.forward.attention.Maskless` that takes the place of the mask tensor; None: there is a mask."""
+    cache: Any = None
+    """The :class:`specframe.forward.views.StoreCache` around the KV store."""
+    forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)
+    """The functions called in the place of modules' own ``forward``."""
+
+
+ONGOING: ContextVar[Ongoing] = ContextVar("specframe.forward", default=Ongoing())  # noqa: B039 - it is never written to
+"""The forward under way in this thread; an empty state outside of forwards."""
+
+
+@attrs.define
+class _Change:
+    """An attribute of an object that others may use, changed for as long as somebody needs it."""
+
+    own: Any
+    """The object's own value."""
+    inherited: bool
+    """Whether that is its class's."""
+    users: int = 0
+
+
+_changing = threading.Condition()
+_changes: dict[tuple[int, str], _Change] = {}
+_users: dict[int, int] = {}
+"""Forwards under way by the id of their configuration."""
+_reserved: set[int] = set()
+"""Ids of the configurations that somebody has, or waits to have, alone."""
+
+
+def own(owner: Any, name: str) -> Any:
+    """Return the value of an attribute that an object has outside of forwards."""
+    with _changing:
+        change = _changes.get((id(owner), name))
+        return getattr(owner, name) if change is None else change.own
+
+
+@contextlib.contextmanager
+def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterator[None]:
+    """Have an attribute of objects changed inside the block, in every thread, and for as long as another thread needs the same.
+
+    Args:
+        value: returns the value for an object, from its own one.
+    """
+    with _changing:
+        for owner in owners:
+            change = _changes.get((id(owner), name))
+            if change is None:
+                inherited = name not in vars(owner) and not isinstance(getattr(type(owner), name, None), property)
+                change = _changes[id(owner), name] = _Change(getattr(owner, name), inherited)
+                setattr(owner, name, value(owner))
+            change.users += 1
+    try:
+        yield
+    finally:
+        with _changing:
+            for owner in owners:
+                _leave(owner, name)
+
+
+def _leave(owner: Any, name: str) -> None:
+    change = _changes[id(owner), name]
+    change.users -= 1
+    if change.users:
+        return
+    del _changes[id(owner), name]
+    if change.inherited:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, change.own)
+
+
+@contextlib.contextmanager
+def using(config: Any) -> Iterator[None]:
+    """Keep a model's configuration from being had :func:`alone` inside the block."""
+    key = id(config)
+    with _changing:
+        _changing.wait_for(lambda: key not in _reserved)
+        _users[key] = _users.get(key, 0) + 1
+    try:
+        yield
+    finally:
+        with _changing:
+            _users[key] -= 1
+            if not _users[key]:
+                del _users[key]
+                _changing.notify_all()
+
+
+@contextlib.contextmanager
+def alone(config: Any) -> Iterator[None]:
+    """Have a model's configuration alone inside the block, after the forwards under way: it may be changed at will."""
+    key = id(config)
+    with _changing:
+        _changing.wait_for(lambda: key not in _reserved)
+        _reserved.add(key)
+        _changing.wait_for(lambda: key not in _users)
+    try:
+        yield
+    finally:
+        with _changing:
+            _reserved.remove(key)
+            _changing.notify_all()
+
+
+@contextlib.contextmanager
+def running(config: Any, state: Ongoing) -> Iterator[None]:
+    """Run a forward of the model of a configuration inside the block.
+
+    A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone.
+    """
+    configs = [config] if own(config, "_attn_implementation") == "sdpa" else []
+    attention = changed(configs, "_attn_implementation", lambda _: NAME)
+    with using(config), attention, changed([*state.forwards], "forward", _by_thread):
+        before = ONGOING.set(state)
+        try:
+            yield
+        finally:
+            ONGOING.reset(before)
+
+
+def _by_thread(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return a ``forward`` for a module that calls the function which its thread's forward has for it, or else the module's own."""
+    usual = module.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        return ONGOING.get().forwards.get(module, usual)(*arguments, **options)
+
+    return forward

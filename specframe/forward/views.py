@@ -1,0 +1,82 @@
+"""A KV store as a transformers model sees one: a cache that writes what it is given and returns what is attended to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from specframe.contracts.cache import Dense, KVStore, KVView, Paged
+
+
+class StoreCache(Cache):
+    """Hands a model's keys and values to a store, and the store's view to attention.
+
+    Args:
+        store: the store, which expects a forward.
+        extent: slots attended to.
+        contiguous: copy what is attended to into tensors (B, H, S, D) without strides, which some models take for granted.
+    """
+
+    def __init__(self, store: KVStore, extent: int, contiguous: bool = False) -> None:
+        super().__init__(layers=[])
+        self._write, self._extent, self._contiguous = store.write, extent, contiguous
+        self.paged: dict[int, Paged] = {}
+        """What attention reads in the place of keys and values, by layer, where a store keeps pages."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (B, H, T, D) keys and values; return those of all slots attended to, or the new ones where they are in pages."""
+        view = self._write(layer_idx, key_states, value_states)
+        if isinstance(view, Paged):
+            self.paged[layer_idx] = view
+            return key_states, value_states
+        if self._contiguous:
+            return view.keys.contiguous(), view.values.contiguous()
+        return view.keys, view.values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of slots attended to; positions never come from it."""
+        return self._extent
+
+
+class Unwritten(Cache):
+    """Hands a layer its own keys and values back: the operator that attends takes them to the store."""
+
+    def __init__(self, extent: int) -> None:
+        super().__init__(layers=[])
+        self._extent = extent
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is given."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of slots attended to."""
+        return self._extent
+
+
+def gathered(view: KVView, slots: int) -> Dense:
+    """Return the keys and values of the first ``slots`` slots of every row as plain tensors (B, H, S, D); pages are copied."""
+    if isinstance(view, Dense):
+        return Dense(view.keys[:, :, :slots], view.values[:, :, :slots])
+    slot_S = torch.arange(slots, device=view.table_BN.device)
+    pages_BS, places_S = view.table_BN[:, slot_S // view.page], slot_S % view.page
+    return Dense(view.keys[pages_BS, places_S].transpose(1, 2), view.values[pages_BS, places_S].transpose(1, 2))
+
+
+def in_pages(view: Dense, page: int) -> Paged:
+    """Return a copy of plain tensors in pages of ``page`` slots, the last of each row filled with zeros."""
+    rows, _, slots, _ = view.keys.shape
+    count = -(-slots // page)
+    keys, values = (
+        torch.nn.functional.pad(part.transpose(1, 2), (0, 0, 0, 0, 0, count * page - slots))
+        .unflatten(1, (count, page))
+        .flatten(0, 1)
+        for part in (view.keys, view.values)
+    )
+    return Paged(keys, values, torch.arange(rows * count, device=keys.device).view(rows, count), page)
