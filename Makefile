@@ -1,10 +1,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PARTS := -e ".[dev]" -e plugins/specframe-std -e plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-lab plugins/specframe-tiny
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py flex.py generation_config.py \
-	given_models.py logprobs.py pieces.py rope.py samples.py sampling.py sweep.py trace.py verify.py) plugins/specframe-std/tests
+	given_models.py logprobs.py pieces.py rope.py samples.py sampling.py sweep.py) plugins/specframe-std/tests \
+	$(addprefix plugins/specframe-lab/tests/test_,trace.py verify.py)
 
 .PHONY: run install test kernels fuzz check docs wheels bench clean
 
@@ -13,9 +14,9 @@ run: install  ## decode the built-in prompts with the embedded pair
 
 install: .venv/installed  ## create .venv with everything in it, pinned
 
-.venv/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
+.venv/installed: constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt $(PARTS)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
 test: install  ## the fast suite, then the wide equivalence matrix
@@ -37,9 +38,9 @@ check: install  ## lint, types, and whether the generated docs are up to date
 docs: install  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
-wheels: install  ## build the three wheels into dist/
+wheels: install  ## build the four wheels into dist/
 	rm -rf dist
-	for part in . plugins/specframe-std plugins/specframe-tiny; do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
+	for part in . $(PLUGINS); do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
 
 bench: install  ## tokens per second beside transformers' own decoding, on two pairs, in under ten minutes
 	$(BIN)/python benchmarks/bench.py --pair embedded --device cpu --new 32 --least 8 --budget 280

@@ -8,10 +8,10 @@ import time
 import attrs
 import torch
 from contenders import Models
+from specframe_lab.verify import common_start
 
 from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
-from specframe.verify import common_start
 
 LARGE = 2_000_000_000
 """Parameters from which a model is weighed in float32 rather than float64, for which there is no memory."""

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import click
 
-os.environ["SPECFRAME_PLUGINS"] = "std,tiny"  # the pages describe this repository, whatever else is installed
+os.environ["SPECFRAME_PLUGINS"] = "std,lab,tiny"  # the pages describe this repository, whatever else is installed
 
-from specframe.cli import BUILT_IN, cli
-from specframe.plugins.registry import ROLES, discover, hookspecs
+from specframe.cli import cli
+from specframe.plugins import hookspecs
+from specframe.plugins.registry import ROLES, discover
 
 ROOT = Path(__file__).parent.parent
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
@@ -120,10 +121,10 @@ def commands() -> str:
     """Return cli.md: the help of every command, as a terminal shows it."""
     parts = ["# The command line", OPTIONS, COMPLETION, "## Commands", "What `--help` says of each of them."]
     group = click.Context(cli, info_name="specframe", terminal_width=WIDTH, max_content_width=WIDTH)
-    built_in = {name: command for name in BUILT_IN if (command := cli.get_command(group, name))}
-    for context in walk(group, built_in):
+    known = {name: command for name in cli.list_commands(group) if (command := cli.get_command(group, name))}
+    for context in walk(group, known):
         parts += [f"### {context.command_path}", f"```text\n{context.get_help()}\n```"]
-    return page("the commands in specframe/cli", parts)
+    return page("the commands in specframe/cli and plugins/specframe-lab", parts)
 
 
 def walk(context: click.Context, children: Mapping[str, click.Command]) -> Iterator[click.Context]:

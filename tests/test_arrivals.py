@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from specframe_lab.arrivals import arrival_times, poisson
+from specframe_lab.comparison.figures import percentiles
+from specframe_lab.comparison.gauges import Waits
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
-from specframe.engine.arrivals import HandClock, arrival_times, poisson
+from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool
 from specframe.errors import OptionError
 from specframe.observe import stopwatch
 from specframe.observe.watch import Watcher
-from specframe.report.figures import percentiles
-from specframe.report.gauges import Waits
 from specframe.testing import harness
 from specframe.testing.fakes import always_right, fake_draft, fake_target
 

@@ -9,6 +9,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_lab.grid import checked, expand
+from specframe_lab.verify import verify
 from specframe_std.alignments.eqspec import EqSpec
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
@@ -20,11 +22,9 @@ from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
-from specframe.grid import checked, expand
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 from specframe.testing import fakes, harness, zoo
-from specframe.verify import verify
 
 
 class OffByOne(Ragged):

@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from specframe.cli import BUILT_IN, cli
+from specframe.cli import cli
 from specframe.models.aliases import HOME_VARIABLE
 from specframe.plugins.registry import LIMIT_VARIABLE, registry
 
@@ -159,9 +159,8 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variables_of_options_have_no_other_meaning() -> None:
     """No option's variable is one that means something else."""
     above = click.Context(cli)
-    variables = {
-        f"SPECFRAME_{name}_{param.name}".upper() for name in BUILT_IN for param in cli.get_command(above, name).params
-    }
+    commands = {name: cli.get_command(above, name) for name in cli.list_commands(above)}
+    variables = {f"SPECFRAME_{name}_{param.name}".upper() for name, one in commands.items() for param in one.params}
     assert not variables & {LIMIT_VARIABLE, HOME_VARIABLE, "SPECFRAME_FULL_MATRIX"}
 
 

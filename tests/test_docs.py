@@ -18,11 +18,11 @@ from typing import Any
 import attrs
 import click
 import pytest
+from specframe_lab.commands.kinds import ListOf
+from specframe_lab.grid import split_list
 
 from specframe.cli import cli
-from specframe.cli.grids import ListOf
 from specframe.contracts.requests import SequenceMetrics
-from specframe.grid import split_list
 from specframe.observe.counts import RunReport
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
@@ -118,7 +118,11 @@ def test_plugin_example_conforms(workshop: Path) -> None:
     """The tests in docs/plugins.md pass."""
     for block in blocks(ROOT / "docs/plugins.md", "python"):
         put(block, workshop)
-    environment = {**os.environ, "PYTHONPATH": str(workshop / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(workshop / "src"), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
+from specframe_lab.comparison.figures import Table
+from specframe_lab.comparison.results import Folder
+from specframe_lab.report import page as report_page
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.files import ENDS, MARK, Output, claimed, made, put
 from specframe.models import loading as models
-from specframe.report import page as report_page
-from specframe.report.figures import Table
-from specframe.report.results import Folder
 
 HOLDER = """
 import sys

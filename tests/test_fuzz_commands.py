@@ -14,7 +14,7 @@ import pytest
 import transformers
 from click.testing import CliRunner, Result
 
-from specframe.cli import BUILT_IN, cli
+from specframe.cli import cli
 from specframe.models import loading as models
 from specframe.testing import fuzzing, zoo
 from specframe.testing.fuzzing import TEXTS, Takes, number, whole, word
@@ -254,9 +254,9 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:
-    """Return every built-in command."""
+    """Return every command of specframe and the lab."""
     context = click.Context(cli)
-    return [found for name in BUILT_IN for found in walk(cli.get_command(context, name), name)]
+    return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
 
 
 def long_name(option: click.Parameter) -> str:

@@ -13,17 +13,18 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from specframe_lab.commands.kinds import Arrivals, ListOf
+from specframe_lab.commands.reproduce import PARTS
+from specframe_lab.reproduction import reproduce
 
 from specframe import Pipeline, Sampling, hookimpl
-from specframe.cli import BUILT_IN, cli, kinds
-from specframe.cli.reproduce import PARTS
+from specframe.cli import cli, kinds
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.forward.attention.choice import ATTENTION
 from specframe.forward.graphs import RECORDINGS
 from specframe.models import loading as models
 from specframe.plugins.registry import ROLES, Registry, offer, parse_specification, registry
-from specframe.report import reproduce
 from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
 
 INF = math.inf
@@ -250,15 +251,15 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def all_options() -> list[tuple[tuple[str, ...], click.Option]]:
-    """Return every option with a value of every built-in command."""
+    """Return every option with a value of every command of specframe and the lab."""
     context = click.Context(cli)
-    return [found for name in BUILT_IN for found in walk(cli.get_command(context, name), name)]
+    return [found for name in cli.list_commands(context) for found in walk(cli.get_command(context, name), name)]
 
 
 def wrong(kind: click.ParamType) -> list[str]:
     """Return values outside of what a kind of option takes, as they are typed."""
     match kind:
-        case kinds.ListOf():
+        case ListOf():
             return [*wrong(kind.of), "a,,b", ",", "x=1"]
         case kinds.WholeNumber():
             above = [] if math.isinf(kind.most) else [str(int(kind.most) + 1)]
@@ -288,7 +289,7 @@ def wrong(kind: click.ParamType) -> list[str]:
             return ["", "x", kind.words[0].upper()]
         case kinds.Device():
             return ["", "gpu", "cuda:", "cuda:x", "cuda:-1"]
-        case kinds.Arrivals():
+        case Arrivals():
             return ["", "poisson:", "poisson:0", "poisson:nan", "nowhere.txt", "."]
     return [""]
 

@@ -19,7 +19,6 @@ from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
     OTHERS,
-    OWN,
     ROLES,
     ModelAlias,
     Registry,
@@ -93,10 +92,12 @@ def test_options_of_a_strategy_that_takes_none():
 
 
 def test_built_ins_come_through_the_same_door():
-    """The standard strategies are offered by a distribution of their own, through entry points."""
+    """Standard strategies and the lab's commands come through entry points, specframe's own commands through the same hook."""
     known = discover()
     assert known.entry("alignment", "ragged").distribution == "specframe-std"
     assert known.distributions["specframe-std"] == "specframe_std"
+    assert known.entry("command", "run").distribution == "specframe"
+    assert known.entry("command", "compare").distribution == "specframe-lab"
     assert not known.failures
 
 
@@ -233,14 +234,14 @@ def test_a_reference_that_does_not_import_is_named_when_used(site):
 
 
 def test_discovery_can_be_narrowed(site, monkeypatch):
-    """With the environment variable only the entry points it names are loaded; empty means none."""
+    """With the environment variable only the entry points it names are loaded; empty means none but specframe's own."""
     site("lucky", DRAFTER.format(name="lucky"))
     monkeypatch.setenv(LIMIT_VARIABLE, "lucky, std")
     assert set(discover().distributions) == {"lucky", "specframe-std"}
     monkeypatch.setenv(LIMIT_VARIABLE, "lucky")
     assert discover().names("drafter") == ["lucky"]
     monkeypatch.setenv(LIMIT_VARIABLE, "")
-    assert {entry.distribution for entry in discover()} == {OWN}
+    assert {entry.distribution for entry in discover()} == {"specframe"}
 
 
 def test_discovery_is_repeatable(site):

@@ -381,7 +381,7 @@ def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
 
 def test_messages_are_cut_by_tokens(pipe: Any) -> None:
     """A limit on prompt tokens counts the tokens of the rendered chat, not its messages."""
-    from specframe.verify import encode
+    from specframe_lab.verify import encode
 
     pipe.tokenizer.chat_template = TEMPLATE
     assert encode(pipe, [ASKED, [5, 6, 7], "import os"], 2) == [
@@ -394,9 +394,9 @@ def test_messages_are_cut_by_tokens(pipe: Any) -> None:
 def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
     from click.testing import CliRunner
+    from specframe_lab.commands.grids import readable
 
     from specframe.cli import cli
-    from specframe.cli.grids import readable
 
     lines = [{"prompt": [5, 6, 7]}, {"messages": ASKED}, {"instruction": "a", "input": "b"}]
     Path("p.json").write_text(json.dumps(lines))
@@ -428,7 +428,7 @@ def test_misspelt_parameters() -> None:
 
 def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
     """Parameters of single prompts have no effect on a grid, which is said once; what else an object holds is not named."""
-    from specframe.cli.grids import readable
+    from specframe_lab.commands.grids import readable
 
     Path("p.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 2, "top_k": 3}\n')
     assert readable((), "p.jsonl") == ["a", "b"]

@@ -3,6 +3,7 @@
 import importlib.metadata
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 from specframe import Pipeline
@@ -10,9 +11,9 @@ from specframe.plugins.registry import registry
 
 
 def test_every_distribution_is_installed_and_loads():
-    """The core finds the standard strategies and the embedded pair through their entry points."""
+    """The core finds the standard strategies, the lab and the embedded pair through their entry points."""
     known = registry()
-    assert {"specframe-std", "specframe-tiny"} <= set(known.distributions)
+    assert {"specframe-std", "specframe-lab", "specframe-tiny"} <= set(known.distributions)
     assert known.failures == {}
     assert {"tiny", "tiny-draft"} <= set(known.models)
 
@@ -31,6 +32,20 @@ def test_the_command_runs():
     done = subprocess.run([command, "run", "import os", "--max-new-tokens", "4"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "lossless" in done.stdout
+
+
+def test_the_lab_has_its_pages(tmp_path):
+    """The lab writes a page from the files that are packaged with it, and the templates of its other pages are there."""
+    command, page = Path(sys.executable).parent / "specframe", tmp_path / "trace.html"
+    line = [command, "trace", "import os", "--max-new-tokens", "2", "--align", "ragged", "--output", page]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    for package, names in (
+        ("report", ["page.html", "page.css"]),
+        ("reproduction", ["reproduction.html", "reproduction.md"]),
+    ):
+        assert all((files(f"specframe_lab.{package}") / name).is_file() for name in names)
 
 
 def test_typing_marker_is_packaged():

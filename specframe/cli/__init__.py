@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.metadata
 import io
 import sys
 import traceback
@@ -26,39 +26,30 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins.registry import registry
+from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
 
-BUILT_IN = {
-    "run": "specframe.cli.run:run",
-    "compare": "specframe.cli.compare:compare",
-    "verify": "specframe.cli.verify:verify",
-    "reproduce": "specframe.cli.reproduce:reproduce",
-    "trace": "specframe.cli.trace:trace",
-    "plugins": "specframe.cli.plugins:plugins",
-    "models": "specframe.cli.models:models",
-}
-"""Commands of specframe's own: where each is."""
-
+ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab")
+"""Commands of a distribution that is not always installed: without it they are listed all the same."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
 """What a command may raise: click and :meth:`CommandLine.main` know what to do with it."""
 
 
 class CommandLine(click.Group):
-    """The ``specframe`` command: what is built in, and what plugins offer through the hook for commands."""
+    """The ``specframe`` command: its commands come through the hook for commands, specframe's own too."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the built-in commands, then those of plugins."""
-        return [*BUILT_IN, *(name for name in registry().names("command") if name not in BUILT_IN)]
+        """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
+        return list(dict.fromkeys([*registry().entries.get("command", {}), *ELSEWHERE]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
-        if cmd_name in BUILT_IN:
-            module, _, attribute = BUILT_IN[cmd_name].partition(":")
-            return getattr(importlib.import_module(module), attribute)
         known = registry()
-        if cmd_name not in known.names("command") and not known.excuse(cmd_name):
-            raise UnknownNameError("command", cmd_name, [*BUILT_IN, *known.names("command")])
+        if cmd_name not in known.names("command"):
+            if cmd_name in ELSEWHERE:
+                return missing(cmd_name, ELSEWHERE[cmd_name])
+            if not known.excuse(cmd_name):
+                raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
         return load(cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -76,9 +67,12 @@ class CommandLine(click.Group):
         except PASSING:
             raise
         except Exception as error:
-            if ctx.invoked_subcommand in (None, *BUILT_IN):
+            if ctx.invoked_subcommand is None:
                 raise
-            raise PluginError(told(str(ctx.invoked_subcommand), error)) from error
+            entry = registry().entry("command", ctx.invoked_subcommand)
+            if entry.distribution == OWN:
+                raise
+            raise PluginError(told(entry, error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
@@ -129,23 +123,40 @@ def load(name: str) -> click.Command:
     return command
 
 
-def told(name: str, error: Exception) -> str:
+def told(entry: Entry, error: Exception) -> str:
     """Return what a plugin's command raised, with its distribution and the place."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
-    return f"{registry().entry('command', name)} raised {what}"
+    return f"{entry} raised {what}"
 
 
-def broken(name: str, fault: PluginError) -> click.Command:
-    """Return a command that takes anything and raises ``fault``."""
+def missing(name: str, distribution: str) -> click.Command:
+    """Return a command that fails with the reason why its distribution offers nothing, and with the way to get it."""
+    part = f"command {name!r} is part of {distribution}"
+    if fault := registry().failures.get(distribution):
+        return broken(name, PluginError(f"{part}, which was skipped: {fault}"))
+    if installed(distribution):
+        return broken(name, PluginError(f"{part}, which {LIMIT_VARIABLE} leaves out"), "(left out)")
+    need = f"pip install {distribution}"
+    return broken(name, PluginError(f"{part}, which is not installed: {need}"), f"(not installed: {need})")
+
+
+def installed(distribution: str) -> bool:
+    """Return whether a distribution is installed."""
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def broken(name: str, fault: PluginError, listed: str = "(fails to load)") -> click.Command:
+    """Return a command that takes anything and raises ``fault``; ``listed`` is said of it in a list of commands."""
 
     def callback() -> None:
         raise fault
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(
-        name, callback=callback, help=str(fault), short_help="(fails to load)", context_settings=anything
-    )
+    return click.Command(name, callback=callback, help=str(fault), short_help=listed, context_settings=anything)
 
 
 @click.group(

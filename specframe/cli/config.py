@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specframe.cli.kinds import CONFIG, ListOf
+from specframe.cli.kinds import CONFIG, Kind
 from specframe.errors import OptionError, UnknownNameError
 from specframe.files import contents
 
@@ -60,12 +60,12 @@ def commands_beside(ctx: click.Context) -> list[str]:
 
 
 def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:
-    """Return the error for a key that is no option of the command; it names the built-in commands that have it."""
-    from specframe.cli import BUILT_IN, cli
+    """Return the error for a key that is no option of the command; it names the commands that have it."""
+    from specframe.cli import cli
 
     others = [
         name
-        for name in BUILT_IN
+        for name in cli.list_commands(ctx)
         if (command := cli.get_command(ctx, name))
         and key.replace("-", "_") in [one.name for one in options_of(command)]
     ]
@@ -77,7 +77,7 @@ def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> Option
 
 def checked(place: str, value: Any, option: click.Option) -> Any:
     """Return a value as the option takes it: a list where it takes several, true or false where it is a flag."""
-    several = option.multiple or isinstance(option.type, ListOf)
+    several = option.multiple or (isinstance(option.type, Kind) and option.type.several)
     parts = value if isinstance(value, list) and several else [value]
     kind = bool if option.is_flag else (str, int, float)
     if not all(isinstance(part, kind) and isinstance(part, bool) == option.is_flag for part in parts):

@@ -12,7 +12,6 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
-from specframe.grid import split_list
 from specframe.values import bound, read
 
 CONFIG = "specframe.config"
@@ -35,6 +34,8 @@ class Kind(click.ParamType):
     """A kind of value; ``name`` is what errors call a value that belongs to no option."""
 
     name = "value"
+    several = False
+    """Whether a value stands for a list of values."""
 
     def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         """Raise :class:`OptionError` that says where a value stood, what was expected and what was got."""
@@ -228,51 +229,3 @@ class Model(Text):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names, or let the shell offer its folders where there are none."""
         return super().shell_complete(ctx, param, incomplete) or [CompletionItem(incomplete, type="dir")]
-
-
-class Arrivals(Text):
-    """A rate of arrivals, or a file of moments."""
-
-    name = "arrivals"
-    meant = "poisson:RATE or a file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` when it is neither a rate nor a file of numbers."""
-        from specframe.engine.arrivals import check
-
-        text = super().convert(value, param, ctx)
-        try:
-            check(text)
-        except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {str(fault).removeprefix('arrivals: ')}") from None
-        return text
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Offer the rate, or let the shell offer its files."""
-        rate = [CompletionItem("poisson:")] if "poisson:".startswith(incomplete) else []
-        return rate or [CompletionItem(incomplete, type="file")]
-
-
-class ListOf(Kind):
-    """A comma list of another kind's values; a part with ``=`` is an option of the name before it."""
-
-    name = "list"
-
-    def __init__(self, of: click.ParamType) -> None:
-        self.of = of
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        """Return the list of values, from a comma list or a list."""
-        try:
-            parts = value if isinstance(value, list | tuple) else split_list(str(value))
-        except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
-        if not parts:
-            self.refuse("at least one value", value, param, ctx)
-        return list(dict.fromkeys(self.of.convert(part, param, ctx) for part in parts))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete the last value of the list."""
-        before, comma, last = incomplete.rpartition(",")
-        found = self.of.shell_complete(ctx, param, last)
-        return [CompletionItem(f"{before}{comma}{item.value}", type=item.type, help=item.help) for item in found]

@@ -16,7 +16,7 @@ from specframe.cli.manner import Manner
 from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.results import Record, ResultFile, Results, ResultStream, record
-from specframe.cli.run_report import Outcome, as_json, combination, environment, verdict
+from specframe.cli.run_report import Outcome, as_json, combination, verdict
 from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
@@ -221,7 +221,9 @@ def show(outcome: Outcome, manner: Manner) -> None:
     if manner.quiet or outcome.report is None:
         return
     if manner.verbose:
-        show_conditions("environment", environment(outcome.combination["device"]), manner.err)
+        from specframe.observe.environment import environment
+
+        show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
     show_figures(outcome.report, manner.err)
     click.echo(verdict(outcome.combination), err=manner.err)
 

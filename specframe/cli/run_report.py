@@ -65,20 +65,13 @@ def verdict(combined: Facts) -> str:
     return f"this combination is {kind}: {named}, on {combined['device']} in {combined['dtype']}{checkpoint}"
 
 
-def environment(device: str) -> Facts:
-    """Return the versions and the device of a run."""
-    from specframe.report.compare import environment as found
-
-    return found({device})
-
-
 def as_json(outcome: Outcome, settings: Facts) -> str:
     """Return a run's figures with all that they depend on, as JSON."""
-    from specframe.report.compare import figures
+    from specframe.observe.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}
     if outcome.report:
-        found["figures"] = figures(outcome.report)
+        found["figures"] = outcome.report.figures()
         found["combination"] = outcome.combination
-        found["environment"] = environment(outcome.combination["device"])
+        found["environment"] = environment({outcome.combination["device"]})
     return json.dumps(found, indent=1) + "\n"

@@ -17,8 +17,7 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.contracts.run import Executor
 from specframe.engine import loop
-from specframe.engine.arrivals import Clock
-from specframe.engine.clock import AgreedClock
+from specframe.engine.arrivals import AgreedClock, Clock
 from specframe.engine.guard import guard, guarded, installed_observers
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool

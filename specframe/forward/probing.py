@@ -53,10 +53,10 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def narrowed(config: Any, window: int) -> Iterator[None]:
-    """Give a configuration with a sliding window another one inside the block: few tokens are then more than it."""
+def narrowed(config: Any, window: int | None) -> Iterator[None]:
+    """Give a configuration with a sliding window another one, if any, inside the block: few tokens are then more than it."""
     chosen = getattr(config, "sliding_window", None)
-    if chosen is None:
+    if chosen is None or window is None:
         yield
         return
     with alone(config):

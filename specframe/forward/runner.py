@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
@@ -36,6 +36,9 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
+
+IN_ORDER, SHUFFLED = [0, 1, 2, 3], [2, 0, 3, 1]
+"""The slots of the tokens that a model is tried on: more of them than a window of two."""
 
 SMALL_LAYER = 1_000_000
 """Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
@@ -102,27 +105,31 @@ class ModelRunner:
 
     @functools.cached_property
     def _kv_shapes(self) -> list[KVShape]:
-        probe = Reordered([0, 1, 2])
+        probe = Reordered(IN_ORDER)
         logits_BTV = self._tried(probe)
         if not logits_BTV.isfinite().all():
             raise ModelError(
-                f"the logits of {self} are not finite after three tokens: expected weights without NaN, in a precision that holds "
+                f"the logits of {self} are not finite after four tokens: expected weights without NaN, in a precision that holds "
                 "their products"
             )
         self._require_equal(
-            self._tried(Reordered([2, 0, 1])),
+            self._tried(Reordered(SHUFFLED)),
             logits_BTV,
             "when the same tokens have other slots",
             "a model that attends by the mask and positions it is given",
         )
-        narrow = any(window is not None for window in self.windows.values())
+        self._require_own_masks(None, logits_BTV)
+        if any(window is not None for window in self.windows.values()):
+            self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
+        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+    def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
         self._require_equal(
-            self._alone(),
-            self._tried(Reordered([0, 1, 2]), window=2) if narrow else logits_BTV,
+            self._alone(window),
+            wanted,
             "when it makes its masks itself",
             "a causal language model that keeps to the sliding window of its configuration, if there is one",
         )
-        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
     def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
         if not (off := distance(found, wanted)) < self._tolerance:
@@ -149,14 +156,14 @@ class ModelRunner:
     def _probed(
         self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None
     ) -> torch.Tensor:
-        """Return the logits (2, 3, V) after three tokens of two rows whose keys and values a probe puts in its slots.
+        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
 
         Args:
             probe: the cache.
             layers: the model's layers compiled; None: as they are.
             window: in the place of every sliding window; None: as they are.
         """
-        places_BT = self._three
+        places_BT = self._places
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self.device))
         shown = self._masks(placement, window)
         forwards = layers.forwards if layers else NOTHING
@@ -167,30 +174,42 @@ class ModelRunner:
             shown,
             probe,
             len(probe.slots),
-            3,
+            len(IN_ORDER),
             compiles=compiles,
             forwards=forwards,
         ).float()
 
     @functools.cached_property
-    def _three(self) -> torch.Tensor:
-        """The places of three tokens in two rows, which a store strides in another way than one."""
-        return torch.arange(3, device=self.device).repeat(2, 1)
+    def _places(self) -> torch.Tensor:
+        """The places of four tokens in two rows, which a store strides in another way than one."""
+        return torch.arange(len(IN_ORDER), device=self.device).repeat(2, 1)
 
     @torch.inference_mode()
-    def _alone(self) -> torch.Tensor:
-        """Return the logits (2, 3, V) after three tokens for which the model makes its own masks, with a window of two."""
-        places_BT = self._three
+    def _alone(self, window: int | None) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens for which the model makes its own masks.
+
+        They are fed as ``generate`` feeds them, all but the last in one pass over an empty cache: some models make other masks
+        without a cache, some none at all for a prompt within their window, and some treat a token that is fed alone in a way of
+        their own.
+
+        Args:
+            window: in the place of every sliding window; None: as they are.
+        """
+        places_BT, logits = self._places, []
         try:
-            with narrowed(self.config, 2):
-                output = self.model(input_ids=places_BT % self.vocabulary, position_ids=places_BT, use_cache=False)
+            with narrowed(self.config, window):
+                cache = DynamicCache(config=self.config)
+                for fed_BT in places_BT.tensor_split([-1], dim=1):
+                    ids_BT = fed_BT % self.vocabulary
+                    output = self.model(input_ids=ids_BT, position_ids=fed_BT, past_key_values=cache, use_cache=True)
+                    logits.append(output.logits.float())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model raises
             raise ModelError(
-                f"{self} cannot read three tokens: it raises {type(error).__name__} ({sentence(error)})"
+                f"{self} cannot read four tokens: it raises {type(error).__name__} ({sentence(error)})"
             ) from error
-        return output.logits.float()
+        return torch.cat(logits, dim=1)
 
     @torch.inference_mode()
     def without_masks(self, way: str) -> str | None:
@@ -302,12 +321,12 @@ class ModelRunner:
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers, slots = compiled.Layers(self.model), [0, 1, 2]
-        expected = self._probed(Reordered(slots))
+        layers = compiled.Layers(self.model)
+        expected = self._probed(Reordered(IN_ORDER))
         try:
             if (attends := own(self.config, "_attn_implementation")) != "sdpa" or not layers:
                 raise ModelError(f"expected layers with sdpa attention, found {attends}")
-            if not (off := distance(self._probed(Reordered(slots), layers), expected)) < self._tolerance:
+            if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
                 raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
         except Exception as error:  # whatever a compiler raises
             reason = str(error).partition("\n")[0]

@@ -6,9 +6,6 @@ import contextlib
 import os
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 from specframe.errors import ModelError
 
 CONFIG, WEIGHTS = ("config.json",), ("*.safetensors", "*.bin")
@@ -19,6 +16,9 @@ def on_disk(location: str) -> Path | None:
     """Return a directory, or the folder of the hub's cache that holds a model's config.json."""
     if os.path.isdir(location):
         return Path(location)
+    from huggingface_hub import try_to_load_from_cache  # brings an HTTP library: later than the help of commands
+    from huggingface_hub.errors import HFValidationError
+
     with contextlib.suppress(HFValidationError):
         config = try_to_load_from_cache(location, CONFIG[0])
         return Path(config).parent if isinstance(config, str) else None

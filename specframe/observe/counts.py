@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import attrs
 
@@ -99,6 +100,11 @@ class RunReport:
     def realign_share(self) -> float:
         """Share of stage "align": time spent moving what is cached."""
         return self.stage_shares.get("align", 0.0)
+
+    def figures(self) -> dict[str, Any]:
+        """Return all figures by name, the derived ones among them."""
+        derived = {name: getattr(self, name) for name in ("tokens_per_second", "stage_shares", "realign_share")}
+        return attrs.asdict(self) | derived
 
 
 def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int) -> RunReport:

@@ -1,4 +1,4 @@
-"""The plugin of specframe itself: it registers through the hooks that every plugin uses."""
+"""The plugin that is part of specframe: it registers through the hooks that every plugin uses."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ if TYPE_CHECKING:
 def specframe_register_executors(register: Register) -> None:
     """Offer the executor of this process."""
     register("local", "specframe.engine.local:Local")
+
+
+@hookimpl
+def specframe_register_commands(register: Register) -> None:
+    """Register the commands that need no further distribution."""
+    register("run", "specframe.cli.run:run")
+    register("plugins", "specframe.cli.plugins:plugins")
+    register("models", "specframe.cli.models:models")

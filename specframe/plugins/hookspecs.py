@@ -145,8 +145,9 @@ def specframe_register_executors(register: Register) -> None:
 def specframe_register_commands(register: Register) -> None:
     """Offer subcommands of the ``specframe`` command.
 
-    Called: when the command line is listed or a command that is not built in is asked for.
-    Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one.
-    Must: print one sentence and exit non-zero on a user's mistake.
-    Must not: import torch at module level.
+    Called: once per process, at discovery; specframe's own commands come through this hook too.
+    Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one, which is imported when the
+    command runs or the commands are listed. Commands are listed in the order in which they are registered.
+    Must: raise a ``SpecframeError`` with one sentence on a user's mistake: it is printed, and the exit status is 2.
+    Must not: import torch at module level; take a name that is taken: nobody's command of that name can be used then.
     """

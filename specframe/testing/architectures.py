@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -16,6 +17,14 @@ from specframe.testing.zoo import CONTEXT, EOS, VOCABULARY, WIDTH, quiet
 
 NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 """The model types that ``AutoModelForCausalLM`` knows, in the transformers installed."""
+
+_RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+
+FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert"} if _RELEASE < (5, 18) else ())
+"""The model types that the transformers installed decodes wrongly itself: they are refused.
+
+Before 5.18, GIT shifts the position of a token that is fed alone, and the others let tokens attend to later ones.
+"""
 
 LARGEST = 8_000_000
 """Parameters of a model that still counts as tiny: one forward takes milliseconds."""
@@ -54,7 +63,8 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
     "cohere_compass_text": {
         "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+            for kind in ("full_attention", "sliding_attention")
         }
     },
     "dbrx": {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_lab.trace.recording import record
 from specframe_std.drafters.texts import Transcript, Translation, codecs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import one_hot
@@ -22,7 +23,6 @@ from specframe.models.aliases import resolve
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import DrafterSuite
 from specframe.text.sampling import Sampling
-from specframe.trace import record
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "
 EOS = "<|endoftext|>"

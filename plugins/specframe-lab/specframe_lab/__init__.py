@@ -1,0 +1,13 @@
+"""The lab: commands that compare, verify, trace and reproduce, registered through the hook every plugin uses."""
+
+from __future__ import annotations
+
+from specframe.plugins.hookspecs import Register, hookimpl
+
+
+@hookimpl
+def specframe_register_commands(register: Register) -> None:
+    register("compare", "specframe_lab.commands.compare:compare")
+    register("verify", "specframe_lab.commands.verify:verify")
+    register("reproduce", "specframe_lab.commands.reproduce:reproduce")
+    register("trace", "specframe_lab.commands.trace:trace")

@@ -1,0 +1,187 @@
+"""``specframe compare``: a grid of schemes under equal conditions, and a report."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.kinds import File
+from specframe.cli.names import check_names
+from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
+from specframe.files import claimed
+from specframe.values import LARGEST_SEED
+from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
+from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe_lab.commands.kinds import Arrivals
+from specframe_lab.commands.leaving_out import tell_left_out
+
+if TYPE_CHECKING:
+    from specframe_lab.comparison.compare import Progress, Settings
+    from specframe_lab.comparison.results import Comparison
+    from specframe_lab.grid import Grid
+
+
+@click.command(cls=Remembered)
+@with_options(PROMPTS, CUT)
+@grid_options(align="ragged,eqspec,exspec", batch_size="1,4,8", draft_length="5")
+@TEMPERATURE
+@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 64)
+@whole("--repeats", "Times each cell is run.", 3)
+@whole("--warm-up", "Short runs before each run that counts.", 1, least=0)
+@click.option(
+    "--arrivals",
+    metavar="poisson:RATE|FILE",
+    type=Arrivals(),
+    help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
+)
+@whole("--arrival-seed", "Of the arrivals.", 0, least=0, most=LARGEST_SEED)
+@click.option("--sort", is_flag=True, help="Take up short prompts first.")
+@click.option(
+    *names("--output"),
+    metavar="FOLDER",
+    type=File("the name of a folder", "dir"),
+    default="comparison",
+    show_default=True,
+    help="Where results and report go; what it holds of this comparison already is not run again.",
+)
+@DRY_RUN
+@click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    prompt: tuple[str, ...],
+    prompts: str | None,
+    limit: int | None,
+    max_prompt_tokens: int | None,
+    output: str,
+    temperature: float,
+    max_new_tokens: int,
+    repeats: int,
+    warm_up: int,
+    arrivals: str | None,
+    arrival_seed: int,
+    sort: bool,
+    pdf: bool,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Compare schemes: every combination of the values given, and plain decoding at each batch size.
+
+    Cells are run in turns, each several times. The folder then holds results.jsonl (a line per run), report.html (one
+    page that needs no network) and figures/ (the page's figures as PNG, SVG and CSV). A comparison that was
+    interrupted goes on when the same command is given again.
+
+    Exits with status 1 when a cell could not be run.
+    """
+    check_names(options)
+    refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
+    from specframe_lab.arrivals import arrival_times
+    from specframe_lab.comparison.compare import Settings, able_to_sample
+    from specframe_lab.comparison.results import RESULTS
+    from specframe_lab.grid import checked, expand
+    from specframe_lab.report.page import PAGE
+    from specframe_lab.report.pdf import PDF
+
+    texts = readable(prompt, prompts)[:limit]
+    moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
+    grid = able_to_sample(checked(expand(sampled(options, temperature))), temperature)
+    settings = Settings(
+        texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
+    )
+    tell_left_out(grid)
+    command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
+    if dry_run:
+        foresee(grid, settings, output)
+        return
+    with claimed(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
+        comparison = run_grid(grid, settings, output, command)
+        show(comparison, output, pdf)
+    if any(comparison.fault(case) for case in comparison.cases):
+        ctx.exit(1)
+
+
+def foresee(grid: Grid, settings: Settings, output: str) -> None:
+    """Show what would be run."""
+    from specframe_lab.comparison.compare import about, steps
+    from specframe_lab.comparison.forecast import forecast
+    from specframe_lab.comparison.schemes import cases
+
+    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    found = forecast(list(steps(planned, settings.repeats)), output, about(grid, planned, settings, ""))
+    show_forecast(found, lambda case: settings, output)
+
+
+def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
+    """Run what is missing of a comparison."""
+    from specframe_lab.comparison.compare import compare as run
+
+    hush()
+    with telling() as progress:
+        return run(grid, settings, output, command, progress)
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[Progress]:
+    """Say on standard error what is being run; where that is a terminal, in one line that moves."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    done = 0
+
+    def tell(step: Any, line: dict[str, Any] | None) -> None:
+        nonlocal done
+        name = f"repeat {step.repeat + 1}, {step.case}"
+        if line is None:
+            bar.update(task, total=step.total, completed=step.number - 1, description=name)
+            return
+        done = step.number
+        bar.update(task, completed=step.number)
+        outcome = line.get("error") or f"{line['figures']['tokens_per_second']:,.0f} tokens/s"
+        if "error" in line or not console.is_terminal:
+            click.echo(f"[{step.number}/{step.total}] {name}: {outcome}", err=True)
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading models", total=None)
+        try:
+            yield tell
+        except KeyboardInterrupt as interruption:
+            raise type(interruption)(f" after run {done}: the same command goes on from there") from None
+
+
+def show(comparison: Comparison, output: str, pdf: bool) -> None:
+    """Write the report and print its summary."""
+    from specframe.cli.tables import show_table
+    from specframe_lab.comparison.summary import COLUMNS, findings, summary
+    from specframe_lab.comparison.tables import tables
+    from specframe_lab.report.page import write_report
+
+    figures = tables(comparison)
+    page = write_report(comparison, figures, output)
+    show_table(COLUMNS, summary(comparison, figures), numbers=True)
+    click.echo()
+    for sentence in findings(comparison, figures):
+        click.echo(sentence)
+    click.echo(f"\n{page}")
+    if pdf:
+        from specframe_lab.report.pdf import write_pdf
+
+        click.echo(write_pdf(comparison, figures, output))

@@ -1,0 +1,45 @@
+"""``--dry-run``: what a grid would run, and what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from specframe.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from specframe_lab.comparison.compare import Settings
+    from specframe_lab.comparison.forecast import Forecast
+    from specframe_lab.comparison.schemes import Case
+
+DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="Show what would be run and what it costs, load no model and write nothing."
+)
+
+
+def show_forecast(found: Forecast, settings_of: Callable[[Case], Settings], folder: str) -> None:
+    """Print the runs of every cell, then what all of them come to."""
+    rows = []
+    for case in found.cases.values():
+        runs, there = found.runs(case)
+        part = case.cell.get("part")
+        rows.append((f"{part}, {case.scheme}" if part else case.scheme, str(case.batch_size), str(runs), str(there)))
+    show_table(("scheme", "batch", "runs", "there"), rows, numbers=True)
+    asked = [settings_of(step.case) for step in found.missing]
+    tokens = sum(len(one.prompts) * one.max_new_tokens for one in asked)
+    click.echo(f"\n{len(found.missing)} of {len(found.steps)} runs to make: at most {tokens:,} new tokens")
+    click.echo(duration(found, folder))
+
+
+def duration(found: Forecast, folder: str) -> str:
+    """Return how long that takes, as far as the folder tells."""
+    if found.refusal:
+        return f"{folder} would be refused: {found.refusal}"
+    if not found.missing:
+        return f"{folder} holds all of them: only the report would be written again"
+    if found.seconds is None:
+        return f"no estimate of the time: {folder} holds no run of these yet"
+    measured = f"{len(found.lines)} run{'s' * (len(found.lines) != 1)} in {folder}"
+    return f"about {found.seconds:,.1f} s of decoding, by the {measured}; loading models and warming up come on top"

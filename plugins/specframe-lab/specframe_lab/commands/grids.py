@@ -1,0 +1,102 @@
+"""What commands that run a grid share: options that take comma lists, prompts that must all be readable."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from specframe.cli.kinds import Number
+from specframe.cli.options import pipeline_options
+from specframe.cli.run import gather
+from specframe.errors import OptionError, SpecframeWarning
+from specframe.plugins.recipe import COMPARABLE_RULE
+from specframe.text.prompts import Given, Prompt
+from specframe_lab.commands.kinds import ListOf
+
+SINGLE = frozenset({"config"})
+"""Options that take one value for the whole grid."""
+
+
+class Remembered(click.Command):
+    """A command that knows the arguments it was called with."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments in ``ctx.meta``, as they were typed."""
+        ctx.meta["specframe.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def grid_options(**defaults: str) -> Callable[..., Any]:
+    """Return what adds the options that make a pipeline, all but ``--config`` as comma lists, to a command.
+
+    Args:
+        defaults: what the command runs unless something else is asked for, where that is not the pipeline's own default.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        present = list(getattr(command, "__click_params__", ()))
+        command = pipeline_options(command)
+        for option in command.__click_params__:  # type: ignore[attr-defined]
+            if option not in present and option.name not in SINGLE and not option.is_flag:
+                option.type = ListOf(option.type)
+                option.metavar = f"{option.metavar},..."
+                option.default = defaults.get(option.name, option.default)
+        return command
+
+    return add
+
+
+TEMPERATURE = click.option(
+    "--temperature",
+    metavar="X",
+    type=Number(0),
+    default=0.0,
+    show_default=True,
+    help=f"Draw tokens at this temperature, by --accept {COMPARABLE_RULE} where that is auto; 0: greedy decoding.",
+)
+
+
+def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """Return a grid's options; with a temperature its rule "auto" is the one whose ids can be compared."""
+    from specframe.text.sampling import Sampling
+
+    if Sampling(temperature=temperature).greedy:
+        return options
+    return options | {"accept": [COMPARABLE_RULE if rule == "auto" else rule for rule in options["accept"]]}
+
+
+def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:
+    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be read."""
+    asked = gather(arguments, path)
+    if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
+        raise OptionError(f"prompts: {fault}")
+    if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:
+        raise OptionError(f"prompt {empty}: the prompt is empty: expected at least one token")
+    name_parameters(asked)
+    return [prompt.given for prompt in asked]
+
+
+def name_parameters(prompts: list[Prompt]) -> None:
+    """Warn of parameters of single prompts, which a grid passes over: it decodes all of them alike."""
+    if not any(prompt.parameters for prompt in prompts):
+        return
+    from specframe.text.sampling import Sampling
+
+    found = {key: prompt.place for prompt in reversed(prompts) for key in prompt.parameters}
+    if ignored := [name for name in Sampling.parameters() if name in found]:
+        warnings.warn(
+            f"{found[ignored[0]]}: parameters of single prompts have no effect here: {', '.join(ignored)}",
+            SpecframeWarning,
+            stacklevel=3,
+        )
+
+
+def hush() -> None:
+    """Keep transformers from drawing over what a command shows, and from remarking on pad ids in prompts."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()

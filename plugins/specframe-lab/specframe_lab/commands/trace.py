@@ -1,0 +1,155 @@
+"""``specframe trace``: a page that steps through a small batch, round by round."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.kinds import File
+from specframe.cli.names import check_names
+from specframe.cli.options import PROMPTS, names, whole, with_options
+from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
+from specframe.files import Output
+from specframe.text.prompts import Given
+from specframe_lab.commands.grids import Remembered, grid_options, hush, readable
+from specframe_lab.commands.leaving_out import tell_left_out
+
+if TYPE_CHECKING:
+    from specframe_lab.grid import Cell
+    from specframe_lab.loading import LoadedModels
+    from specframe_lab.trace.frames import SchemeTrace
+
+MOST_PROMPTS = 16
+"""More than that nobody looks at."""
+
+
+@click.command(cls=Remembered)
+@with_options(PROMPTS)
+@grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
+@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
+@click.option(
+    *names("--output"),
+    metavar="FILE.html",
+    type=File(),
+    default="trace.html",
+    show_default=True,
+    help="The page to write.",
+)
+@click.pass_context
+def trace(
+    ctx: click.Context, prompt: tuple[str, ...], prompts: str | None, max_new_tokens: int, output: str, **options: Any
+) -> None:
+    """Show what happens in the KV cache: a page that steps through the rounds of one small batch.
+
+    Where options have several values, the page shows all combinations beside each other, on the same prompts. It needs
+    no network. Without prompts, some starts of Python code are decoded, one batch of them.
+
+    Exits with status 1 when a combination could not be recorded; the page shows the others.
+    """
+    check_names(options)
+    texts = readable(prompt, prompts)
+    if not prompt and prompts is None:
+        texts = texts[: max(map(int, options["batch_size"]))]
+    if len(texts) > MOST_PROMPTS:
+        raise OptionError(
+            f"prompts: expected at most {MOST_PROMPTS}, for a page that can be looked at, got {len(texts)}"
+        )
+    cells = traced_cells(options)
+    page = Output(output)
+    page.refuse_foreign()
+    command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
+    if write_page(cells, texts, max_new_tokens, page, command) < len(cells):
+        ctx.exit(1)
+
+
+def traced_cells(options: dict[str, Any]) -> list[Cell]:
+    """Return the combinations to trace; those whose strategies do not fit each other are named and left out."""
+    from specframe.models.pairs import choose
+    from specframe_lab.grid import checked, expand
+
+    grid = checked(expand(options))
+    tell_left_out(grid)
+    targets = {str(choose(cell["target"], cell["drafter"])[0]) for cell in grid.cells}
+    if len(targets) > 1:
+        raise OptionError(f"--target: expected one target for all schemes, got {', '.join(sorted(targets))}")
+    return grid.cells
+
+
+def scheme_name(cell: Cell, differing: list[str]) -> str:
+    """Return what tells one combination from the others: the alignment, or the options that differ."""
+    if set(differing) <= {"align"}:
+        return str(cell["align"])
+    return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
+
+
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Output, command: str) -> int:
+    """Record every combination, write the page, say what moved, and return how many there are on the page."""
+    from specframe_lab.grid import varying
+    from specframe_lab.loading import LoadedModels
+    from specframe_lab.trace.page import render, token_text
+
+    hush()
+    loaded, differing = LoadedModels(), varying(cells)
+    schemes, cell = recorded(cells, differing, texts, new, loaded)
+    page = render(schemes, facts(cell, loaded, differing, new, command), token_text(loaded.pipeline(cell).tokenizer))
+    output.refuse_foreign()
+    output.replace(page)
+    show(schemes)
+    click.echo(output.name)
+    return len(schemes)
+
+
+def recorded(
+    cells: list[Cell], differing: list[str], texts: Sequence[Given], new: int, loaded: LoadedModels
+) -> tuple[list[SchemeTrace], Cell]:
+    """Return what could be recorded, and the first combination of it; those at fault are named on standard error.
+
+    Raises:
+        SpecframeError: nothing could be recorded, or what no combination can do, as decoding a prompt that is too long.
+    """
+    from specframe_lab.trace.recording import record
+
+    def make(observers: Any, **cell: Any) -> Any:
+        return loaded.pipeline(cell, observers)
+
+    schemes: dict[int, SchemeTrace] = {}
+    faults: list[SpecframeError] = []
+    for place, cell in enumerate(cells):
+        name = scheme_name(cell, differing)
+        try:
+            schemes[place] = record(texts, new, make=make, name=name, **cell)
+        except (PluginError, InvariantError) as fault:
+            faults.append(fault)
+            click.echo(f"left out: {name}: {fault}", err=True)
+    if not schemes:
+        raise faults[0]
+    return list(schemes.values()), cells[min(schemes)]
+
+
+def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
+    """Return what the page says of the run."""
+    from specframe.models.pairs import choose
+
+    target, strategy, draft_model = choose(cell["target"], cell["drafter"])
+    model = loaded.target(cell)
+    known = {
+        "target": target,
+        "drafter": draft_model or strategy,
+        "batch_size": cell["batch_size"],
+        "draft_length": cell["draft_length"],
+    }
+    same = {option.replace("_", " "): str(value) for option, value in known.items() if option not in differing}
+    precision = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
+    return {**same, "new tokens": f"{new} at most", "precision": precision, "command": command}
+
+
+def show(schemes: list[SchemeTrace]) -> None:
+    """Print one line per scheme."""
+    from specframe.cli.tables import show_table
+    from specframe_lab.trace.page import totals
+
+    rows = [totals(scheme) for scheme in schemes]
+    show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)

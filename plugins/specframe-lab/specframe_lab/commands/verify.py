@@ -1,0 +1,176 @@
+"""``specframe verify``: combinations against the reference decoder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.kinds import File
+from specframe.cli.names import check_names
+from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
+from specframe.cli.tables import show_table
+from specframe.errors import OptionError
+from specframe.files import Output
+from specframe.text.prompts import Given
+from specframe_lab.commands.dry_run import DRY_RUN
+from specframe_lab.commands.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe_lab.commands.leaving_out import tell_left_out
+
+if TYPE_CHECKING:
+    from specframe_lab.grid import Cell
+    from specframe_lab.verify import Agreement, Verification
+
+COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "partial %", "plain: exact %")
+
+
+@click.command()
+@with_options(PROMPTS, CUT)
+@grid_options(draft_length="5")
+@click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
+@TEMPERATURE
+@whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
+@DRY_RUN
+@click.option(
+    *names("--output"),
+    metavar="FILE.jsonl",
+    type=File(),
+    help="Write each cell's outcome, with all divergences, to a file.",
+)
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    prompt: tuple[str, ...],
+    prompts: str | None,
+    limit: int | None,
+    max_prompt_tokens: int | None,
+    temperature: float,
+    max_new_tokens: int,
+    output: str | None,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Compare combinations with the reference decoder, token for token.
+
+    Where options have several values, all combinations are verified. A divergence is a tie when rounding in the model's
+    dtype explains it, judged by the target's logits in float64, and a bug otherwise. With a temperature the reference is
+    plain sampling at the same seed, and the acceptance rule has to be gumbel: what other rules draw depends on the draft.
+
+    Exits with status 1 when a divergence is a bug or a combination could not be decoded.
+    """
+    check_names(options)
+    texts = readable(prompt, prompts)[:limit]
+    outcomes: list[Verification] = []
+    cells = sampled(options, temperature)
+    if dry_run:
+        foresee(cells, len(texts), max_new_tokens, temperature)
+        return
+    with lines(output) as write, telling() as progress:
+        for outcome in run(cells, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
+            write(json.dumps(outcome.record(), ensure_ascii=False))
+            outcomes.append(outcome)
+    show(outcomes)
+    if not all(outcome.sound for outcome in outcomes):
+        ctx.exit(1)
+
+
+def foresee(options: dict[str, Any], prompts: int, new: int, temperature: float) -> None:
+    """Show what would be decoded."""
+    from specframe_lab.grid import checked, expand, varying
+    from specframe_lab.verify import check_comparable, decodings
+
+    grid = checked(expand(options))
+    tell_left_out(grid)
+    if temperature:
+        check_comparable(grid.cells)
+    differing = varying(grid.cells) or ["align"]
+    show_table(
+        ("combination", "batch"), [(named(cell, differing, " "), str(cell["batch_size"])) for cell in grid.cells]
+    )
+    runs = decodings(grid.cells, temperature)
+    click.echo(
+        f"\n{len(grid.cells)} combinations to verify: {prompts} prompts decoded {runs} times, by the references and by the "
+        f"combinations, at most {prompts * runs * new:,} new tokens; no estimate of the time: nothing is measured"
+    )
+
+
+def run(
+    options: dict[str, Any], texts: Sequence[Given], new: int, cut: int | None, progress: Any, temperature: float
+) -> Iterator[Verification]:
+    """Check the grid, then yield each cell's outcome."""
+    from specframe_lab.grid import checked, expand
+    from specframe_lab.verify import verify as verifications
+
+    hush()
+    grid = checked(expand(options))
+    tell_left_out(grid)
+    yield from verifications(grid, texts, new, cut, progress, temperature)
+
+
+@contextlib.contextmanager
+def lines(output: str | None) -> Iterator[Callable[[str], None]]:
+    """Start the file of outcomes and return what writes a line at once; nothing is written without a file."""
+    if output is None:
+        yield lambda line: None
+        return
+    file = Output(output)
+    with file.locked():
+        if held := file.holds():
+            content = "results" if held.startswith(b'{"cell": ') else "something else"
+            raise OptionError(f"--output: {output} holds {content} already: name another file")
+        file.replace("")
+        yield file.append
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Say on standard error, where that is a terminal, what is being decoded."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda doing: None
+        return
+    with console.status("loading models") as status:
+        yield status.update
+
+
+def show(outcomes: list[Verification]) -> None:
+    """Print a row per cell, then where each parts from the reference decoder."""
+    from specframe_lab.grid import varying
+
+    differing = varying(outcome.cell for outcome in outcomes) or ["align"]
+    rows = [[named(outcome.cell, differing, " "), *row(outcome)] for outcome in outcomes]
+    show_table(("combination", *COLUMNS), rows, numbers=True)
+    click.echo()
+    for outcome in outcomes:
+        if reason := outcome.fault or (outcome.batch_one and outcome.batch_one.worst):
+            click.echo(f"{named(outcome.cell, differing)}: {reason}")
+    sound = sum(outcome.sound for outcome in outcomes)
+    click.echo(f"{sound} of {len(outcomes)} combinations decode as the reference decoder does, ties aside")
+
+
+def row(outcome: Verification) -> list[str]:
+    """Return the figures of one cell."""
+    if outcome.batch_one is None or outcome.same_batch is None or outcome.plain is None:
+        return ["failed", *["-"] * (len(COLUMNS) - 1)]
+    one: Agreement = outcome.batch_one
+    return [
+        f"{one.exact_match:.1f}",
+        f"{one.partial_match:.1f}",
+        str(one.ties),
+        str(one.bugs),
+        f"{outcome.same_batch.exact_match:.1f}",
+        f"{outcome.same_batch.partial_match:.1f}",
+        f"{outcome.plain.exact_match:.1f}",
+    ]
+
+
+def named(cell: Cell, options: list[str], joint: str = ", ") -> str:
+    """Return some of a cell's options as text; those left to their default stay out."""
+    return joint.join(
+        f"{option.replace('_', '-')}={cell[option]}" for option in options if cell.get(option) is not None
+    )

@@ -1,0 +1,237 @@
+"""Run a grid of cells under equal conditions: loaded once, warmed up alike, in turns."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from specframe.engine.requests import Prompt
+from specframe.errors import CompositionError, PromptError, SpecframeError
+from specframe.observe.environment import environment
+from specframe.pipeline import Pipeline
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.text.sampling import Sampling
+from specframe_lab.comparison.gauges import Positions, Waits
+from specframe_lab.comparison.results import Comparison, Folder, Line
+from specframe_lab.comparison.schemes import Case, cases
+from specframe_lab.grid import Grid
+from specframe_lab.loading import LoadedModels
+from specframe_lab.verify import encode
+
+WARM_UP_TOKENS = 8
+"""New tokens per prompt of a warm-up run."""
+
+
+TAKES_THE_BEST = (
+    "acceptance rule {rule!r} always takes the most likely token, so that temperature {temperature:g} has no effect: "
+    "choose a rule that samples, such as gumbel, block or rejection"
+)
+"""Why a cell cannot be run with a temperature."""
+
+
+@attrs.frozen
+class Settings:
+    """What all cells of a comparison share."""
+
+    prompts: Sequence[Prompt]
+    max_new_tokens: int = 64
+    repeats: int = 3
+    warm_up: int = 1
+    """Short runs of a cell before each run of it that counts."""
+    arrivals: list[float] | None = None
+    arrivals_as: str | None = None
+    """How the arrivals were asked for."""
+    sort: bool = False
+    max_prompt_tokens: int | None = None
+    """Prompts are cut to so many tokens; without it, one that does not fit fails."""
+    temperature: float = 0.0
+    """Tokens are drawn at it; 0: greedy decoding."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(temperature=self.temperature)
+
+    def about(self) -> dict[str, Any]:
+        """Return the settings as they are kept; prompts and arrivals by a digest of what they are."""
+        return {
+            "prompts": f"{len(self.prompts)} ({digest(self.prompts)})",
+            "max_new_tokens": self.max_new_tokens,
+            "repeats": self.repeats,
+            "warm_up": self.warm_up,
+            "arrivals": f"{self.arrivals_as} ({digest(self.arrivals)})" if self.arrivals else None,
+            "sort": self.sort,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "temperature": self.temperature,
+        }
+
+    def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
+        """Return the prompts as a pipeline is given them."""
+        cut = self.max_prompt_tokens
+        return self.prompts if cut is None else encode(pipe, self.prompts, cut)
+
+
+@attrs.frozen
+class Step:
+    """One run to come."""
+
+    case: Case
+    repeat: int
+    number: int
+    total: int
+
+
+Progress = Callable[[Step, Line | None], None]
+"""Told of every step, before it with no line and after it with its line."""
+
+
+def compare(
+    grid: Grid,
+    settings: Settings,
+    folder: str | os.PathLike[str],
+    command: str = "",
+    progress: Progress = lambda step, line: None,
+) -> Comparison:
+    """Run what is missing of a comparison and return all of it.
+
+    Every model is loaded before the first run. A cell that fails keeps the sentence that says why in place of its
+    figures, and the others go on.
+
+    Args:
+        grid: checked cells.
+        settings: what they share.
+        folder: where results are kept, and taken from when they are there already.
+        command: the command line, for the report.
+        progress: called before and after every run.
+
+    Raises:
+        OptionError: a prompt that cannot be decoded, or a folder of something else; nothing is written then.
+    """
+    planned = cases(grid.cells, sampling=settings.temperature > 0)
+    loaded = LoadedModels()
+    kept = Folder(folder, about(grid, planned, settings, command), lambda: check_prompts(planned, [settings], loaded))
+    todo = [step for step in steps(planned, settings.repeats) if step.repeat not in kept.lines.get(step.case.key, {})]
+    for cell in {step.case.key: step.case.cell for step in todo}.values():
+        loaded.pipeline(cell)
+    take(todo, lambda step: run(step, settings, loaded), kept, progress)
+    return kept.comparison(planned)
+
+
+def able_to_sample(grid: Grid, temperature: float) -> Grid:
+    """Return a grid with those cells set apart, too, whose acceptance rule cannot draw tokens at the temperature.
+
+    Raises:
+        CompositionError: no cell is left.
+    """
+    able = Grid([], list(grid.refused))
+    for cell in grid.cells:
+        if temperature and "samples" not in strategy(registry(), "acceptance rule", cell["accept"]).offers:
+            able.refused.append((cell, TAKES_THE_BEST.format(rule=cell["accept"], temperature=temperature)))
+        else:
+            able.cells.append(cell)
+    if not able.cells:
+        raise CompositionError(able.refused[-1][1])
+    return able
+
+
+def check_prompts(planned: Sequence[Case], shared: Iterable[Settings], loaded: LoadedModels) -> None:
+    """Raise :class:`OptionError` for a prompt that one of the targets cannot decode."""
+    for case in {case.cell["target"]: case for case in reversed(planned)}.values():  # the first of each: plain decoding
+        pipe = loaded.pipeline(case.cell)
+        for settings in shared:
+            encode(pipe, settings.prompts, settings.max_prompt_tokens)
+
+
+def take(todo: Iterable[Step], run: Callable[[Step], Line], kept: Folder, progress: Progress) -> None:
+    """Take steps one after the other and keep their lines; a cell that failed once is not run again."""
+    failed: dict[str, str] = {}
+    for step in todo:
+        progress(step, None)
+        line = {"error": failed[step.case.key]} if step.case.key in failed else run(step)
+        if "error" in line:
+            failed[step.case.key] = line["error"]
+        kept.add(step.case, step.repeat, line)
+        progress(step, line)
+
+
+def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> dict[str, Any]:
+    """Return everything that tells one comparison from another, and where it was run."""
+    return {
+        "command": command,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "settings": settings.about(),
+        "environment": environment({case.cell["device"] for case in planned}),
+        "cells": [attrs.asdict(case) for case in planned],
+        "refused": [{"cell": cell, "why": why} for cell, why in grid.refused],
+    }
+
+
+def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
+    """Yield every run of a comparison: all cells once, then all again, there and back.
+
+    A machine that gets slower or faster meanwhile then does so for all cells alike.
+    """
+    order = [
+        (case, repeat)
+        for repeat in range(repeats)
+        for case in (planned if repeat % 2 == 0 else planned[::-1])
+        if case.timed or repeat == 0
+    ]
+    for number, (case, repeat) in enumerate(order, start=1):
+        yield Step(case, repeat, number, len(order))
+
+
+def run(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+    """Run one cell once and return its line; with what went wrong in place of figures where it cannot be run."""
+    return attempt(lambda: measure(step, settings, loaded))
+
+
+def attempt(work: Callable[[], Line]) -> Line:
+    """Return the line that some work gives, or one with what went wrong."""
+    try:
+        return work()
+    except (
+        Exception
+    ) as fault:  # a broken strategy may raise anything, as a device without memory does; the others go on
+        kind = "" if isinstance(fault, SpecframeError) else f"{type(fault).__name__}: "
+        return {"error": f"{kind}{str(fault).partition(chr(10))[0][:500]}"}
+
+
+def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
+    """Warm a new pipeline up, then decode all prompts with it."""
+    positions, waits = Positions(), Waits()
+    pipe = loaded.pipeline(step.case.cell, [positions, waits])
+    prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
+    for _ in range(settings.warm_up if step.case.timed else 0):
+        list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
+    gc.collect()
+    results = list(
+        pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort, sampling=settings.sampling)
+    )
+    if failed := next((result for result in results if result.error is not None), None):
+        raise PromptError(f"prompt {failed.index}: {failed.error}")
+    ids = [result.token_ids for result in results]
+    return {
+        "lossless": pipe.composition.lossless,
+        "comparable": not settings.temperature or "draft-invariant" in pipe.composition.rule.offers,
+        "figures": pipe.report.figures(),
+        "drafted_by_position": positions.drafted.tolist(),
+        "accepted_by_position": positions.accepted.tolist(),
+        "longest_wait": waits.longest,
+        "latencies": [result.latency for result in results],
+        "tokens_digest": digest(ids),
+        **({"token_ids": ids} if step.repeat == 0 else {}),
+    }
+
+
+def digest(value: Any) -> str:
+    """Return a short text that tells one value from another."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

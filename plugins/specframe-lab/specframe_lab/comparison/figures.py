@@ -1,0 +1,242 @@
+"""The figures of a comparison, each as a table: what is drawn, and what is written as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from specframe.files import put
+from specframe_lab.comparison.results import Comparison, Line
+from specframe_lab.comparison.schemes import Case
+from specframe_lab.verify import common_start
+
+STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
+SPREAD = ("scheme", "batch_size", "median", "lowest", "highest", "repeats")
+PERCENTILES = (50, 90, 99)
+ENOUGH_FOR_P99 = 100
+"""Sequences from which on P99 is told in a headline: of fewer, it lies between the two slowest."""
+
+
+@attrs.frozen
+class Table:
+    """One figure's numbers, and what they mean."""
+
+    name: str
+    title: str
+    unit: str
+    meaning: str
+    columns: Sequence[str]
+    rows: list[tuple[Any, ...]]
+
+    @property
+    def drawn(self) -> str:
+        """What a point or a bar of the figure is, and of how many runs or sequences; "" where ``meaning`` says it."""
+        if self.rows and self.name == "latency":
+            return f"Percentiles of {spelled(row[-1] for row in self.rows)} sequences in each run."
+        if not self.rows or tuple(self.columns) != SPREAD:
+            return ""
+        runs = spelled(row[-1] for row in self.rows)
+        if runs == "1":
+            return "A point or a bar is one run."
+        return (
+            f"A point or a bar is the median of {runs} runs, the line through it goes from the lowest to the highest."
+        )
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the rows by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def write(self, folder: Path) -> None:
+        """Write the rows as CSV; a file with other columns is somebody else's."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        put(folder / f"{self.name}.csv", text.getvalue(), mark=",".join(self.columns))
+
+
+def spelled(counts: Iterable[int]) -> str:
+    """Return a count, or the range of several."""
+    counts = sorted(set(counts))
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return the median, the lowest and the highest of some values; not a number when there are none."""
+    values = list(values)
+    return (float(np.median(values)), min(values), max(values)) if values else (math.nan, math.nan, math.nan)
+
+
+def by_cell(comparison: Comparison, value: Callable[[Line], float], speculating: bool = False) -> list[tuple[Any, ...]]:
+    """Return the spread over repeats of a value of every timed case that has run."""
+    rows = []
+    for case in comparison.timed:
+        runs = comparison.runs(case)
+        if runs and not (speculating and case.cell["drafter"] == "none"):
+            rows.append((case.scheme, case.batch_size, *spread(map(value, runs.values())), len(runs)))
+    return rows
+
+
+def figure(name: str) -> Callable[[Line], float]:
+    """Return what reads a figure from a line."""
+    return lambda line: line["figures"][name]
+
+
+def speed_ups(comparison: Comparison, case: Case) -> list[float]:
+    """Return a case's tokens per second over plain decoding's at the same batch size in the same repeat."""
+    plain = comparison.plain(case, case.batch_size)
+    beside = comparison.runs(plain) if plain else {}
+    rate = figure("tokens_per_second")
+    runs = comparison.runs(case)
+    return [rate(line) / rate(beside[r]) for r, line in runs.items() if r in beside and rate(beside[r])]
+
+
+def speed_up(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the spread of the speed-up of every scheme but plain decoding."""
+    found = [(case, speed_ups(comparison, case)) for case in comparison.timed if not case.plain]
+    return [(case.scheme, case.batch_size, *spread(values), len(values)) for case, values in found if values]
+
+
+def break_even(rows: list[tuple[Any, ...]]) -> list[tuple[str, float | None, str]]:
+    """Return the batch size from which on each scheme is slower than plain decoding, and what that is in words.
+
+    Between two batch sizes that were measured, the median speed-up is taken to run straight over their logarithm.
+    """
+    found = []
+    for scheme in dict.fromkeys(row[0] for row in rows):
+        points = sorted((row[1], row[2]) for row in rows if row[0] == scheme)
+        if len(points) < 2:
+            continue
+        size = crossing(points)
+        if size is not None:
+            words = f"{size:.1f}"
+        elif points[-1][1] >= 1:
+            words = f"above {points[-1][0]}, the largest measured"
+        else:
+            words = "none, slower at every batch size"
+        found.append((scheme, size, words))
+    return found
+
+
+def crossing(points: Sequence[tuple[float, float]]) -> float | None:
+    """Return where a line through (batch size, speed-up) last falls below 1, or None where it does not."""
+    falls = [(a, b) for a, b in pairwise(points) if a[1] >= 1 > b[1]]
+    if not falls or points[-1][1] >= 1:
+        return None
+    (low, before), (high, after) = falls[-1]
+    return float(low * (high / low) ** ((before - 1) / (before - after)))
+
+
+def stage_shares(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return, of the time of all repeats of a case, the share and the seconds of each stage."""
+    rows = []
+    for case in comparison.timed:
+        runs = comparison.runs(case).values()
+        seconds = {stage: sum(line["figures"]["stage_seconds"].get(stage, 0.0) for line in runs) for stage in STAGES}
+        total = sum(seconds.values())
+        if total:
+            shares = ((stage, seconds[stage] / total, seconds[stage] / len(runs)) for stage in STAGES)
+            rows += [(case.scheme, case.batch_size, *share) for share in shares]
+    return rows
+
+
+def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return how often the draft token in each place stood, counted over all repeats."""
+    rows = []
+    for case in comparison.timed:
+        drafted, accepted = (total(comparison, case, f"{which}_by_position") for which in ("drafted", "accepted"))
+        for place, (d, a) in enumerate(zip(drafted, accepted, strict=True), start=1):
+            rows.append((case.scheme, case.batch_size, place, d, a, a / d if d else math.nan))
+    return rows
+
+
+def total(comparison: Comparison, case: Case, name: str) -> list[int]:
+    """Return the sums, place by place, of a list that every line of a case has."""
+    lists = [line[name] for line in comparison.runs(case).values()]
+    width = max(map(len, lists), default=0)
+    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(width)]
+
+
+def histogram(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return in how many rounds of a sequence each number of draft tokens stood, over all repeats."""
+    rows = []
+    for case in comparison.timed:
+        counts: dict[int, int] = {}
+        for line in comparison.runs(case).values():
+            for accepted, rounds in line["figures"]["acceptance_histogram"].items():
+                counts[int(accepted)] = counts.get(int(accepted), 0) + rounds
+        rounds = sum(counts.values())
+        rows += [(case.scheme, case.batch_size, a, counts[a], counts[a] / rounds) for a in sorted(counts)]
+    return rows
+
+
+def latency(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the percentiles of the sequences' latencies, each the median over repeats, the longest wait, and how many
+    sequences a run has.
+    """
+    rows = []
+    for case in comparison.timed:
+        lines = comparison.runs(case).values()
+        found = [percentiles(line["latencies"]) for line in lines]
+        if found:
+            wait = max(line["longest_wait"] for line in lines)
+            count = min(len(line["latencies"]) for line in lines)
+            rows.append((case.scheme, case.batch_size, *np.median(found, axis=0).tolist(), wait, count))
+    return rows
+
+
+def percentiles(seconds: Iterable[float | None]) -> list[float]:
+    """Return P50, P90 and P99 of what is there, between two values in proportion."""
+    there = [value for value in seconds if value is not None]
+    return np.percentile(there, PERCENTILES).tolist() if there else [math.nan] * len(PERCENTILES)
+
+
+def equality(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return how many sequences are, token for token, those of plain decoding at batch size 1, and at the same one.
+
+    What a rule draws that depends on the draft is not compared.
+    """
+    rows = []
+    for case in comparison.timed:
+        if not all(line.get("comparable", True) for line in comparison.runs(case).values()):
+            continue
+        ids = tokens(comparison, case)
+        references = [tokens(comparison, comparison.plain(case, size)) for size in (1, case.batch_size)]
+        if ids and all(references):
+            counts = [matches(ids, reference) for reference in references]
+            repeated = len({line["tokens_digest"] for line in comparison.runs(case).values()}) == 1
+            (exact, partial), (beside, _) = counts
+            rows.append(
+                (case.scheme, case.batch_size, len(ids), exact, partial, beside, lossless(comparison, case), repeated)
+            )
+    return rows
+
+
+def lossless(comparison: Comparison, case: Case) -> bool:
+    """Return whether a case's strategies promise the target's own output."""
+    return all(line["lossless"] for line in comparison.runs(case).values())
+
+
+def tokens(comparison: Comparison, case: Case | None) -> list[list[int]]:
+    """Return the token ids of a case's first run."""
+    return comparison.runs(case).get(0, {}).get("token_ids", []) if case else []
+
+
+def matches(ids: list[list[int]], reference: list[list[int]]) -> tuple[int, float]:
+    """Return how many sequences are equal, and the mean share of a sequence that is a common start."""
+    pairs = list(zip(ids, reference, strict=True))
+    return sum(a == b for a, b in pairs), float(np.mean([shared(a, b) for a, b in pairs]))
+
+
+def shared(ids: list[int], reference: list[int]) -> float:
+    """Return the length of two sequences' common start over the longer one's length."""
+    length = max(len(ids), len(reference))
+    return common_start(ids, reference) / length if length else 1.0

@@ -1,0 +1,161 @@
+"""Which runs a comparison is made of: a grid's cells, and plain decoding at each of their batch sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.plugins import recipe
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe_lab.grid import Cell, varying
+
+PLAIN: Cell = {
+    "drafter": "none",
+    "align": "ragged",
+    "schedule": None,
+    "accept": "greedy",
+    "verify": "chain",
+    "kv": None,
+    "draft_length": "5",
+}
+"""Plain decoding: what every scheme is held against."""
+
+DEFAULTS: Cell = {
+    name: default
+    for name, default in attrs.asdict(recipe.DEFAULTS, recurse=False).items()
+    if isinstance(default, str | int) and not isinstance(default, bool)
+}
+"""What a pipeline takes where nothing else is asked for."""
+
+PLAIN_NAME, BETWEEN = "plain", " · "
+
+Names = dict[tuple[str, Any], str]
+"""What an option's value is called, where that is not its own text."""
+
+SETTING = ("target", "device", "dtype", "seed")
+"""What a scheme and the plain decoding it is held against have in common, besides the batch size."""
+
+
+@attrs.frozen
+class Case:
+    """One cell of a comparison, and the scheme it belongs to: what it is at every batch size."""
+
+    scheme: str
+    cell: Cell
+    plain: bool = False
+    timed: bool = True
+    """False: it runs once, and only its tokens count."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows decoded together."""
+        return self.cell["batch_size"]
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """The model, device, precision and seed."""
+        return tuple(self.cell.get(option) for option in SETTING)
+
+    @property
+    def key(self) -> str:
+        """The cell as text: what its results are found by."""
+        return json.dumps(self.cell, sort_keys=True)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}, batch size {self.batch_size}"
+
+
+def cases(cells: Iterable[Cell], sampling: bool = False) -> list[Case]:
+    """Return plain decoding at every batch size asked for and at 1, then the other cells; no cell twice.
+
+    Plain decoding at batch size 1 is the reference for equality. It is timed only where asked for. With ``sampling`` it is
+    plain sampling.
+    """
+    cells = list(cells)
+    named = [option for option in varying(cells) if option != "batch_size"]
+    full = list({json.dumps(cell, sort_keys=True): cell for cell in map(explicit, cells)}.values())
+    plain = PLAIN | {"accept": recipe.COMPARABLE_RULE} if sampling else PLAIN
+    brief = cases_of(full, named, brief_names(full, named), plain)
+    clear = len({(case.scheme, case.batch_size) for case in brief}) == len(brief)
+    return brief if clear else cases_of(full, named, {}, plain)
+
+
+def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) -> list[Case]:
+    """Return the cases of different cells; the values of ``named`` options name a scheme, ``decoding`` is plain decoding."""
+    sizes = sorted({cell["batch_size"] for cell in cells})
+    settings = list(dict.fromkeys(Case("", cell).setting for cell in cells))
+    shared = [option for option in SETTING if option in named]
+    plain = []
+    for setting in settings:
+        for size in sorted({1, *sizes}):
+            cell = explicit({**decoding, **dict(zip(SETTING, setting, strict=True)), "batch_size": size})
+            label = BETWEEN.join([PLAIN_NAME, *values(cell, shared, names)])
+            plain.append(Case(label, cell, plain=True, timed=size in sizes))
+    known = {case.key for case in plain}
+    schemes = [Case(BETWEEN.join(values(cell, named, names)) or cell["align"], cell) for cell in cells]
+    return [*plain, *(case for case in schemes if case.key not in known)]
+
+
+def explicit(cell: Cell) -> Cell:
+    """Return a cell with everything named that was left to another choice."""
+    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS["drafter"]))
+    cell = {**DEFAULTS, **PLAIN, **cell, "target": target, "drafter": draft_model or drafter}
+    if cell["accept"] == "auto":
+        cell["accept"] = PLAIN["accept"]
+    if cell["drafter"] == "none":
+        cell["draft_length"] = PLAIN["draft_length"]
+    elif cell["draft_length"] == "auto":
+        rule = strategy(registry(), "acceptance rule", cell["accept"])
+        cell["draft_length"] = recipe.DEFAULTS.length(rule, drafter)
+    cell["draft_length"] = str(cell["draft_length"])
+    alignment = strategy(registry(), "alignment", cell["align"])
+    device = models.pick_device(cell["device"])
+    dtype = models.pick_dtype(cell["dtype"], device)
+    return {
+        **cell,
+        "schedule": cell["schedule"] or alignment.scheduler,
+        "kv": cell["kv"] or alignment.kv,
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def is_plain(scheme: str) -> bool:
+    """Return whether a scheme's name is plain decoding's."""
+    return scheme.partition(BETWEEN)[0] == PLAIN_NAME
+
+
+def values(cell: Cell, named: Iterable[str], names: Names) -> list[str]:
+    """Return what the values of some of a cell's options are called."""
+    return [names.get((option, cell[option])) or value_name(option, cell[option]) for option in named]
+
+
+def value_name(option: str, value: Any) -> str:
+    """Return what one option's value is called."""
+    if option == "draft_length" and value.isdigit():
+        return f"K {value}"
+    if option == "seed":
+        return f"seed {value}"
+    return "no draft" if (option, value) == ("drafter", "none") else str(value)
+
+
+def brief_names(cells: list[Cell], named: Iterable[str]) -> Names:
+    """Return short names: models without their folder, strategies without the settings that do not tell them apart."""
+    names: Names = {}
+    for option in named:
+        given = {cell[option] for cell in cells if isinstance(cell[option], str)}
+        if option in ("target", "drafter"):
+            names |= {(option, value): value.rstrip("/").rpartition("/")[2] for value in given if "/" in value}
+        for value in given:
+            name, *settings = value.split(",")
+            alike = [set(other.split(",")[1:]) for other in given if other.split(",")[0] == name]
+            common = set.intersection(*alike) if len(alike) > 1 else set()
+            if common:
+                names[option, value] = ",".join([name, *(pair for pair in settings if pair not in common)])
+    return names

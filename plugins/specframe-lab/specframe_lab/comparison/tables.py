@@ -1,0 +1,156 @@
+"""All figures of a comparison, with their titles, units and definitions."""
+
+from __future__ import annotations
+
+from specframe_lab.comparison import figures as f
+from specframe_lab.comparison.figures import SPREAD, Table
+from specframe_lab.comparison.results import Comparison
+
+
+def tables(comparison: Comparison) -> dict[str, Table]:
+    """Return every figure of a comparison by its name."""
+    return {
+        table.name: table for table in (*speed(comparison), *time(comparison), *drafts(comparison), *rest(comparison))
+    }
+
+
+def speed(comparison: Comparison) -> list[Table]:
+    """Return throughput, speed-up and break-even."""
+    ups = f.speed_up(comparison)
+    return [
+        Table(
+            "speed_up",
+            "Speed-up over plain decoding",
+            "times plain decoding",
+            "Tokens per second over those of plain decoding at the same batch size in the same repeat.",
+            SPREAD,
+            ups,
+        ),
+        Table(
+            "throughput",
+            "Throughput",
+            "tokens/s",
+            "Generated tokens of all sequences over the time of all rounds, reading of prompts included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("tokens_per_second")),
+        ),
+        Table(
+            "break_even",
+            "Break-even batch size",
+            "rows",
+            "Where the median speed-up last falls below 1, between two measured sizes straight over the logarithm.",
+            ("scheme", "batch_size", "in_words"),
+            f.break_even(ups),
+        ),
+    ]
+
+
+def time(comparison: Comparison) -> list[Table]:
+    """Return where the time goes, and how long sequences take."""
+    return [
+        Table(
+            "stage_shares",
+            "Where the time goes",
+            "share of the time",
+            "Seconds of each stage over the seconds of all stages, all repeats together.",
+            ("scheme", "batch_size", "stage", "share", "seconds_per_run"),
+            f.stage_shares(comparison),
+        ),
+        Table(
+            "realign_share",
+            "Realign share",
+            "share of the time",
+            "Share of the time spent moving what is cached, stage align.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("realign_share"), speculating=True),
+        ),
+        Table(
+            "latency",
+            "Latency of a sequence",
+            "s",
+            "Seconds from a sequence's arrival to its end: percentiles over sequences, each the median over repeats. "
+            "Longest wait: the most rounds that a sequence was passed over.",
+            ("scheme", "batch_size", *(f"p{p}" for p in f.PERCENTILES), "longest_wait", "sequences"),
+            f.latency(comparison),
+        ),
+    ]
+
+
+def drafts(comparison: Comparison) -> list[Table]:
+    """Return what became of draft tokens."""
+    return [
+        Table(
+            "acceptance_length",
+            "Tokens per round",
+            "tokens",
+            "Mean acceptance length: 1 + accepted draft tokens per round of a sequence, the bonus token included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("mean_acceptance_length"), speculating=True),
+        ),
+        Table(
+            "acceptance_by_position",
+            "Acceptance by position",
+            "share of drafts",
+            "Of the drafts that reach a position before their sequence's limit, the share whose token there stood. "
+            "Schemes less than half a percentage point apart share a line, all batch sizes together.",
+            ("scheme", "batch_size", "position", "drafted", "accepted", "rate"),
+            f.by_position(comparison),
+        ),
+        Table(
+            "acceptance_histogram",
+            "Accepted tokens per round",
+            "share of rounds",
+            "Rounds of a sequence by the number of draft tokens that stood, the bonus token left out. "
+            "Schemes less than half a percentage point apart share their bars, all batch sizes together.",
+            ("scheme", "batch_size", "accepted", "rounds", "share"),
+            f.histogram(comparison),
+        ),
+    ]
+
+
+def rest(comparison: Comparison) -> list[Table]:
+    """Return equality with plain decoding, the shape of batches, and memory."""
+    return [
+        Table(
+            "equality",
+            "Equal to plain decoding",
+            "sequences",
+            "Sequences whose token ids are those of plain decoding at batch size 1, in the first run. "
+            "Partial: the mean share of a sequence that is a common start.",
+            (
+                "scheme",
+                "batch_size",
+                "sequences",
+                "exact",
+                "partial",
+                "exact_same_batch",
+                "promised",
+                "same_in_all_repeats",
+            ),
+            f.equality(comparison),
+        ),
+        Table(
+            "grouping_rate",
+            "Grouping rate",
+            "share of rounds",
+            "Of decoding rounds with more than one row, the share whose rows all had one length.",
+            SPREAD,
+            [row for row in f.by_cell(comparison, f.figure("grouping_rate"), speculating=True) if row[1] > 1],
+        ),
+        Table(
+            "padding_share",
+            "Padding share",
+            "share of places",
+            "Of the rectangle rows × longest row, the share that holds no token, over decoding rounds.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("padding_share"), speculating=True),
+        ),
+        Table(
+            "peak_kv_bytes",
+            "Peak KV cache",
+            "bytes",
+            "The most bytes that all KV caches of a run held, the draft model's included.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("peak_kv_bytes")),
+        ),
+    ]

@@ -1,0 +1,51 @@
+"""The models of a grid: each is loaded once, whatever number of cells uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.pipeline import Pipeline
+from specframe.plugins.recipe import DEFAULTS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from specframe.contracts.roles import Observer
+    from specframe_lab.grid import Cell
+
+
+class LoadedModels:
+    """Models and tokenizers by name, device and dtype."""
+
+    def __init__(self) -> None:
+        self._models: dict[Any, PreTrainedModel] = {}
+        self._tokenizers: dict[Any, Any] = {}
+
+    def target(self, cell: Cell) -> PreTrainedModel:
+        """Return a cell's target."""
+        name, _, _ = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
+        return self._model(name, "target", cell)
+
+    def pipeline(self, cell: Cell, observers: Iterable[Observer] = ()) -> Pipeline:
+        """Return a new pipeline for a cell, on models that are loaded already where that is possible.
+
+        Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
+        """
+        name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
+        if draft_model is not None:
+            drafter = self._model(draft_model, "draft", cell)
+        if name not in self._tokenizers:
+            self._tokenizers[name] = models.load_tokenizer(name)
+        loaded = {"target": self._model(name, "target", cell), "drafter": drafter, "tokenizer": self._tokenizers[name]}
+        return Pipeline(**{"generation_config": None, **cell, **loaded}, observers=observers)
+
+    def _model(self, name: Any, role: str, cell: Cell) -> PreTrainedModel:
+        device = models.pick_device(cell.get("device", DEFAULTS.device))
+        dtype = models.pick_dtype(cell.get("dtype", DEFAULTS.dtype), device)
+        key = name, device, dtype
+        if key not in self._models:
+            self._models[key] = models.load_model(name, role, device, dtype)
+        return self._models[key]

@@ -1,0 +1,1 @@
+"""The report of a comparison: figures drawn, one page, one PDF."""

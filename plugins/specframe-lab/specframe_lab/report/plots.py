@@ -1,0 +1,275 @@
+"""The figures of a comparison, drawn in colours and marks that colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specframe_lab.comparison.figures import STAGES, Table, spelled
+from specframe_lab.comparison.summary import together
+from specframe_lab.report.canvas import (
+    INK,
+    PLAIN,
+    STAGE_COLOURS,
+    STYLE,
+    Looks,
+    from_zero,
+    legend,
+    listed,
+    looks,
+    panels,
+    percent,
+    scale,
+    widths,
+    wrapped,
+)
+
+Curve = tuple[tuple[float, float], ...]
+BATCH_SIZE = "batch size (rows), logarithmic"
+SAME = 0.005
+"""Shares that lie closer than this share a line."""
+
+
+def draw(tables: dict[str, Table], schemes: Sequence[str]) -> dict[str, Figure]:
+    """Return every figure that has something to show, by its name."""
+    look = looks(schemes)
+    figures = {}
+    with matplotlib.rc_context(STYLE):
+        for name, painter in PAINTERS.items():
+            if tables[name].rows:
+                figures[name] = painter(tables[name], look)
+    return figures
+
+
+def against_batch_size(table: Table, look: Looks, level: float | None = None) -> Figure:
+    """Draw medians over batch sizes with the range of the repeats; bars where there is one batch size only."""
+    sizes = sorted({row[1] for row in table.rows})
+    if len(sizes) == 1:
+        return bars(table, look, level)
+    figure, axes = panels(1)
+    if level is not None:
+        axes[0].axhline(level, color=PLAIN, linestyle="--", linewidth=1.2, label="plain decoding")
+    spans(axes[0], table, look, sizes, 2, (3, 4))
+    axes[0].set_ylim(from_zero(max(row[4] for row in table.rows)))
+    axes[0].set_xlabel(BATCH_SIZE)
+    axes[0].set_ylabel(scale(axes[0].yaxis, table.unit))
+    legend(figure, axes[0])
+    return figure
+
+
+def speed_up(table: Table, look: Looks) -> Figure:
+    """Draw speed-ups, and the line that plain decoding is."""
+    return against_batch_size(table, look, level=1)
+
+
+def spans(axes: Axes, table: Table, look: Looks, sizes: list[int], value: int, ends: tuple[int, int] | None) -> None:
+    """Draw one line per scheme, set off a little from its neighbours so that ranges do not hide each other."""
+    schemes = list(dict.fromkeys(row[0] for row in table.rows))
+    for place, (scheme, width) in enumerate(zip(schemes, widths(len(schemes)), strict=True)):
+        rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])
+        offset = 1.0 + 0.012 * (place - (len(schemes) - 1) / 2)
+        x, y = np.array([row[1] for row in rows]) * offset, np.array([row[value] for row in rows])
+        error = [y - [row[ends[0]] for row in rows], [row[ends[1]] for row in rows] - y] if ends else None
+        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=width, **look[scheme])
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+
+
+def bars(table: Table, look: Looks, level: float | None) -> Figure:
+    """Draw one bar per scheme with the range of the repeats."""
+    figure, axes = listed(row[0] for row in table.rows)
+    for place, (scheme, _, median, low, high, _) in enumerate(table.rows):
+        error = [[median - low], [high - median]]
+        axes.barh(place, median, 0.65, xerr=error, color=look[scheme]["color"], ecolor=INK, capsize=2)
+    words = f"{scale(axes.xaxis, table.unit)}, batch size {table.rows[0][1]}"
+    axes.set_xlim(from_zero(max(row[4] for row in table.rows)))
+    if level is not None:
+        axes.axvline(level, color=INK, linestyle="--", linewidth=1.2)
+        words += "; dashed: plain decoding"
+    figure.supxlabel(words, fontsize=9)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def latency(table: Table, look: Looks) -> Figure:
+    """Draw the median and the tail of latencies, one above the other."""
+    sizes = sorted({row[1] for row in table.rows})
+    if len(sizes) == 1:
+        return ranges(table, look)
+    figure, axes, counts = *panels(2, 4.1), counted(table)
+    for one, column, title in ((axes[0], 2, "P50"), (axes[1], 4, "P99")):
+        spans(one, table, look, sizes, column, None)
+        one.set_ylim(bottom=0)
+        one.set_ylabel(f"{title} (s), n = {counts}")
+    axes[0].tick_params(labelbottom=False)
+    axes[1].set_xlabel(BATCH_SIZE)
+    legend(figure, axes[0])
+    return figure
+
+
+def counted(table: Table) -> str:
+    """Return how many sequences latencies are percentiles of."""
+    return spelled(row[-1] for row in table.rows)
+
+
+def ranges(table: Table, look: Looks) -> Figure:
+    """Draw P50, P90 and P99 of every scheme on one line."""
+    figure, axes = listed(row[0] for row in table.rows)
+    for place, (scheme, _, *percentiles, _, _) in enumerate(table.rows):
+        colour = look[scheme]["color"]
+        axes.hlines(place, percentiles[0], percentiles[2], color=colour, linewidth=1.6)
+        for value, mark in zip(percentiles, "o|D", strict=True):
+            axes.plot(value, place, mark, color=colour, markersize=9 if mark == "|" else 5, markeredgewidth=1.5)
+    axes.set_xlim(from_zero(max(row[4] for row in table.rows)))
+    words = f"seconds, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99 of {counted(table)}"
+    figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def stage_shares(table: Table, look: Looks) -> Figure:
+    """Draw the time of every cell as one bar of stages, a group of bars per batch size."""
+    cells = sorted(dict.fromkeys(row[:2] for row in table.rows), key=lambda cell: cell[1])
+    shares = {(row[:2], row[2]): row[3] for row in table.rows}
+    heads = np.cumsum([1, *(a[1] != b[1] for a, b in pairwise(cells))])
+    places = np.arange(len(cells)) + 1.1 * heads
+    names = [wrapped(scheme) for scheme, _ in cells]
+    figure, (axes,) = panels(1, 0.6 + (0.09 + 0.14 * max(1 + name.count("\n") for name in names)) * places[-1])
+    left = np.zeros(len(cells))
+    for stage in STAGES:
+        shown = np.array([shares[cell, stage] for cell in cells])
+        axes.barh(places, shown, 0.8, left=left, color=STAGE_COLOURS[stage], label=stage)
+        for place, width, start in zip(places, shown, left, strict=True):
+            if width >= 0.08:
+                colour = "white" if stage in ("verify", "accept", "align") else "black"
+                axes.text(start + width / 2, place, f"{width:.0%}", ha="center", va="center", color=colour, fontsize=7)
+        left += shown
+    for place, (_, size), new in zip(places, cells, [1, *np.diff(heads)], strict=True):
+        if new:
+            axes.text(0, place - 0.95, f"batch size {size}", va="center", weight="bold", fontsize=8)
+    axes.set_yticks(places, names)
+    axes.set_ylim(places[-1] + 0.6, places[0] - 1.5)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(percent)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    legend(figure, axes, columns=3)
+    return figure
+
+
+def by_position(table: Table, look: Looks) -> Figure:
+    """Draw the rate at every position, all batch sizes together; schemes with the same rates share a line."""
+    pooled = pool(table, key=2, counts=(3, 4))
+    curves = {s: tuple((p, a / d) for p, (d, a) in places.items() if d) for s, places in pooled.items()}
+    figure, (axes,) = panels(1)
+    groups = merged(curves)
+    for (name, scheme, points), width in zip(groups, widths(len(groups)), strict=True):
+        axes.plot(*zip(*points, strict=True), label=name, linewidth=width, **look[scheme])
+    axes.set_xticks(sorted({row[2] for row in table.rows}))
+    axes.set_xlabel("position in the draft")
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(percent)
+    axes.set_ylabel("accepted")
+    legend(figure, axes)
+    return figure
+
+
+def histogram(table: Table, look: Looks) -> Figure:
+    """Draw the share of rounds by accepted tokens, all batch sizes together."""
+    pooled = pool(table, key=2, counts=(3,))
+    curves = {}
+    for scheme, counts in pooled.items():
+        rounds = sum(count for (count,) in counts.values())
+        curves[scheme] = tuple((accepted, count / rounds) for accepted, (count,) in sorted(counts.items()))
+    groups = merged(curves)
+    figure, (axes,) = panels(1)
+    width = 0.8 / len(groups)
+    for place, (name, scheme, points) in enumerate(groups):
+        x = [accepted + (place - (len(groups) - 1) / 2) * width for accepted, _ in points]
+        axes.bar(x, [share for _, share in points], width, label=name, color=look[scheme]["color"])
+    axes.set_xticks(sorted({row[2] for row in table.rows}))
+    axes.set_xlabel("accepted draft tokens")
+    axes.yaxis.set_major_formatter(percent)
+    axes.set_ylabel("share of rounds")
+    axes.grid(axis="x", visible=False)
+    legend(figure, axes)
+    return figure
+
+
+def pool(table: Table, key: int, counts: tuple[int, ...]) -> dict[str, dict[Any, list[int]]]:
+    """Return per scheme the sums of some columns by another column, over all batch sizes."""
+    sums: dict[str, dict[Any, list[int]]] = {}
+    for row in table.rows:
+        place = sums.setdefault(row[0], {}).setdefault(row[key], [0] * len(counts))
+        for number, column in enumerate(counts):
+            place[number] += row[column]
+    return sums
+
+
+def merged(curves: dict[str, Curve]) -> list[tuple[str, str, Curve]]:
+    """Return (name, first scheme, curve) of the curves that can be told apart, named by all schemes that share each."""
+    groups: list[list[str]] = []
+    for scheme, curve in curves.items():
+        group = next((group for group in groups if close(curve, curves[group[0]])), None)
+        group.append(scheme) if group else groups.append([scheme])
+    named = [(group, together(group, len(curves))) for group in groups]
+    return [(name, group[0], curves[group[0]]) for group, name in named]
+
+
+def close(one: Curve, other: Curve) -> bool:
+    """Return whether no point of a curve is half a percentage point off another's."""
+    return len(one) == len(other) and all(
+        a[0] == b[0] and abs(a[1] - b[1]) < SAME for a, b in zip(one, other, strict=True)
+    )
+
+
+def equality(table: Table, look: Looks) -> Figure:
+    """Draw the share of equal sequences of every scheme and batch size."""
+    schemes = list(dict.fromkeys(row[0] for row in table.rows))
+    sizes = sorted({row[1] for row in table.rows})
+    found = {row[:2]: row for row in table.rows}
+    shades = matplotlib.colors.LinearSegmentedColormap.from_list("equal", ["#D55E00", "#F6DFC8", "#9CC9E3", "#0072B2"])
+    figure, axes = listed(schemes)
+    grid = np.full((len(schemes), len(sizes)), math.nan)
+    for (scheme, size), row in found.items():
+        y, x = schemes.index(scheme), sizes.index(size)
+        grid[y, x] = row[3] / row[2]
+        red, green, blue, _ = shades(grid[y, x])
+        colour = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "white"
+        axes.text(x, y, f"{row[3]}/{row[2]}", ha="center", va="center", color=colour, fontsize=8)
+    edges = (np.arange(count + 1) - 0.5 for count in (len(sizes), len(schemes)))
+    axes.pcolormesh(*edges, np.ma.masked_invalid(grid), cmap=shades, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.set_ylim(len(schemes) - 0.5, -0.5)
+    axes.set_xlabel("batch size (rows)")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+Painter = Callable[[Table, Looks], Figure]
+PAINTERS: dict[str, Painter] = {
+    "speed_up": speed_up,
+    "throughput": against_batch_size,
+    "equality": equality,
+    "realign_share": against_batch_size,
+    "stage_shares": stage_shares,
+    "latency": latency,
+    "acceptance_by_position": by_position,
+    "acceptance_histogram": histogram,
+    "acceptance_length": against_batch_size,
+    "grouping_rate": against_batch_size,
+    "padding_share": against_batch_size,
+    "peak_kv_bytes": against_batch_size,
+}
+"""How each figure is drawn, in the order of the page."""

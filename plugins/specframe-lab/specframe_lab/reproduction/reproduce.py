@@ -1,0 +1,254 @@
+"""The measurements of Batch Speculative Decoding Done Right (arXiv 2510.22876), made with a pair of one's own.
+
+A reproduction has parts, each a question with its own settings: ``match`` (is the output the target's own?), ``speed``
+(how fast, and where does the time go?), ``uniform`` and ``random`` (how often does EXSPEC's scheduler find rows of equal
+length, when prompts have one length and when they have many?) and, where prompts are to arrive over time, ``arrivals``
+(how long does a sequence take?). All lines are kept in one folder, as those of a comparison are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.engine.requests import Prompt
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.pipeline import Pipeline
+from specframe.text.prompts import BUILT_IN
+from specframe_lab.comparison import compare as comparing
+from specframe_lab.comparison.compare import Progress, Settings, Step
+from specframe_lab.comparison.results import Comparison, Folder, Line
+from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
+from specframe_lab.grid import Cell
+from specframe_lab.loading import LoadedModels
+from specframe_lab.verify import Reference, encode
+
+ASSISTED = "assisted"
+"""Assisted generation by transformers itself, which takes one sequence at a time."""
+WINDOW, PATIENCE = 48, 16
+"""EXSPEC's window as published, and the rounds a sequence may be passed over here."""
+ENDLESS = 10**9
+"""Patience without end: what is published has no bound on waiting."""
+
+SPECULATING: dict[str, Cell] = {
+    "ragged": {"align": "ragged"},
+    "eqspec": {"align": "eqspec"},
+    "exspec": {"align": "exspec", "schedule": f"same-length,window={WINDOW},patience={PATIENCE}"},
+}
+FLAWED: dict[str, Cell] = {"padding": {"align": "padding"}, "masking": {"align": "masking"}}
+SCHEMES: dict[str, dict[str, Cell]] = {
+    "match": {
+        PLAIN_NAME: PLAIN,
+        ASSISTED: {"decoder": "transformers"},
+        **SPECULATING,
+        "rollback": {"align": "rollback"},
+        **FLAWED,
+    },
+    "speed": {PLAIN_NAME: PLAIN, **SPECULATING},
+    "uniform": {
+        "bounded": SPECULATING["exspec"],
+        "unbounded": {"align": "exspec", "schedule": f"same-length,window={WINDOW},patience={ENDLESS}"},
+    },
+    "arrivals": SPECULATING,
+}
+SCHEMES["random"] = SCHEMES["uniform"]
+PARTS = ("match", "speed", "uniform", "random", "arrivals")
+"""The parts, in the order in which they are run, and the schemes of each."""
+
+OWN = ("part", "decoder")
+"""What a cell has here that no pipeline takes."""
+
+
+@attrs.frozen
+class Shaped(Settings):
+    """Settings whose prompts are cut to one length, or at random; the same prompts either way."""
+
+    uniform: bool = True
+
+    def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
+        """Return the longer half of the prompts, cut to the median length or to between 1 token and that."""
+        ids = encode(pipe, self.prompts, self.max_prompt_tokens)
+        length = int(np.median([len(one) for one in ids]))
+        long = [one for one in ids if len(one) >= length]
+        random = np.random.default_rng(0).integers(1, length + 1, len(long)).tolist()
+        return [one[: length if self.uniform else cut] for one, cut in zip(long, random, strict=True)]
+
+
+@attrs.frozen
+class Part:
+    """Cells that share their settings."""
+
+    name: str
+    cases: list[Case]
+    settings: Settings
+
+
+@attrs.frozen
+class Reproduction:
+    """What there is of a reproduction: each part as a comparison of its own."""
+
+    about: dict[str, Any]
+    parts: dict[str, Comparison]
+    built_in: bool = False
+    """Whether all prompts are specframe's own starts of code, in place of those published."""
+
+
+def plan(
+    pair: Cell, prompts: Sequence[Prompt], sizes: Mapping[str, Collection[int]], settings: Mapping[str, dict[str, Any]]
+) -> list[Part]:
+    """Return the parts of a reproduction.
+
+    Args:
+        pair: target, drafter, device, dtype and draft length.
+        prompts: texts, token ids or messages.
+        sizes: the batch sizes of each part that is wanted; 1 is added to those of ``match``, as its reference, and left
+            out of ``uniform`` and ``random``, where there is nothing to group.
+        settings: what differs from the defaults of :class:`specframe_lab.comparison.compare.Settings`, by part.
+    """
+    parts = []
+    for name in (name for name in PARTS if name in sizes):
+        kind = Shaped if name in ("uniform", "random") else Settings
+        given = {"prompts": prompts, **settings[name]}
+        wanted = set(sizes[name]) | {1} if name == "match" else set(sizes[name])
+        wanted -= {1} if kind is Shaped else set()
+        parts.append(Part(name, cases(name, pair, sorted(wanted)), kind(**given)))
+    return parts
+
+
+def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
+    """Return a part's cases, plain decoding first; transformers' own at batch size 1 only, and with a draft model only."""
+    _, _, draft_model = choose(pair.get("target"), pair.get("drafter", "auto"))
+    found = []
+    for scheme, options in SCHEMES[part].items():
+        for size in sizes:
+            cell = explicit({**pair, **options, "batch_size": size}) | {"part": part}
+            if scheme != ASSISTED or (size == 1 and cell["draft_length"].isdigit() and draft_model is not None):
+                found.append(Case(scheme, cell, plain=scheme == PLAIN_NAME, timed=part != "match"))
+    return found
+
+
+def reproduce(
+    parts: list[Part],
+    folder: str | os.PathLike[str],
+    command: str = "",
+    only: Collection[str] = PARTS,
+    progress: Progress = lambda step, line: None,
+) -> Reproduction:
+    """Run what is missing of a reproduction and return all that is there.
+
+    Args:
+        parts: what belongs to it.
+        folder: where results are kept, and taken from when they are there already.
+        command: the command line, for the page.
+        only: the parts to run now.
+        progress: called before and after every run.
+    """
+    loaded = LoadedModels()
+    filled = [part for part in parts if part.cases]  # grouping has none where the only batch size is 1
+    planned = [bare(part.cases[0]) for part in filled]
+    shared = [part.settings for part in filled]
+    kept = Folder(folder, about(parts, command), lambda: comparing.check_prompts(planned, shared, loaded))
+    for part in parts:
+        if part.name in only:
+            run_part(part, kept, loaded, progress)
+    built_in = all(set(part.settings.prompts) <= set(BUILT_IN) for part in parts)
+    return Reproduction(kept.about, {part.name: kept.comparison(part.cases) for part in parts}, built_in)
+
+
+def run_part(part: Part, kept: Folder, loaded: LoadedModels, progress: Progress) -> None:
+    """Run what is missing of a part, its models loaded first."""
+    there = kept.lines
+    todo = [s for s in comparing.steps(part.cases, part.settings.repeats) if s.repeat not in there.get(s.case.key, {})]
+    if todo:
+        loaded.pipeline(bare(todo[0].case).cell)
+    comparing.take(todo, lambda step: run(step, part, loaded, kept), kept, progress)
+
+
+def about(parts: list[Part], command: str) -> dict[str, Any]:
+    """Return everything that tells one reproduction from another, and where it was run."""
+    planned = [case for part in parts for case in part.cases]
+    return {
+        "command": command,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "settings": {f"{part.name}: {key}": value for part in parts for key, value in part.settings.about().items()},
+        "environment": comparing.environment({case.cell["device"] for case in planned}),
+        "cells": [attrs.asdict(case) for case in planned],
+        "refused": [],
+    }
+
+
+def bare(case: Case) -> Case:
+    """Return a case with nothing but what a pipeline takes."""
+    return attrs.evolve(case, cell={option: value for option, value in case.cell.items() if option not in OWN})
+
+
+def run(step: Step, part: Part, loaded: LoadedModels, kept: Folder) -> Line:
+    """Run one cell once and return its line; under ``match`` with the kinds of its divergences from batch size 1."""
+    own = attrs.evolve(step, case=bare(step.case))
+    if "decoder" in step.case.cell:
+        line = comparing.attempt(lambda: assisted(own.case.cell, part.settings, loaded))
+    else:
+        line = comparing.run(own, part.settings, loaded)
+    if part.name == "match" and line.get("lossless"):
+        line |= comparing.attempt(lambda: kinds(own.case.cell, line["token_ids"], part, loaded, kept))
+    return line
+
+
+def kinds(cell: Cell, ids: list[list[int]], part: Part, loaded: LoadedModels, kept: Folder) -> Line:
+    """Return how many divergences from plain decoding at batch size 1 are ties, and how many are bugs."""
+    comparison = kept.comparison(part.cases)
+    plain = comparison.plain(part.cases[0], 1)
+    reference = comparison.runs(plain)[0]["token_ids"] if plain and comparison.runs(plain) else ids
+    prompts = encode(loaded.pipeline(cell), part.settings.prompts, part.settings.max_prompt_tokens)
+    judge = Reference(loaded.target(cell), prompts, reference, part.settings.max_new_tokens, loaded)
+    agreement = judge.agreement(ids, reference)
+    return {"ties": agreement.ties, "bugs": agreement.bugs}
+
+
+def assisted(cell: Cell, settings: Settings, loaded: LoadedModels) -> Line:
+    """Decode all prompts, one by one, with transformers' own assisted generation at the cell's draft length.
+
+    The ids are cut at the first stop.
+    """
+    pipe = loaded.pipeline(cell)
+    target, draft = pipe.target_model, pipe.draft_model
+    stops = models.stop_token_ids(target, pipe.tokenizer)
+    draft.generation_config.update(  # type: ignore[union-attr]
+        num_assistant_tokens=int(cell["draft_length"]),
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    found, started = [], time.perf_counter()
+    for prompt in encode(pipe, settings.prompts, settings.max_prompt_tokens):
+        ids = torch.tensor([prompt], device=target.device)
+        full: Any = target.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=settings.max_new_tokens,
+            do_sample=False,
+            pad_token_id=min(stops, default=0),
+            assistant_model=draft,
+        )
+        found.append(up_to_stop(full[0, len(prompt) :].tolist(), stops))
+    seconds, tokens = time.perf_counter() - started, sum(map(len, found))
+    figures = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+    return {"lossless": True, "figures": figures, "tokens_digest": comparing.digest(found), "token_ids": found}
+
+
+def up_to_stop(ids: list[int], stops: Collection[int]) -> list[int]:
+    """Return ids up to and including the first stop id."""
+    return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
+
+
+def spread_over(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    """Return ``count`` prompts, evenly spread over all of them; all where there are no more."""
+    if count is None or count >= len(prompts):
+        return prompts
+    return [prompts[place * len(prompts) // count] for place in range(count)]

@@ -1,0 +1,98 @@
+"""What a trace holds: the target's cache at one moment after another, as plain data."""
+
+from __future__ import annotations
+
+import attrs
+
+from specframe_lab.trace.slots import Cell
+
+KEPT, INPUT, ACCEPTED, REJECTED, CUT, STALE, PADDING, EMPTY = "kiarcspe"
+"""What a slot holds: a token cached before; one fed as input; a draft token that stands; one that was rejected; one
+that was not rejected and yet does not stand; one forgotten before and still there; nothing, with more tokens of the row
+after it; nothing, past the row's last token."""
+
+
+@attrs.frozen
+class Score:
+    """What one pass of the target gave one row."""
+
+    length: int
+    """The row's tokens before it."""
+    drafted: int
+    judged: int
+    """Draft tokens that the acceptance rule let stand."""
+    committed: int
+    """Draft tokens that the alignment let stand of those."""
+    accepted: int
+    """Draft tokens that stand: those committed, up to the row's stop or limit."""
+    tokens: list[int]
+    """The tokens gained: those accepted, and the bonus token unless the row ended before it."""
+    altered: bool
+    """Whether the alignment put other tokens in the place of those the rule had judged."""
+    finish: str | None
+    queries: list[int]
+    """Order of each fed token, as the mask has it."""
+    keys: list[int]
+    """Order of each slot attended to, as the mask has it; a query sees the slots of orders 0 up to its own."""
+    leaks: int
+    """Slots that some query sees and that do not hold a token of its row up to itself."""
+    blind: int
+    """Slots with a token that some query of the same row should see and does not."""
+
+
+@attrs.frozen
+class Lane:
+    """One sequence's part of the cache in one frame."""
+
+    prompt: int
+    row: int | None
+    """Its row in the batch; None while it is not part of it."""
+    slots: list[int]
+    """The number of the cell in each slot."""
+    marks: str
+    """One letter per slot, see :data:`KEPT` and those after it."""
+    drift: int
+    """How far the position id of its last token is from the number of tokens before it."""
+    shift: int = 0
+    """Slots it was shifted to the right since the frame before."""
+    came_from: int | None = None
+    """The row it was carried from since the frame before."""
+    score: Score | None = None
+
+
+@attrs.frozen
+class Frame:
+    """The target's cache at one moment: after a pass of the target, or settled, right before the next."""
+
+    round: int
+    phase: str
+    """"read" (the prompts), "score" (a draft) or "settle"."""
+    draft_length: int
+    lanes: list[Lane]
+    shifted: int = 0
+    """Cached tokens whose slot changed since the frame before."""
+    carried: int = 0
+    """Cached tokens whose row changed since the frame before."""
+    draft_moved: int = 0
+    """Tokens of the draft model's cache whose slot or row changed since the frame before."""
+
+
+@attrs.define
+class SchemeTrace:
+    """One scheme's run over the prompts."""
+
+    name: str
+    about: str
+    lossless: bool
+    slot_bytes: int
+    """Bytes of one token's keys and values in the target's cache, over all layers."""
+    draft_slot_bytes: int
+    cells: list[Cell]
+    frames: list[Frame]
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+    finish: list[str]
+    reference: list[list[int]] | None
+    """The target's own greedy continuation of each prompt; None where tokens are drawn at random."""
+    windows: list[int]
+    """Sliding windows of the target's layers that have one; the masks here are those of layers that have none."""

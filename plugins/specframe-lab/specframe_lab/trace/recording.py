@@ -1,0 +1,276 @@
+"""Record a run round by round: which token sits in which slot of the target's cache, and what moves.
+
+:func:`record` decodes prompts and returns a :class:`specframe_lab.trace.frames.SchemeTrace`, plain data. The recorder is an
+observer, and it puts an object around the alignment that notes every call and passes it on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block, RoundReport, Verdict
+from specframe.contracts.requests import Request, Result
+from specframe.contracts.roles import Alignment
+from specframe.contracts.round import Batch
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
+from specframe.observe.watch import Watcher
+from specframe.pipeline import Pipeline
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.reference import reference_decode
+from specframe_lab.trace.frames import (
+    ACCEPTED,
+    CUT,
+    EMPTY,
+    INPUT,
+    KEPT,
+    PADDING,
+    REJECTED,
+    STALE,
+    Frame,
+    Lane,
+    SchemeTrace,
+    Score,
+)
+from specframe_lab.trace.slots import NOTHING, NotedAlignment, SlotBook
+from specframe_lab.verify import encode
+
+
+@attrs.frozen(eq=False)
+class _Pass:
+    """The latest pass of the target: every slot right after it, the sequence of each row, and the mask's orders."""
+
+    slots: dict[int, list[int]]
+    rows: list[int]
+    queries: list[list[int]]
+    keys: list[list[int]]
+
+    def row(self, prompt: int) -> int | None:
+        """Return the row of a sequence, None when the pass left it out."""
+        return self.rows.index(prompt) if prompt in self.rows else None
+
+
+class Trace(Watcher):
+    """Records one run."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.requests: dict[int, Request] = {}
+        self.caches: list[CachedModel] = []
+        self.book = SlotBook(0)
+        self._others: list[SlotBook] = []
+        self._round = 1
+        self._pass: _Pass | None = None
+        self._judged: tuple[np.ndarray, np.ndarray] | None = None
+
+    def around(self, alignment: Alignment) -> NotedAlignment:
+        """Return the alignment with every call noted."""
+        return NotedAlignment(alignment, self)
+
+    def start(self, run: Run) -> None:
+        """Take the books of the caches that the run has opened."""
+        self.caches = run.caches
+        layouts = [cached.layout for cached in run.caches if cached is not run.target]
+        books = [layout.book for layout in layouts if hasattr(layout, "book")]
+        self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
+
+    def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
+        """Note a forward pass that is about to run."""
+        if book is self.book and self._pass is None:
+            self.settle()
+        book.write(batch, block, placement, self._round)
+        if book is self.book:
+            slots = {prompt: list(held) for prompt, held in book.slots.items()}
+            keys_BS = placement.key_order_BS.expand(len(batch), -1)  # read now: a layout may write to it later
+            self._pass = _Pass(slots, book.batch, placement.order_BT.tolist(), keys_BS.tolist())
+
+    def judged(self, verdict: Verdict) -> None:
+        """Note what the acceptance rule let stand."""
+        accepted, tokens = verdict.host()
+        self._judged = accepted.copy(), tokens.copy()
+
+    def round(self, report: RoundReport) -> None:
+        """Note the pass and its outcome."""
+        assert self._pass is not None, "a round feeds the target"
+        seen, self._pass = self._pass, None
+        self._name_drafted(report, seen)
+        lanes = []
+        for prompt, slots in sorted(seen.slots.items()):
+            row = seen.row(prompt)
+            score = None if row is None else self._score(report, seen, row)
+            lanes.append(self._lane(prompt, row, slots, score, report.prefill))
+        self.frames.append(Frame(report.number, "read" if report.prefill else "score", report.draft.depth, lanes))
+        for row, sequence in enumerate(report.sequences):
+            self.requests[sequence.request.index] = sequence.request
+            self.book.cached[sequence.request.index] = int(report.lengths[row] + report.gained[row]) - 1
+        self._round = report.number + 1
+
+    def settle(self) -> None:
+        """Note how the cache stands before the next pass, or at the end, and what moved since the last one."""
+        if not self.frames:
+            return
+        book, last = self.book, self.frames[-1]
+        lanes = []
+        for prompt, slots in sorted(book.slots.items()):
+            lane = self._lane(prompt, book.batch.index(prompt) if prompt in book.batch else None, list(slots))
+            came_from = book.reseated.get(prompt)
+            lanes.append(attrs.evolve(lane, shift=book.offsets.get(prompt, 0), came_from=came_from))
+        elsewhere = sum(other.shifted + other.carried for other in self._others)
+        self.frames.append(Frame(last.round, "settle", last.draft_length, lanes, book.shifted, book.carried, elsewhere))
+        for used in (book, *self._others):
+            used.reset()
+
+    def _name_drafted(self, report: RoundReport, seen: _Pass) -> None:
+        """Fill in the tokens of cells that were written before the pool knew them: those of the draft."""
+        drafted = report.draft.tokens_BN.tolist()
+        for cell in self.book.cells:
+            if cell.token == NOTHING:
+                row = seen.rows.index(cell.prompt)
+                cell.token = drafted[row][cell.order - int(report.lengths[row])]
+
+    def _score(self, report: RoundReport, seen: _Pass, row: int) -> Score:
+        assert self._judged is not None, "an alignment commits every round"
+        (accepted, tokens_BT), (judged, judged_BT) = report.verdict.host(), self._judged
+        length, gained, end = int(report.lengths[row]), int(report.gained[row]), int(accepted[row]) + 1
+        queries, keys = seen.queries[row], seen.keys[row]
+        leaks, blind = self._faults(seen, row, length + report.draft.depth)
+        return Score(
+            length=length,
+            drafted=report.draft.depth,
+            judged=int(judged[row]),
+            committed=int(accepted[row]),
+            accepted=int(report.accepted[row]),
+            tokens=tokens_BT[row, :gained].tolist(),
+            altered=bool((tokens_BT[row, :end] != judged_BT[row, :end]).any()),
+            finish=report.sequences[row].finish_reason,
+            queries=queries,
+            keys=keys,
+            leaks=leaks,
+            blind=blind,
+        )
+
+    def _faults(self, seen: _Pass, row: int, end: int) -> tuple[int, int]:
+        """Count slots that some query sees and should not, and slots that one should see and does not.
+
+        Args:
+            seen: the pass.
+            row: the row.
+            end: tokens of the row, the draft's included, that the pass ended with.
+        """
+        queries, keys, slots = seen.queries[row], seen.keys[row], seen.slots[seen.rows[row]]
+        own = {
+            slot: self.book.cells[number].order
+            for slot, number in enumerate(slots)
+            if number != NOTHING and self.book.newest(number) and self.book.cells[number].order < end
+        }
+        leaks: set[int] = set()
+        blind: set[int] = set()
+        for query, order in zip(queries, range(end - len(queries), end), strict=True):
+            if order < 0:
+                continue
+            visible = {slot for slot, key in enumerate(keys) if 0 <= key <= max(query, 0)}
+            wanted = {slot for slot, place in own.items() if place <= order}
+            leaks |= visible - wanted
+            blind |= wanted - visible
+        return len(leaks), len(blind)
+
+    def _lane(
+        self, prompt: int, row: int | None, slots: list[int], score: Score | None = None, prefill: bool = False
+    ) -> Lane:
+        last = max((slot for slot, number in enumerate(slots) if number != NOTHING), default=-1)
+        marks = [
+            (PADDING if slot < last else EMPTY) if number == NOTHING else self._mark(number, score, prefill)
+            for slot, number in enumerate(slots)
+        ]
+        standing = [self.book.cells[n] for n, mark in zip(slots, marks, strict=True) if mark in (KEPT, INPUT)]
+        newest = max(standing, key=lambda cell: cell.order, default=None)
+        drift = newest.position - newest.order if newest else 0
+        return Lane(prompt, row, slots, "".join(marks), drift, score=score)
+
+    def _mark(self, number: int, score: Score | None, prefill: bool) -> str:
+        cell = self.book.cells[number]
+        length = self.book.cached[cell.prompt] if score is None else score.length
+        if not self.book.newest(number):
+            return STALE
+        if score is None or cell.round < self._round:
+            return KEPT if cell.order < length else STALE
+        place = cell.order - length
+        if prefill or place < 0:
+            return INPUT
+        if place < score.accepted:
+            return ACCEPTED
+        return CUT if place < score.judged else REJECTED
+
+
+def record(
+    prompts: Iterable[Any],
+    max_new_tokens: int = 24,
+    *,
+    name: str = "",
+    make: Callable[..., Pipeline] = Pipeline,
+    **options: Any,
+) -> SchemeTrace:
+    """Decode prompts and return what happened in the target's cache.
+
+    Args:
+        prompts: strings, or lists of token ids: one small batch.
+        max_new_tokens: tokens generated per prompt unless it stops before.
+        name: what to call the scheme; the alignment's name unless given.
+        make: makes the pipeline from those options.
+        options: those of :class:`specframe.Pipeline`.
+
+    Raises:
+        OptionError: a prompt that cannot be decoded; nothing has been decoded then.
+    """
+    given = options.pop("align", "ragged")
+    alignment = strategy(registry(), "alignment", given)
+    trace = Trace()
+    observers = [*options.pop("observers", ()), trace]
+    pipe = make(**options, align=trace.around(alignment), observers=observers)
+    results = list(pipe.generate(encode(pipe, list(prompts), None), max_new_tokens))
+    return summed(trace, pipe, alignment, results, name or str(given))
+
+
+def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Result], name: str) -> SchemeTrace:
+    """Return a finished run's trace with what is known of the scheme and of its results."""
+    trace.settle()
+    requests = [trace.requests[result.index] for result in results]
+    sizes = {cached.runner.role: slot_bytes(cached) for cached in trace.caches}
+    windows = trace.caches[0].runner.windows.values()
+    return SchemeTrace(
+        name=name,
+        about=(inspect.getdoc(alignment) or "").partition("\n\n")[0].replace("\n", " "),
+        lossless=pipe.composition.lossless,
+        slot_bytes=sizes["target"],
+        draft_slot_bytes=sizes.get("draft", 0),
+        windows=sorted({window for window in windows if window is not None}),
+        cells=trace.book.cells,
+        frames=trace.frames,
+        prompts=[request.prompt_ids for request in requests],
+        outputs=[result.token_ids for result in results],
+        finish=[result.finish_reason for result in results],
+        reference=references(pipe, requests),
+    )
+
+
+def slot_bytes(cached: CachedModel) -> int:
+    """Return the bytes of one token's keys and values, over all layers."""
+    shapes = cached.runner.kv_shapes
+    return sum(shape.heads * (shape.key_size + shape.value_size) * shape.dtype.itemsize for shape in shapes)
+
+
+def references(pipe: Pipeline, requests: list[Request]) -> list[list[int]] | None:
+    """Return the target's own greedy continuation of each request; None where tokens are drawn at random."""
+    if not all(request.plan.greedy for request in requests):
+        return None
+    return [
+        reference_decode(pipe.target_model, request.prompt_ids, request.max_new_tokens, request.stop_token_ids)
+        for request in requests
+    ]

@@ -1,0 +1,363 @@
+"""Hold combinations against the reference decoder, token for token, and tell ties from bugs.
+
+Every combination is compared with two references: the target decoding plainly at batch 1 (the reference decoder) and
+at the same batch, under the same alignment, scheduler and KV backend. In low precision plain decoding at another batch
+size may itself part from batch 1, at a tie. What is compared are token ids, those of the references up to the first
+stop; a length that differs is a divergence.
+
+With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
+draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
+
+The target's generation config is left aside on both sides: penalties and other processors change what both choose from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from specframe.engine.requests import Prompt, is_ids, tokenized
+from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.models import loading as models
+from specframe.models.pairs import choose
+from specframe.pipeline import Pipeline
+from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import COMPARABLE_RULE, DEFAULTS
+from specframe.plugins.registry import registry
+from specframe.probes.ties import Scales
+from specframe.reference import reference_decode
+from specframe.text.noise import Stream, gumbel
+from specframe.text.sampling import Sampling
+from specframe_lab.grid import Cell, Grid
+from specframe_lab.loading import LoadedModels
+
+Kind = Literal["tie", "bug"]
+
+
+@attrs.frozen
+class Divergence:
+    """Where a continuation parts from a reference, and how close the call was there."""
+
+    index: int
+    """Which prompt."""
+    position: int
+    """Tokens of the continuation that agree."""
+    expected: int | None
+    """The reference's next token; None where the reference has ended."""
+    got: int | None
+    gap: float
+    """Distance of the target's two best logits there, in float64."""
+    short: float
+    """How far the lesser of the two tokens' logits is from the best; infinite where one of them is missing."""
+    bound: float
+    """Largest distance that rounding explains at that place, see :mod:`specframe.probes.ties`."""
+
+    @property
+    def kind(self) -> Kind:
+        """Whether both tokens were as good as the best."""
+        return "tie" if self.short <= self.bound else "bug"
+
+    def __str__(self) -> str:
+        expected, got = ("the end" if token is None else f"token {token}" for token in (self.expected, self.got))
+        sign = "<=" if self.kind == "tie" else ">"
+        close = "" if math.isinf(self.short) else f", {self.short:.2g} {sign} {self.bound:.2g} short of the best logit"
+        return f"prompt {self.index} parts at token {self.position}: expected {expected}, got {got}{close}: {self.kind}"
+
+
+@attrs.frozen
+class Agreement:
+    """How far continuations agree with a reference."""
+
+    sequences: int
+    shares: list[float]
+    """Per sequence, the share of the longer of the two that is their common start."""
+    divergences: list[Divergence]
+
+    @property
+    def exact_match(self) -> float:
+        """Percentage of sequences that are the reference's."""
+        return 100 * (self.sequences - len(self.divergences)) / self.sequences
+
+    @property
+    def partial_match(self) -> float:
+        """Mean matched share, in percent."""
+        return 100 * sum(self.shares) / self.sequences
+
+    @property
+    def ties(self) -> int:
+        """Divergences that rounding explains."""
+        return sum(divergence.kind == "tie" for divergence in self.divergences)
+
+    @property
+    def bugs(self) -> int:
+        """Divergences that it does not."""
+        return len(self.divergences) - self.ties
+
+    @property
+    def worst(self) -> Divergence | None:
+        """The earliest bug or, without one, the earliest tie."""
+        return min(self.divergences, key=lambda one: (one.kind == "tie", one.position, one.index), default=None)
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON takes it; an infinite distance is null."""
+        kept = [attrs.asdict(one) | {"kind": one.kind} for one in self.divergences]
+        for one in kept:
+            one["short"] = None if math.isinf(one["short"]) else one["short"]
+        figures = ("exact_match", "partial_match", "ties", "bugs")
+        return {figure: getattr(self, figure) for figure in figures} | {"divergences": kept}
+
+
+@attrs.frozen
+class Verification:
+    """What came of one cell."""
+
+    cell: Cell
+    sequences: int
+    lossless: bool | None = None
+    """What the combination promises."""
+    batch_one: Agreement | None = None
+    """Against plain decoding at batch 1."""
+    same_batch: Agreement | None = None
+    """Against plain decoding at the same batch."""
+    plain: Agreement | None = None
+    """Plain decoding at the same batch, against batch 1."""
+    fault: str | None = None
+    """Why it could not be decoded to the end."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether every divergence from batch 1 is a tie."""
+        return self.batch_one is not None and self.batch_one.bugs == 0
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON takes it."""
+        cell = {
+            option: value if isinstance(value, str | int | float | None) else str(value)[:80]
+            for option, value in self.cell.items()
+        }
+        agreements = {name: getattr(self, name) for name in ("batch_one", "same_batch", "plain")}
+        return {
+            "cell": cell,
+            "sequences": self.sequences,
+            "lossless": self.lossless,
+            "sound": self.sound,
+            "fault": self.fault,
+            **{name: agreement and agreement.record() for name, agreement in agreements.items()},
+        }
+
+
+def verify(
+    grid: Grid,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int = 64,
+    max_prompt_tokens: int | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+    temperature: float = 0.0,
+) -> Iterator[Verification]:
+    """Yield one verification per cell.
+
+    Args:
+        grid: checked cells.
+        prompts: texts, lists of token ids or messages.
+        max_new_tokens: tokens compared per prompt.
+        max_prompt_tokens: prompts are cut to so many tokens.
+        progress: told what is being decoded.
+        temperature: tokens are drawn at it; 0: greedy decoding.
+
+    Raises:
+        OptionError: a prompt that cannot be decoded, or a rule that draws other ids than plain sampling.
+        ModelError: a model that cannot be loaded.
+    """
+    if temperature:
+        check_comparable(grid.cells)
+    references = References(prompts, max_new_tokens, max_prompt_tokens, progress, temperature)
+    for number, cell in enumerate(grid.cells, start=1):
+        reference = references.of(cell)
+        progress(f"cell {number} of {len(grid.cells)}")
+        try:
+            yield reference.verification(cell, references.loaded.pipeline(cell))
+        except Exception as fault:  # a broken strategy may raise anything; the other cells go on
+            kind = "" if isinstance(fault, SpecframeError) else f"{type(fault).__name__}: "
+            yield Verification(cell, len(prompts), fault=f"{kind}{fault}")
+
+
+def check_comparable(cells: Sequence[Cell]) -> None:
+    """Raise :class:`OptionError` for a cell whose rule, when it samples, draws other ids than plain sampling does."""
+    for cell in cells:
+        rule = strategy(registry(), "acceptance rule", cell["accept"])
+        if not {"samples", "draft-invariant"} <= rule.offers:
+            raise OptionError(
+                f"acceptance rule {str(cell['accept'])[:80]!r} cannot be verified with a temperature: what it draws depends on the "
+                "draft, so ids cannot be compared with plain sampling; expected gumbel, or no temperature"
+            )
+
+
+def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
+    """Return how often all prompts are decoded to verify some cells.
+
+    That is once for each cell, once for each plain decoding that a cell is held against, and once for each target (and, drawing
+    tokens, each seed) by the reference, where sampling at batch 1 under ``ragged`` is not one of those already.
+    """
+    rule = {"accept": COMPARABLE_RULE} if temperature else {}
+    plain = {plain_key(cell | PLAIN | rule) for cell in cells}
+    if temperature:
+        return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | AT_ONE) for cell in cells})
+    places = {
+        repr(
+            [
+                choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))[0],
+                cell.get("device"),
+                cell.get("dtype"),
+            ]
+        )
+        for cell in cells
+    }
+    return len(cells) + len(plain) + len(places)
+
+
+def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """Return what tells one plain decoding from another."""
+    return tuple(sorted((option, repr(value)) for option, value in cell.items()))
+
+
+class References:
+    """The references of all targets, each decoded once."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        max_prompt_tokens: int | None,
+        progress: Callable[[str], None],
+        temperature: float = 0.0,
+    ) -> None:
+        self.loaded = LoadedModels()
+        self._temperature = temperature
+        self._prompts, self._new, self._cut = prompts, max_new_tokens, max_prompt_tokens
+        self._progress = progress
+        self._references: dict[Any, Reference] = {}
+
+    def of(self, cell: Cell) -> Reference:
+        """Return the reference of a cell's target."""
+        target, seed = self.loaded.target(cell), cell.get("seed", 0)
+        key = id(target), seed if self._temperature else None
+        if key not in self._references:
+            pipe = self.loaded.pipeline(cell | PLAIN)
+            ids = encode(pipe, self._prompts, self._cut)
+            reference = Reference(target, ids, [], self._new, self.loaded, self._temperature, seed)
+            reference.tokens = reference.sampled(cell) if self._temperature else self._greedy(target, ids, pipe)
+            self._references[key] = reference
+        return self._references[key]
+
+    def _greedy(self, target: PreTrainedModel, prompts: list[list[int]], pipe: Pipeline) -> list[list[int]]:
+        """Return the reference decoder's continuations."""
+        stops, tokens = models.stop_token_ids(target, pipe.tokenizer), []
+        for number, prompt in enumerate(prompts, start=1):
+            self._progress(f"reference, prompt {number} of {len(prompts)}")
+            tokens.append(reference_decode(target, prompt, self._new, stops))
+        return tokens
+
+
+PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
+"""What makes a cell plain decoding."""
+AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
+"""Where plain sampling is the reference."""
+
+
+class Reference:
+    """One target's continuations: at batch 1 and, as asked for, at other batch sizes."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: list[list[int]],
+        tokens: list[list[int]],
+        new: int,
+        loaded: LoadedModels,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.prompts, self.tokens = prompts, tokens
+        self._scales, self._new, self._loaded = Scales(model), new, loaded
+        self._sampling, self._seed = Sampling(temperature=temperature), seed
+        self._plain: dict[Any, list[list[int]]] = {}
+
+    def verification(self, cell: Cell, pipe: Pipeline) -> Verification:
+        """Decode a cell and compare it with both references."""
+        plain, got = self.plain(cell), self.decode(pipe)
+        return Verification(
+            cell,
+            len(got),
+            pipe.composition.lossless,
+            self.agreement(got, self.tokens),
+            self.agreement(got, plain),
+            self.agreement(plain, self.tokens),
+        )
+
+    def plain(self, cell: Cell) -> list[list[int]]:
+        """Return plain decoding at a cell's batch, alignment, scheduler and KV backend."""
+        cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": COMPARABLE_RULE})
+        key = plain_key(cell)
+        if key not in self._plain:
+            self._plain[key] = self.decode(self._loaded.pipeline(cell))
+        return self._plain[key]
+
+    def sampled(self, cell: Cell) -> list[list[int]]:
+        """Return plain sampling at batch 1."""
+        return self.plain(cell | AT_ONE)
+
+    def decode(self, pipe: Pipeline) -> list[list[int]]:
+        """Return a pipeline's continuations of all prompts; raise :class:`OptionError` for one that cannot be decoded."""
+        results = list(pipe.generate(self.prompts, self._new, sampling=self._sampling))
+        for result in results:
+            if result.error is not None:
+                raise OptionError(f"prompt {result.index}: {result.error}")
+        return [result.token_ids for result in results]
+
+    def agreement(self, got: list[list[int]], expected: list[list[int]]) -> Agreement:
+        """Compare continuations one by one."""
+        matched = [common_start(a, b) for a, b in zip(got, expected, strict=True)]
+        longer = [max(len(a), len(b)) for a, b in zip(got, expected, strict=True)]
+        parted = [index for index, (m, n) in enumerate(zip(matched, longer, strict=True)) if m < n]
+        shares = [m / n for m, n in zip(matched, longer, strict=True)]
+        return Agreement(len(got), shares, [self._divergence(i, matched[i], got[i], expected[i]) for i in parted])
+
+    def _divergence(self, index: int, position: int, got: list[int], expected: list[int]) -> Divergence:
+        """Look at the target's logits, in float64, where two continuations part."""
+        wanted, token = (ids[position] if position < len(ids) else None for ids in (expected, got))
+        both = [] if wanted is None or token is None else [wanted, token]
+        ids = [*self.prompts[index], *got[:position]]
+        weighed = self._scales.weigh(ids, both, lambda logits_V: self._noised(logits_V, index, len(ids)))
+        return Divergence(index, position, wanted, token, weighed.gap, weighed.short, weighed.bound)
+
+    def _noised(self, logits_V: torch.Tensor, index: int, position: int) -> torch.Tensor:
+        """Return logits (V,) with what sampling adds to those of a prompt at a position, in their own scale."""
+        if self._sampling.greedy:
+            return logits_V
+        at = torch.tensor(position, device=logits_V.device)
+        noise_V = gumbel(self._seed, torch.tensor(index, device=at.device), at, Stream.TARGET, len(logits_V))
+        return logits_V + (self._sampling.temperature or 0) * noise_V
+
+
+def common_start(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences share from the start."""
+    shortest = min(len(one), len(other))
+    return next((place for place in range(shortest) if one[place] != other[place]), shortest)
+
+
+def encode(pipe: Pipeline, prompts: Sequence[Prompt], cut: int | None) -> list[list[int]]:
+    """Return prompts as token ids, at most ``cut`` each; raise :class:`OptionError` for one that cannot be decoded."""
+    encoded = []
+    for index, prompt in enumerate(prompts):
+        try:
+            if cut is not None and pipe.tokenizer is not None and not is_ids(prompt):
+                prompt = tokenized(prompt, pipe.tokenizer)
+            encoded.append(pipe.encode(prompt[:cut] if is_ids(prompt) else prompt))
+        except PromptError as fault:
+            raise OptionError(f"prompt {index}: {fault}") from fault
+    return encoded

@@ -1,0 +1,488 @@
+"""``specframe compare``: which runs it makes, in which order, and what happens when they are cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+from specframe_lab import loading
+from specframe_lab.commands.dry_run import duration
+from specframe_lab.comparison import compare as comparing
+from specframe_lab.comparison.compare import Settings, compare, steps
+from specframe_lab.comparison.figures import equality
+from specframe_lab.comparison.forecast import Forecast, forecast
+from specframe_lab.comparison.results import ABOUT, RESULTS
+from specframe_lab.comparison.schemes import cases
+from specframe_lab.grid import checked, expand
+from specframe_lab.report import page
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.models import loading as models
+from specframe.testing import zoo
+
+GRID = {"align": "ragged,exspec", "batch_size": [2]}
+PROMPTS = ["ab", "def f(x):", "x = 1"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The folders of a saved target and of a draft that often agrees with it; one token is one character."""
+    _, target, _, drafter = zoo.save_pair(tmp_path_factory.mktemp("pair"))
+    return {"target": target, "drafter": drafter}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a working folder of its own, and draws nothing: that is tested elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: Path(folder, "report.html"))
+
+
+def command(pair: dict[str, str], *more: str) -> list[str]:
+    """Return the arguments of a small comparison."""
+    named = [text for option, value in pair.items() for text in (f"--{option}", value)]
+    sizes = ["--batch-size", "2", "--repeats", "2", "--max-new-tokens", "6", "--align", "ragged,exspec"]
+    return ["compare", *named, *sizes, "--output", "out", *more, *PROMPTS]
+
+
+def run(*arguments: str) -> Result:
+    """Run the command line in this process; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, arguments, prog_name="specframe")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def lines(folder: str = "out") -> list[dict]:
+    """Return the results of a comparison."""
+    return [json.loads(line) for line in (Path(folder) / RESULTS).read_text(encoding="utf-8").splitlines()]
+
+
+def runs(found: list[dict]) -> list[tuple[str, int, int]]:
+    """Return what was run, in order: scheme, batch size, repeat."""
+    return [(line["scheme"], line["cell"]["batch_size"], line["repeat"]) for line in found]
+
+
+def interrupted_after(count: int):
+    """Return a progress callback that interrupts after so many runs."""
+    seen = []
+
+    def progress(step, line) -> None:
+        seen.extend([step] if line is not None else [])
+        if len(seen) == count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+# ---- which runs ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_decoding_is_always_in_it(pair: dict[str, str]):
+    """It comes first, at every batch size, and at 1 as the reference even where nobody asked to time that."""
+    found = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": [2, 4]}))
+    assert [(case.scheme, case.batch_size, case.timed) for case in found] == [
+        ("plain", 1, False),
+        ("plain", 2, True),
+        ("plain", 4, True),
+        ("ragged", 2, True),
+        ("ragged", 4, True),
+        ("eqspec", 2, True),
+        ("eqspec", 4, True),
+    ]
+    assert {case.cell["drafter"] for case in found if case.plain} == {"none"}
+    assert {case.setting for case in found} == {found[0].setting}
+
+
+def test_plain_decoding_takes_the_target_that_the_drafter_drafts_for():
+    assert {case.cell["target"] for case in cases(expand({"drafter": "qwen3-0.6b", "batch_size": 2}))} == {"qwen3-8b"}
+
+
+def test_cells_that_are_the_same_run_once(pair: dict[str, str]):
+    """What is left to another choice counts as that choice; without a draft, its length does not matter."""
+    found = cases(
+        expand({**pair, "drafter": f"none,{pair['drafter']}", "schedule": [None, "continuous"], "draft_length": "3,5"})
+    )
+    assert [case.scheme for case in found] == [
+        "plain",
+        "plain",
+        "drafter · continuous · K 3",
+        "drafter · continuous · K 5",
+    ]
+
+
+def test_schemes_are_called_by_what_differs(pair: dict[str, str]):
+    grid = {**pair, "align": "ragged", "draft_length": "3,5", "dtype": "float32,bfloat16", "batch_size": [1, 2]}
+    assert list(dict.fromkeys(case.scheme for case in cases(expand(grid)))) == [
+        "plain · float32",
+        "plain · bfloat16",
+        "K 3 · float32",
+        "K 3 · bfloat16",
+        "K 5 · float32",
+        "K 5 · bfloat16",
+    ]
+
+
+def test_settings_that_all_share_are_no_part_of_a_name():
+    windows = "fixed,same-length,window=8,patience=4,same-length,window=8,patience=9"
+    found = cases(
+        expand(
+            {"target": "tiny", "drafter": "b/draft", "align": "ragged,masking,positions=content", "schedule": windows}
+        )
+    )
+    assert [case.scheme for case in found if not case.plain] == [
+        f"{align} · {schedule}"
+        for align in ("ragged", "masking,positions=content")
+        for schedule in ("fixed", "same-length,patience=4", "same-length,patience=9")
+    ]
+
+
+def test_models_of_one_name_are_told_apart():
+    found = cases(expand({"target": "tiny", "drafter": "a/draft,b/draft", "batch_size": 1}))
+    assert [case.scheme for case in found] == ["plain", "a/draft", "b/draft"]
+
+
+def test_cells_take_turns_there_and_back(pair: dict[str, str]):
+    """A drift over the whole comparison then hits all cells alike; the untimed reference runs once."""
+    planned = cases(expand({**pair, "align": "ragged,eqspec", "batch_size": 2}))
+    order = list(steps(planned, 3))
+    assert [(step.case.scheme, step.case.batch_size, step.repeat) for step in order] == [
+        ("plain", 1, 0),
+        ("plain", 2, 0),
+        ("ragged", 2, 0),
+        ("eqspec", 2, 0),
+        ("eqspec", 2, 1),
+        ("ragged", 2, 1),
+        ("plain", 2, 1),
+        ("plain", 2, 2),
+        ("ragged", 2, 2),
+        ("eqspec", 2, 2),
+    ]
+    assert [step.number for step in order] == list(range(1, 11))
+    assert {step.total for step in order} == {10}
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--align", "ragged,sideways"), "unknown alignment 'sideways'"),
+        (("--schedule", "same-length,window=0"), "window: expected a whole number of at least 1, got 0"),
+        (("--kv", "slab,paper"), "unknown KV backend 'paper'"),
+        (("--batch-size", "1,0"), "--batch-size: expected a whole number of at least 1, got '0'"),
+        (("--batch-size", "1,,2"), "expected a value between two commas"),
+        (("--draft-length", "3,0"), "--draft-length: expected a whole number of at least 1"),
+        (("--dtype", "float32,float31"), "--dtype: expected one of auto, float32, bfloat16"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
+        (("--repeats", "0"), "--repeats: expected a whole number of at least 1, got '0'"),
+        (("--arrivals", "poisson:0"), "arrivals: expected a rate above 0"),
+        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--prompts", "nowhere"), "--prompts: nowhere cannot be read"),
+    ],
+)
+def test_bad_values_are_refused_before_any_model_loads(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str], message: str
+):
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, *wrong))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, str]):
+    result = run(*command(pair, "--kv", "dynamic", "--repeats", "1", "--batch-size", "1"))
+    assert result.exit_code == 0
+    assert "align ragged" in result.stderr
+    assert "cannot run on KV backend 'dynamic'" in result.stderr
+    assert "cannot run on KV backend" in json.loads(Path("out", ABOUT).read_text(encoding="utf-8"))["refused"][0]["why"]
+    assert {line["scheme"] for line in lines()} == {"plain", "exspec"}
+
+
+LAB = {
+    "compare": [],
+    "verify": [],
+    "trace": ["--output", "out.html"],
+    "reproduce": ["--output", "out", "--max-prompt-tokens", "999"],
+}
+
+
+@pytest.mark.parametrize("name", LAB)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (" ", "prompt 1: the prompt is empty: expected at least one token"),
+        ("a" * 200, "prompt 1: the prompt has 200 tokens: expected fewer than the target's context of 160"),
+        ("\udcff", "expected text, got half of a surrogate pair or a byte that is not UTF-8"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded_are_refused(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str, bad: str, message: str
+):
+    """By every command that compares, in one sentence, before anything is decoded; no result and no page is left behind."""
+    for decoder in ("specframe.pipeline.Pipeline.generate", "specframe_lab.verify.reference_decode"):
+        monkeypatch.setattr(decoder, lambda *_, **__: pytest.fail("something was decoded"))
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["ab", bad]))
+    named = [text for option, value in pair.items() for text in (f"--{option}", value)]
+    result = run(name, *named, "--prompts", "prompts.jsonl", *LAB[name])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert message in result.stderr
+    assert not [path for path in Path().rglob("*") if path.is_file() and path.name != "prompts.jsonl"]
+
+
+def test_a_prompt_that_fails_all_the_same_fails_its_cell(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """It stands on standard error and in the table, nothing is called equal, and the command exits with status 1."""
+    monkeypatch.setattr(comparing, "check_prompts", lambda *_: None)
+    result = run(*command(pair, "a" * 200, "--repeats", "1"))
+    assert result.exit_code == 1
+    assert "prompt 0: the prompt has 200 tokens" in result.stderr
+    assert "Nothing could be measured." in result.stdout
+    assert all("error" in line and "token_ids" not in line for line in lines())
+
+
+def test_rules_that_cannot_sample_are_left_out_up_front(pair: dict[str, str]):
+    """Such cells are named once, whatever their number, and only plain sampling and the rules that draw are run."""
+    asked = ["--temperature", "0.8", "--repeats", "1", "--batch-size", "1,2", "--align", "ragged"]
+    result = run(*command(pair, *asked, "--accept", "greedy,gumbel"))
+    assert result.exit_code == 0
+    refused = [text for text in result.stderr.splitlines() if text.startswith("left out: ")]
+    assert refused == [
+        "left out: accept greedy, 2 combinations: acceptance rule 'greedy' always takes the most likely token, so that "
+        "temperature 0.8 has no effect: choose a rule that samples, such as gumbel, block or rejection"
+    ]
+    assert {line["cell"]["accept"] for line in lines()} == {"gumbel"}
+
+
+def test_a_rule_that_cannot_sample_alone_is_refused(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """With no cell left, nothing is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--temperature", "0.8", "--accept", "greedy"))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "acceptance rule 'greedy' always takes the most likely token" in result.stderr
+    assert not Path("out").exists()
+
+
+# ---- foreseen --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_run(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """Every cell with its runs, what is left out and why, and the tokens; no model is loaded and nothing is written."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*command(pair, "--dry-run", "--kv", "slab,dynamic"))
+    assert result.exit_code == 0, result.stderr
+    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run on KV backend 'dynamic'" in result.stderr
+    rows = [tuple(line.split("  ")) for line in result.stdout.partition("\n\n")[0].splitlines()]
+    cells = [[part.strip() for part in row if part.strip()] for row in rows]
+    assert cells[1:] == [
+        ["plain", "1", "1", "0"],
+        ["plain", "2", "2", "0"],
+        ["ragged · slab", "2", "2", "0"],
+        ["exspec · slab", "2", "2", "0"],
+        ["exspec · dynamic", "2", "2", "0"],
+    ]
+    assert f"9 of 9 runs to make: at most {9 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert "no estimate of the time: out holds no run of these yet" in result.stdout
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_goes_by_what_is_measured(pair: dict[str, str]):
+    """Runs that are there are not run again; the others take what theirs took, or the mean; another comparison is told."""
+    cells = checked(expand({**pair, "align": "ragged,exspec", "batch_size": [2], "draft_length": "5"}))
+    with pytest.raises(KeyboardInterrupt):
+        compare(cells, Settings(PROMPTS, 6, repeats=2), "out", progress=interrupted_after(5))
+    planned = cases(cells.cells)
+    asked = comparing.about(cells, planned, Settings(PROMPTS, 6, repeats=2), "")
+    found = forecast(list(steps(planned, 2)), "out", asked)
+    took = {(line["scheme"], line["cell"]["batch_size"]): line["figures"]["seconds"] for line in lines()}
+    assert [(step.case.scheme, step.repeat) for step in found.missing] == [("ragged", 1), ("plain", 1)]
+    assert found.seconds == pytest.approx(took["ragged", 2] + took["plain", 2])
+    kept = {path: path.read_bytes() for path in Path("out").iterdir()}
+    assert (
+        show(found)
+        == f"about {found.seconds:,.1f} s of decoding, by the 5 runs in out; loading models and warming up come on top"
+    )
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == kept
+    fewer = attrs.evolve(found, lines={key: line for key, line in found.lines.items() if "exspec" in line["scheme"]})
+    known = [line["figures"]["seconds"] for line in fewer.lines.values()]
+    assert fewer.seconds == pytest.approx(5 * sum(known) / len(known))
+    assert show(attrs.evolve(found, steps=[])) == "out holds all of them: only the report would be written again"
+    other = comparing.about(cells, planned, Settings(PROMPTS, 7, repeats=2), "")
+    assert show(forecast([], "out", other)).startswith(
+        "out would be refused: it holds another comparison, made with max new"
+    )
+    Path("out", ABOUT).write_text("[]")
+    assert show(forecast([], "out", asked)) == "out would be refused: it holds something else"
+
+
+def show(found: Forecast) -> str:
+    """Return how long a forecast says that it takes."""
+    return duration(found, "out")
+
+
+# ---- cut short, and continued ----------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]):
+    """Runs that are there are not run again; a line cut short is."""
+    grid, settings = checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, repeats=2)
+    whole = compare(grid, settings, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compare(grid, settings, "cut", progress=interrupted_after(5))
+    assert len(lines("cut")) == 5 < len(lines("whole")) == 7
+    first = lines("cut")
+    with open(f"cut/{RESULTS}", "a", encoding="utf-8") as file:
+        file.write('{"scheme": "exspec", "cel')
+    numbers = []
+    again = compare(grid, settings, "cut", progress=lambda step, line: numbers.append(step.number))
+    assert min(numbers) == 6
+    assert lines("cut")[:5] == first
+    assert runs(lines("cut")) == runs(lines("whole"))
+    assert [line["tokens_digest"] for line in lines("cut")] == [line["tokens_digest"] for line in lines("whole")]
+    assert [case.key for case in again.cases] == [case.key for case in whole.cases]
+
+
+def test_a_killed_command_is_continued_by_the_same_command(pair: dict[str, str]):
+    """The process is killed with no chance to tidy up."""
+    main = [sys.executable, "-c", "from specframe.cli import main; main()"]
+    process = subprocess.Popen([*main, *command(pair)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while (not Path("out", RESULTS).exists() or len(lines()) < 2) and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = Path("out", RESULTS).read_text(encoding="utf-8")
+    result = run(*command(pair))
+    assert result.exit_code == 0
+    assert Path("out", RESULTS).read_text(encoding="utf-8").startswith(kept[: kept.rindex("\n") + 1])
+    timed = [(scheme, 2, repeat) for scheme in ("plain", "ragged", "exspec") for repeat in (0, 1)]
+    assert sorted(runs(lines())) == sorted([("plain", 1, 0), *timed])
+    assert not {"error"} & set().union(*lines())
+
+
+def test_a_finished_comparison_loads_nothing_and_writes_its_report_again(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
+    before, written = Path("out", RESULTS).read_bytes(), []
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(page, "write_report", lambda comparison, tables, folder: written.append(folder))
+    assert run(*command(pair, "--repeats", "1")).exit_code == 0
+    assert Path("out", RESULTS).read_bytes() == before
+    assert written == ["out"]
+
+
+def test_a_folder_takes_one_comparison_only(pair: dict[str, str]):
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 6, 1), "out")
+    before = Path("out", RESULTS).read_bytes()
+    for change, message in (
+        (["--align", "ragged,eqspec"], "made with 4 cells of which 3 are among the 4 now asked for"),
+        (["--max-new-tokens", "7"], "made with max new tokens 6 where 7 is now asked for"),
+        (["--repeats", "3"], "made with repeats 1 where 3 is now asked for"),
+        (["--sort"], "made with sort False where True is now asked for"),
+        (["another"], "made with prompts 3 "),
+    ):
+        result = run(*command(pair, "--repeats", "1", *change))
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert Path("out", RESULTS).read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_left_alone(pair: dict[str, str]):
+    grid = checked(expand({**pair, "batch_size": 1}))
+    for name, content, message in (
+        (RESULTS, "mine\n", f"holds a {RESULTS} of something else"),
+        (ABOUT, "{}\n", f"{ABOUT} is not a comparison's"),
+    ):
+        folder = Path(name.partition(".")[0])
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(OptionError, match=message):
+            compare(grid, Settings(PROMPTS, 6, 1), folder)
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, content)]
+    Path("file").touch()
+    with pytest.raises(OptionError, match=r"^--output: expected a folder, got 'file', which is a file$"):
+        compare(grid, Settings(PROMPTS, 6, 1), "file")
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    load, loaded = models.load_model, []
+
+    def counting(name, role, *where):
+        if isinstance(name, str):
+            loaded.append((name, role))
+        return load(name, role, *where)
+
+    monkeypatch.setattr(loading.models, "load_model", counting)
+    compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 4, 1, warm_up=0), "out")
+    assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
+
+
+def test_a_line_holds_one_run(pair: dict[str, str]):
+    """Counts are of the run alone: warming up leaves no trace."""
+    settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
+    compare(checked(expand({**pair, "batch_size": [2]})), settings, "out")
+    for line in lines():
+        figures = line["figures"]
+        assert figures["sequences"] == len(line["latencies"]) == 3
+        assert all(latency > 0 for latency in line["latencies"])
+        assert sum(line["drafted_by_position"]) == figures["num_draft_tokens"]
+        assert sum(line["accepted_by_position"]) == figures["num_accepted_draft_tokens"]
+        assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])
+        assert sum(figures["stage_shares"].values()) == pytest.approx(1)
+        if line["repeat"] == 0:
+            assert sum(map(len, line["token_ids"])) == figures["tokens"]
+        else:
+            assert "token_ids" not in line
+    assert len({line["tokens_digest"] for line in lines()}) == 1
+    assert runs(lines()) == [("plain", 1, 0), ("plain", 2, 0), ("ragged", 2, 0), ("ragged", 2, 1), ("plain", 2, 1)]
+
+
+def test_with_a_temperature_plain_decoding_samples(pair: dict[str, str]):
+    """Ids are compared where a rule draws what plain sampling draws, and left out where they depend on the draft."""
+    grid = checked(expand({**pair, "accept": "gumbel,rejection", "batch_size": [2]}))
+    settings = Settings(PROMPTS, 6, 1, temperature=1.2)
+    comparison = compare(grid, settings, "out")
+    assert {line["cell"]["accept"] for line in lines() if line["plain"]} == {"gumbel"}
+    assert not any("error" in line for line in lines())
+    rows = equality(comparison)
+    assert [row[:4] for row in rows] == [("plain", 2, 3, 3), ("gumbel", 2, 3, 3)]
+
+
+def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """It is not run in later repeats, is tried again the next time, and the command exits with status 1."""
+    measure, tried = comparing.measure, []
+
+    def failing(step, *others):
+        if step.case.scheme == "exspec":
+            tried.append(str(step.case))
+            raise MemoryError("no room for so many rows")
+        return measure(step, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(comparing, "measure", failing)
+        result = run(*command(pair, "--batch-size", "1"))
+    assert result.exit_code == 1
+    assert tried == ["exspec, batch size 1"]
+    assert "exspec, batch size 1 could not be run: MemoryError: no room for so many rows." in result.stdout
+    failed = [("plain", False), ("ragged", False), ("exspec", True), ("exspec", True), ("ragged", False)]
+    assert [(line["scheme"], "error" in line) for line in lines()] == [*failed, ("plain", False)]
+    assert run(*command(pair, "--batch-size", "1")).exit_code == 0
+    assert not any("error" in line for line in lines())
+    assert sorted(runs(lines())) == sorted((s, 1, r) for s in ("plain", "ragged", "exspec") for r in (0, 1))

@@ -1,0 +1,117 @@
+"""Grids: comma lists, cells, and what is refused before any model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+from specframe_lab.commands.kinds import ListOf
+from specframe_lab.grid import Cell, checked, expand, split_list, varying
+
+from specframe.cli.options import WholeNumber
+from specframe.errors import CompositionError, OptionError, SpecframeError, UnknownNameError
+from specframe.models import loading as models
+
+
+@pytest.fixture(autouse=True)
+def _no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model fails the test."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+
+
+def cells(**options: str) -> list[Cell]:
+    return expand({"target": "tiny", "drafter": "none", **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("ragged", ["ragged"]),
+        ("ragged,eqspec", ["ragged", "eqspec"]),
+        ("ragged,masking,positions=content,eqspec", ["ragged", "masking,positions=content", "eqspec"]),
+        ("padding,mask=content,bonus=target", ["padding,mask=content,bonus=target"]),
+        (" 1 , 4,8 ", ["1", "4", "8"]),
+        ("a,b,a", ["a", "b"]),
+    ],
+)
+def test_a_part_with_an_equals_sign_belongs_to_the_name_before_it(text: str, values: list[str]) -> None:
+    """A comma list is split into names with their options; repeated values count once."""
+    assert split_list(text) == values
+
+
+@pytest.mark.parametrize("text", ["", "a,", ",a", "a,,b", "window=4", "window=4,a"])
+def test_a_list_with_a_gap_is_refused(text: str) -> None:
+    """A value that is missing, or options without a name, are a fault that quotes the list."""
+    with pytest.raises(OptionError, match="expected a"):
+        split_list(text)
+
+
+def test_the_last_option_varies_fastest() -> None:
+    """Every combination is a cell; lists give their elements, other values stand for themselves."""
+    expanded = expand({"align": "ragged,eqspec", "seed": 0, "batch_size": [1, 4]})
+    assert [(cell["align"], cell["batch_size"]) for cell in expanded] == [
+        ("ragged", 1),
+        ("ragged", 4),
+        ("eqspec", 1),
+        ("eqspec", 4),
+    ]
+    assert {cell["seed"] for cell in expanded} == {0}
+    assert varying(expanded) == ["align", "batch_size"]
+
+
+def test_an_empty_list_is_refused() -> None:
+    """An option needs a value."""
+    with pytest.raises(OptionError, match="at least one"):
+        expand({"align": []})
+
+
+def test_good_cells_come_back() -> None:
+    """Cells whose strategies fit are returned as they are, in order."""
+    good = cells(align="ragged,eqspec,padding,mask=content", draft_length="1,4")
+    assert checked(good).cells == good
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fault"),
+    [
+        ("align", "ragged,ragget", UnknownNameError),
+        ("align", "masking,positions=contents", OptionError),
+        ("align", "masking,position=content", OptionError),
+        ("schedule", "same-length,window=0", OptionError),
+        ("kv", "slap", UnknownNameError),
+        ("accept", "synthetic,rate=2", OptionError),
+        ("draft_length", "4,0", OptionError),
+        ("drafter", "none,no-such-model", UnknownNameError),
+        ("target", "tiny,no-such-model", UnknownNameError),
+        ("dtype", "float32,float31", OptionError),
+        ("device", "cpu,tpu", OptionError),
+        ("batch_size", "4", OptionError),
+    ],
+)
+def test_a_bad_value_is_refused(option: str, value: str, fault: type[SpecframeError]) -> None:
+    """One bad value anywhere refuses the whole grid, and no model is loaded."""
+    with pytest.raises(fault):
+        checked(cells(**{option: value}))
+
+
+def test_what_does_not_fit_is_set_apart() -> None:
+    """Combinations that cannot work are left out with the reason; when all are, that is a fault."""
+    grid = checked(cells(align="ragged,eqspec", kv="slab,dynamic"))
+    assert [(cell["align"], cell["kv"]) for cell in grid.cells] == [
+        ("ragged", "slab"),
+        ("eqspec", "slab"),
+        ("eqspec", "dynamic"),
+    ]
+    assert len(grid.refused) == 1
+    assert "slab" in grid.refused[0][1]
+    with pytest.raises(CompositionError, match="grow"):
+        checked(cells(align="masking,padding", kv="slab"))
+
+
+def test_a_list_of_numbers() -> None:
+    """An option of a grid converts each value of its list, and names itself in what it refuses."""
+    kind = ListOf(WholeNumber(1))
+    assert kind.convert("1,4", None, None) == [1, 4]
+    assert kind.convert(8, None, None) == [8]
+    with pytest.raises(OptionError, match="at least 1"):
+        kind.convert("1,0", None, None)
+    with pytest.raises(OptionError, match="list: "):
+        kind.convert("1,,4", None, None)

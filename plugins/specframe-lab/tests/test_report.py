@@ -1,0 +1,497 @@
+"""The report: its arithmetic, its files, and its page in a real browser."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from specframe_lab.comparison import figures as f
+from specframe_lab.comparison.compare import Settings, compare
+from specframe_lab.comparison.results import RESULTS, Comparison
+from specframe_lab.comparison.schemes import Case
+from specframe_lab.comparison.summary import COLUMNS, findings, summary
+from specframe_lab.comparison.tables import tables
+from specframe_lab.grid import checked, expand
+from specframe_lab.report import pdf, plots
+from specframe_lab.report.canvas import looks
+from specframe_lab.report.images import png, svg
+from specframe_lab.report.page import html, write_report
+
+from specframe.pipeline import Pipeline
+from specframe.testing import zoo
+
+pytest.importorskip("matplotlib")
+
+SECONDS = {"draft": 1.0, "verify": 2.0, "accept": 0.5, "align": 0.25, "schedule": 0.05, "prefill": 0.2}
+
+
+def line(rate: float, **more: Any) -> dict[str, Any]:
+    """Return what one run gave."""
+    figures = {
+        "tokens_per_second": rate,
+        "stage_seconds": SECONDS,
+        "realign_share": SECONDS["align"] / sum(SECONDS.values()),
+        "mean_acceptance_length": 2.5,
+        "grouping_rate": 0.5,
+        "padding_share": 0.1,
+        "peak_kv_bytes": 2_000_000,
+        "acceptance_histogram": {"0": 1, "2": 3},
+    }
+    return {
+        "lossless": True,
+        "figures": figures,
+        "drafted_by_position": [4, 4],
+        "accepted_by_position": [3, 3],
+        "longest_wait": 2,
+        "latencies": [1.0, 2.0, 3.0, None],
+        "tokens_digest": "same",
+        "token_ids": [[1, 2, 3], [4, 5]],
+        **more,
+    }
+
+
+def case(scheme: str, size: int) -> Case:
+    drafter = "none" if scheme == "plain" else "draft"
+    cell = {"target": "t", "drafter": drafter, "align": scheme, "batch_size": size, "dtype": "float32", "seed": 0}
+    return Case(scheme, cell, plain=scheme == "plain")
+
+
+def made(results: dict[tuple[str, int], list[dict[str, Any]]]) -> Comparison:
+    """Return a comparison of these lines."""
+    cases = {cell: case(*cell) for cell in results}
+    about = {"command": "specframe compare", "started": "today", "settings": {}, "environment": {}, "refused": []}
+    lines = {cases[cell].key: dict(enumerate(runs)) for cell, runs in results.items()}
+    return Comparison(about, list(cases.values()), lines)
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def test_speed_up_is_taken_within_a_repeat():
+    """A machine that slows down for one repeat slows plain decoding down with it."""
+    found = made({("plain", 1): [line(100), line(10)], ("ragged", 1): [line(200), line(30)]})
+    assert f.speed_up(found) == [("ragged", 1, 2.5, 2.0, 3.0, 2)]
+
+
+def test_spread_is_median_lowest_highest():
+    assert f.spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0)
+    assert np.isnan(f.spread([])).all()
+
+
+def test_percentiles_are_numpys_and_leave_out_what_failed():
+    values = [0.1 * n for n in range(1, 11)]
+    assert f.percentiles([None, *values]) == pytest.approx([0.55, 0.91, 0.991])
+    assert f.percentiles(values) == np.percentile(values, (50, 90, 99)).tolist()
+    assert np.isnan(f.percentiles([None])).all()
+
+
+def test_latency_is_the_median_over_repeats():
+    found = made({("ragged", 2): [line(1, latencies=[n, n], longest_wait=n) for n in (1.0, 5.0, 2.0)]})
+    assert f.latency(found) == [("ragged", 2, 2.0, 2.0, 2.0, 5.0, 2)]
+
+
+def test_p99_is_told_of_a_hundred_sequences_only():
+    """Of fewer the table has none and the findings tell medians; how many sequences there are is said in either case."""
+    for count, first, cell in ((99, "Median", "-"), (100, "P99", "1")):
+        lines = {name: [line(1, latencies=[1.0] * count)] for name in (("plain", 2), ("ragged", 2))}
+        found = made(lines)
+        (told,) = [text for text in findings(found, tables(found)) if " latency of " in text]
+        assert told.startswith(f"{first} latency of {count} sequences at batch size 2: 1 s with ")
+        assert ("P99 is told from 100 sequences on" in told) == (count < 100)
+        assert {row[COLUMNS.index("P99 s")] for row in summary(found, tables(found))} == {cell}
+
+
+def test_captions_say_what_is_drawn():
+    """Every figure over repeats says what its points and lines are and of how many runs, latencies of how many sequences."""
+    for repeats, words in ((1, "A point or a bar is one run."), (3, "the median of 3 runs, the line through it goes")):
+        found = made({cell: [line(1)] * repeats for cell in (("plain", 1), ("ragged", 1), ("plain", 2), ("ragged", 2))})
+        shown = tables(found)
+        for name in ("speed_up", "throughput", "realign_share", "acceptance_length", "peak_kv_bytes"):
+            assert words in shown[name].drawn
+        assert shown["latency"].drawn == "Percentiles of 4 sequences in each run."
+        page = html(found, shown, {"throughput": "<svg ></svg>"})
+        assert page.count(words) == 2  # below the title, and for who does not see the picture
+
+
+def test_axes_are_named():
+    """An axis that doubles from tick to tick says so, and a ratio says to what."""
+    sizes = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    drawn = plots.draw(tables(made({cell: [line(1)] for cell in sizes})), ["plain", "ragged"])
+    for name, figure in drawn.items():
+        axes = figure.axes[-1]
+        assert (axes.get_xscale() == "log") == ("logarithmic" in axes.get_xlabel()), name
+    assert drawn["speed_up"].axes[0].get_ylabel() == "times plain decoding"
+    assert [one.get_ylabel() for one in drawn["latency"].axes] == ["P50 (s), n = 4", "P99 (s), n = 4"]
+
+
+@pytest.mark.parametrize(
+    ("points", "size", "words"),
+    [
+        ([(1, 2.0), (4, 1.5)], None, "above 4, the largest measured"),
+        ([(1, 0.9), (4, 0.8)], None, "none, slower at every batch size"),
+        ([(1, 1.5), (4, 0.5)], 2.0, "2.0"),
+        ([(1, 0.9), (2, 1.1), (4, 0.9)], 8**0.5, "2.8"),
+        ([(1, 1.0), (2, 0.5)], 1.0, "1.0"),
+        ([(1, 1.5), (2, 0.5), (4, 1.5)], None, "above 4, the largest measured"),
+    ],
+)
+def test_break_even_is_where_the_speed_up_last_falls_below_one(points, size, words):
+    rows = [("eqspec", batch, up, up, up, 1) for batch, up in points]
+    assert f.break_even(rows) == [("eqspec", size if size is None else pytest.approx(size), words)]
+
+
+def test_stage_shares_add_up():
+    rows = f.stage_shares(made({("ragged", 1): [line(1), line(1)]}))
+    assert [row[2] for row in rows] == list(f.STAGES)
+    assert sum(row[3] for row in rows) == pytest.approx(1)
+    assert {row[2]: row[4] for row in rows} == SECONDS
+
+
+def test_acceptance_by_position_counts_drafts_that_reach_it():
+    lines = [line(1), line(1, drafted_by_position=[6, 4, 2], accepted_by_position=[3, 1, 0])]
+    assert f.by_position(made({("ragged", 1): lines})) == [
+        ("ragged", 1, 1, 10, 6, 0.6),
+        ("ragged", 1, 2, 8, 4, 0.5),
+        ("ragged", 1, 3, 2, 0, 0.0),
+    ]
+
+
+def test_histogram_adds_repeats():
+    assert f.histogram(made({("ragged", 1): [line(1), line(1)]})) == [
+        ("ragged", 1, 0, 2, 0.25),
+        ("ragged", 1, 2, 6, 0.75),
+    ]
+
+
+def test_equality_is_with_plain_decoding_at_one_and_at_the_same_batch_size():
+    two = [[1, 2, 9], [4, 5]]
+    found = made(
+        {
+            ("plain", 1): [line(1)],
+            ("plain", 2): [line(1, token_ids=two)],
+            ("ragged", 2): [line(1, token_ids=two), line(1, tokens_digest="other")],
+            ("padding", 2): [line(1, token_ids=[[1, 2], [4, 5, 6]], lossless=False)],
+        }
+    )
+    assert f.equality(found) == [
+        ("plain", 1, 2, 2, 1.0, 2, True, True),
+        ("plain", 2, 2, 1, pytest.approx(5 / 6), 2, True, True),
+        ("ragged", 2, 2, 1, pytest.approx(5 / 6), 2, True, False),
+        ("padding", 2, 2, 0, pytest.approx(2 / 3), 0, False, True),
+    ]
+
+
+def test_headline_names_the_fastest_of_those_that_are_equal():
+    wrong = [[1], [4, 5]]
+    found = made(
+        {
+            ("plain", 1): [line(100)],
+            ("ragged", 1): [line(150)],
+            ("eqspec", 1): [line(120)],
+            ("padding", 1): [line(900, token_ids=wrong, lossless=False)],
+        }
+    )
+    first, *others = findings(found, tables(found))
+    assert first.startswith(
+        "ragged decodes 1.50 times as fast as plain decoding at batch size 1, with the same tokens in 2 of 2"
+    )
+    assert any(text.startswith("padding gives other tokens") and "1 of 2" in text for text in others)
+
+
+def test_headline_where_nothing_is_faster():
+    found = made({("plain", 4): [line(100)], ("plain", 1): [line(50)], ("eqspec", 4): [line(80)]})
+    assert findings(found, tables(found))[0].startswith(
+        "Nothing beats plain decoding here: at best, eqspec is 0.80 times"
+    )
+
+
+def test_a_failed_cell_is_shown_without_figures():
+    found = made({("plain", 1): [line(100)], ("ragged", 1): [{"error": "no room"}]})
+    rows = summary(found, tables(found))
+    assert rows[1] == ("ragged", "1", "failed", *["-"] * (len(COLUMNS) - 3))
+    assert findings(found, tables(found))[1:3] == [
+        "1 of 2 combinations could not be run.",
+        "ragged, batch size 1 could not be run: no room.",
+    ]
+    page = html(found, tables(found), {})
+    assert '<td><span class="differs">failed</span></td>' in page
+    assert "could not be run: no room." in page
+
+
+def test_prompts_that_failed_are_not_equal():
+    """A run in which a prompt has no continuation counts for nothing, though plain decoding failed on it as well."""
+    failed = line(100, token_ids=[[], [4, 5]])
+    failed["figures"] = {**failed["figures"], "errors": 1}
+    found = made({("plain", 1): [failed], ("ragged", 1): [failed]})
+    assert f.equality(found) == []
+    first, count, *others = findings(found, tables(found))
+    assert first == "Nothing could be measured."
+    assert count == "2 of 2 combinations could not be run."
+    assert "ragged, batch size 1 could not be run: 1 prompt could not be decoded." in others
+    assert {row[2] for row in summary(found, tables(found))} == {"failed"}
+
+
+def test_every_scheme_looks_different():
+    """Up to a number of schemes that nobody can tell apart anyway."""
+    drawn = looks(["plain", *map(str, range(21))])
+    assert len({tuple(look.values()) for look in drawn.values()}) == 22
+
+
+def test_curves_that_are_the_same_share_a_line():
+    curves = {"ragged": ((1, 0.5),), "eqspec": ((1, 0.5),), "padding": ((1, 0.1),)}
+    assert [name for name, _, _ in plots.merged(curves)] == ["ragged, eqspec", "padding"]
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of a random pair and its report."""
+    place = tmp_path_factory.mktemp("report")
+    target = zoo.build("llama")
+    draft = zoo.good_draft(target)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [10, 11]]
+
+    class Loaded:
+        """Stands in for models on disk."""
+
+        def pipeline(self, cell, observers=()):
+            drafter = None if cell["drafter"] == "none" else draft
+            return Pipeline(**{**cell, "target": target, "drafter": drafter}, observers=observers)
+
+    grid = checked(
+        expand({"target": "tiny", "drafter": "tiny-draft", "align": "ragged,exspec,masking", "batch_size": [1, 3]})
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specframe_lab.comparison.compare.LoadedModels", Loaded)
+        with torch.random.fork_rng(devices=[]):
+            found = compare(grid, Settings(prompts, 10, 2), place, "specframe compare --target '<b>&' ")
+    write_report(found, tables(found), place)
+    return place
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "figures" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
+    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == set(plots.PAINTERS)
+    assert {path.stem for path in (folder / "figures").glob("*.csv")} == {*plots.PAINTERS, "break_even"}
+    for path in (folder / "figures").iterdir():
+        start = path.read_bytes()[:8]
+        assert path.suffix != ".png" or start == b"\x89PNG\r\n\x1a\n"
+        assert path.suffix != ".svg" or start == b"<?xml ve"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokens_per_second", "realign_share", "padding_share", "grouping_rate", "peak_kv_bytes", "mean_acceptance_length"],
+)
+def test_csv_files_hold_what_the_results_hold(folder: Path, name: str):
+    file = {"tokens_per_second": "throughput", "mean_acceptance_length": "acceptance_length"}.get(name, name)
+    kept = results(folder)
+    assert rows(folder, file)
+    for row in rows(folder, file):
+        runs = [
+            one["figures"][name]
+            for one in kept
+            if (one["scheme"], str(one["cell"]["batch_size"])) == (row["scheme"], row["batch_size"])
+        ]
+        assert [float(row[key]) for key in ("median", "lowest", "highest")] == [np.median(runs), min(runs), max(runs)]
+        assert int(row["repeats"]) == len(runs) == 2
+
+
+def test_csv_of_the_speed_up_holds_what_the_results_hold(folder: Path):
+    rates = {
+        (one["scheme"], one["cell"]["batch_size"], one["repeat"]): one["figures"]["tokens_per_second"]
+        for one in results(folder)
+    }
+    found = rows(folder, "speed_up")
+    assert {(row["scheme"], row["batch_size"]) for row in found} == {
+        (scheme, size) for scheme in ("ragged", "exspec", "masking") for size in "13"
+    }
+    for row in found:
+        size = int(row["batch_size"])
+        ups = [rates[row["scheme"], size, repeat] / rates["plain", size, repeat] for repeat in (0, 1)]
+        assert [float(row["lowest"]), float(row["highest"])] == pytest.approx([min(ups), max(ups)])
+
+
+def test_csv_of_latencies_and_equality_holds_what_the_results_hold(folder: Path):
+    kept = {(one["scheme"], str(one["cell"]["batch_size"]), one["repeat"]): one for one in results(folder)}
+    for row in rows(folder, "latency"):
+        tails = [np.percentile(kept[row["scheme"], row["batch_size"], repeat]["latencies"], 99) for repeat in (0, 1)]
+        assert float(row["p99"]) == pytest.approx(np.median(tails))
+    reference = kept["plain", "1", 0]["token_ids"]
+    found = {(row["scheme"], row["batch_size"]): int(row["exact"]) for row in rows(folder, "equality")}
+    for (scheme, size), exact in found.items():
+        assert exact == sum(a == b for a, b in zip(kept[scheme, size, 0]["token_ids"], reference, strict=True))
+        assert exact == 4 or scheme == "masking"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page refers to, and the ids it gives."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.tags: Counter[str] = Counter()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag's id and references."""
+        given = dict(attrs)
+        self.tags[tag] += 1
+        if given.get("id"):
+            self.ids[given["id"] or ""] += 1
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.references += [
+            f"#{name}" for value in given.values() for name in re.findall(r"url\(#([^)]*)\)", value or "")
+        ]
+
+
+def test_page_needs_nothing_but_itself(folder: Path):
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert not {"script", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert [reference for reference in page.references if not reference.startswith("#")] == ["data:,"]
+    assert {reference[1:] for reference in page.references if reference.startswith("#")} <= set(page.ids)
+    assert max(page.ids.values()) == 1
+    assert page.tags["svg"] == len(plots.PAINTERS)
+
+
+def test_page_can_be_printed(folder: Path):
+    """On paper nothing scrolls, figures are not broken, and what only a screen needs is left out."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    rules = text[text.index("@media print") : text.index("</style>")]
+    for rule in (
+        ".scroll { overflow: visible;",
+        "figure, tr, pre { break-inside: avoid; }",
+        ".hint, details { display: none; }",
+    ):
+        assert rule in rules
+
+
+def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
+    """Every finding, every cell and every number is in it as text, a failure too, beside a page for each figure."""
+    cells = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    found = made({**{cell: [line(100)] for cell in cells}, ("exspec", 2): [{"error": "no room"}]})
+    pages = list(pdf.drawn(found, tables(found)))
+    said = "\n".join(text.get_text() for page in pages for text in page.texts)
+    for sentence in findings(found, tables(found))[1:]:
+        assert sentence in said
+    assert "command: specframe compare" in said
+    assert re.search(r"exspec +2 +failed", said)
+    titles = [page._suptitle.get_text().partition("\n")[0] for page in pages if page._suptitle]
+    assert titles == [tables(found)[name].title for name in plots.draw(tables(found), found.schemes)]
+    path = pdf.write_pdf(found, tables(found), tmp_path)
+    assert path.read_bytes().startswith(b"%PDF")
+    assert path.read_bytes().count(b"/Type /Page ") == len(pages)
+
+
+def test_page_says_how_it_was_measured(folder: Path):
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<pre>specframe compare --target &#x27;&lt;b&gt;&amp;&#x27; </pre>" in text
+    for key in ("torch", "transformers", "device", "seed", "repeats", "prompts"):
+        assert f"<dt>{key}</dt><dd>" in text
+    assert torch.__version__ in text
+    assert text.index('class="headline"') < text.index("<table>") < text.index("<figure")
+
+
+def test_page_can_be_read_without_seeing_the_pictures(folder: Path):
+    """Every picture has a label and its numbers beside it; tables that scroll can be reached with the keyboard."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'<svg role="img" aria-label="[^"]{20,}"', text)) == len(plots.PAINTERS)
+    assert text.count("<details><summary>Numbers</summary>") == len(plots.PAINTERS)
+    assert text.count('<div class="scroll" role="region" tabindex="0" aria-label="') == 1 + len(plots.PAINTERS)
+
+
+def test_pictures_are_the_same_each_time(folder: Path):
+    found = made({("plain", 1): [line(100)], ("ragged", 1): [line(150)]})
+    once, again = (svg(plots.draw(tables(found), found.schemes)["speed_up"], "speed_up") for _ in range(2))
+    assert once == again
+
+
+def test_one_batch_size_is_drawn_as_bars():
+    found = made({("plain", 4): [line(100)], ("plain", 1): [line(50)], ("ragged", 4): [line(150), line(140)]})
+    only = Comparison(found.about, [one for one in found.cases if one.batch_size == 4], found.lines)
+    drawn = plots.draw(tables(only), only.schemes)
+    assert len(drawn["throughput"].axes[0].patches) == 2
+    assert png(drawn["latency"]).startswith(b"\x89PNG")
+
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--allow-file-access-from-files",
+    "--enable-logging=stderr",
+    "--window-size=1280,900",
+    "--dump-dom",
+)
+FRAMES = """<!DOCTYPE html><link rel="icon" href="data:,">
+<iframe src="{page}" style="border:0;width:360px;height:800px"></iframe>
+<iframe src="{page}" style="border:0;width:1280px;height:800px"></iframe>
+<pre id="seen"></pre>
+<script>
+onload = () => {{
+  const look = (frame) => {{
+    const inside = frame.contentDocument, root = inside.documentElement;
+    for (const one of inside.querySelectorAll("details")) one.open = true;
+    const out = [...inside.querySelectorAll("body *")].filter((one) =>
+      !one.closest(".scroll") && !one.closest("svg") && one.getBoundingClientRect().right > frame.clientWidth + 0.5);
+    const sizes = [...inside.querySelectorAll("figure > svg")].map((one) => one.getBoundingClientRect());
+    const boxes = [...inside.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
+    return {{width: frame.contentWindow.innerWidth, page: root.scrollWidth,
+      out: out.map((one) => one.outerHTML.slice(0, 80)),
+      smallest: Math.min(...sizes.map((one) => Math.min(one.width, one.height))), scrolling: boxes.length,
+      summary: boxes.includes(inside.querySelector(".scroll")),
+      hint: inside.defaultView.getComputedStyle(inside.querySelector(".hint")).display}};
+  }};
+  document.getElementById("seen").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(look));
+}};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
+def test_page_in_a_browser(folder: Path, tmp_path: Path):
+    """It renders without a word on the console, and on a screen of 360 px only tables scroll, in their own boxes."""
+    (tmp_path / "frames.html").write_text(FRAMES.format(page=(folder / "report.html").as_uri()), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert [text for text in seen.stderr.splitlines() if "CONSOLE" in text] == []
+    narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', seen.stdout)[1])
+    assert (narrow["width"], narrow["page"], narrow["out"]) == (360, 360, [])
+    assert (wide["width"], wide["page"], wide["out"]) == (1280, 1280, [])
+    assert (narrow["summary"], narrow["hint"]) == (True, "block")  # it scrolls, and says so
+    assert (wide["summary"], wide["hint"]) == (False, "none")
+    assert narrow["scrolling"] > 0
+    assert min(narrow["smallest"], wide["smallest"]) > 100

@@ -1,0 +1,253 @@
+"""``specframe reproduce``: the paper's tables with a small pair, what is kept, what is continued."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+from specframe_lab.comparison.results import RESULTS
+from specframe_lab.loading import LoadedModels
+from specframe_lab.reproduction import page as reproduction
+from specframe_lab.reproduction import published
+from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
+
+from specframe.cli import cli
+from specframe.models import loading as models
+from specframe.testing import zoo
+
+PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
+SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2"]
+ARRIVING = ["--arrivals", "poisson:50", "--arrival-batch-sizes", "2"]
+TOKENS = ["--match-tokens", "8", "--max-new-tokens", "6", "--max-prompt-tokens", "12", "--repeats", "1"]
+LOSSLESS = {"plain", "assisted", "ragged", "eqspec", "exspec", "rollback"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a saved target, a draft that often agrees with it, and prompts; one token is one character."""
+    folder = tmp_path_factory.mktemp("pair")
+    named = zoo.save_pair(folder)
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"turns": [text, "more"]}) + "\n" for text in PROMPTS))
+    return [*named, "--prompts", str(questions), "--device", "cpu", "--dtype", "float32"]
+
+
+def run(*arguments: str) -> Result:
+    """Run the command in this process; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, ["reproduce", *arguments], prog_name="specframe")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def lines(folder: Path) -> list[dict]:
+    """Return the kept results."""
+    return [json.loads(line) for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished reproduction with arrivals, run part by part."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(folder)]
+    first = run(*command, "--parts", "match")
+    assert first.exit_code == 0, first.stderr
+    assert {line["cell"]["part"] for line in lines(folder)} == {"match"}
+    assert "Not measured yet." in (folder / reproduction.PAGE).read_text(encoding="utf-8")
+    rest = run(*command)
+    assert rest.exit_code == 0, rest.stderr
+    return folder
+
+
+def test_every_cell_has_its_line(whole: Path) -> None:
+    """Plain decoding at batch size 1 is added to table 1, transformers' own runs there only; grouping needs two rows."""
+    found = {(line["cell"]["part"], line["scheme"], line["cell"]["batch_size"]) for line in lines(whole)}
+    flawed = {"padding", "masking"}
+    expected = {("match", scheme, size) for scheme in LOSSLESS | flawed for size in (1, 2)} - {("match", "assisted", 2)}
+    speculating = ("ragged", "eqspec", "exspec")
+    expected |= {("speed", scheme, size) for scheme in ("plain", *speculating) for size in (1, 2)}
+    expected |= {(part, scheme, 2) for part in ("uniform", "random") for scheme in ("bounded", "unbounded")}
+    expected |= {("arrivals", scheme, 2) for scheme in speculating}
+    assert found == expected
+    assert len(lines(whole)) == len(expected)
+
+
+def test_what_is_lossless_matches_and_what_is_flawed_does_not(whole: Path) -> None:
+    """In float32 every lossless scheme, transformers' own among them, gives plain decoding's ids; flawed ones do not."""
+    match = [line for line in lines(whole) if line["cell"]["part"] == "match"]
+    reference = next(line["token_ids"] for line in match if line["scheme"] == "plain")
+    for line in match:
+        assert (line["token_ids"] == reference) == (line["scheme"] in LOSSLESS), line["scheme"]
+        if line["scheme"] in LOSSLESS:
+            assert (line["ties"], line["bugs"]) == (0, 0)
+        else:
+            assert "bugs" not in line
+
+
+def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
+    """Every table has its rows, published figures stand where they belong, and every figure that is shown is there."""
+    page = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    assert "Not measured yet." not in page
+    assert "$" not in page
+    assert "| eqspec | 1 | 97.3 / 98.6, 94.6 / 96.9, 96.7 / 98.1 | 100.0 / 100.0 | 100.0 / 100.0 | 0 | 0 |" in page
+    assert "| eqspec | published | 95.6 | 1,469 | 24.9 | 5.3 | 44.9% | 27.4% | 27.7% | - |" in page
+    assert "| 1 | 13% |" in page
+    assert re.search(r"\| 2 \| 95\.9% \| \d+\.\d% \([12]\.\d\) \|", page)
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+        assert f"({name}.svg)" in page
+        assert (whole / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
+    bound = f"| {reproduction.PATIENCE + reproduction.WINDOW // 2} |"
+    assert [row for row in page.splitlines() if row.startswith("| exspec | 2 |") and row.endswith(bound)]
+
+
+def test_the_page_as_html(whole: Path) -> None:
+    """It has every table and every figure of the Markdown in itself, named for who does not see it, and fetches nothing."""
+    markdown = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    html = (whole / reproduction.HTML).read_text(encoding="utf-8")
+    assert html.count("<table>") == markdown.count("| --- |\n") > 5
+    assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
+    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 5
+    assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
+    assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
+    assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
+    assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
+    for cell in re.findall(r"\| ([^|]*)(?= \|)", markdown):
+        assert (
+            cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
+        )
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path: Path) -> None:
+    """The built-in starts of code are measured then, which stands on standard error and in both pages; else it does not."""
+    given = pair[pair.index("--device") :]
+    command = [*pair[:4], *given, *SIZES, *TOKENS, "--parts", "match", "--limit", "1", "--match-batch-sizes", "1"]
+    result = run(*command, "--output", str(tmp_path / "own"))
+    assert result.exit_code == 0, result.stderr
+    assert "no --prompts: 8 built-in starts of Python code are measured" in result.stderr
+    for name in (reproduction.PAGE, reproduction.HTML):
+        assert "built-in starts of Python code: no prompts were given" in (tmp_path / "own" / name).read_text("utf-8")
+    other = run(*command, *pair[4:6], "--output", str(tmp_path / "given"))
+    assert "no --prompts" not in other.stderr
+    assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
+
+
+def test_shares_are_those_of_decoding(whole: Path) -> None:
+    """Verify, draft and overhead add up, prompt reading left out; no sequence waits for longer than the bound."""
+    for line in lines(whole):
+        if line["cell"]["part"] == "speed" and line["scheme"] != "plain":
+            found = reproduction.anatomy([line])
+            assert found.verify + found.draft + found.overhead == pytest.approx(1)
+            assert found.calls == line["figures"]["rounds"] > 0
+            assert found.tokens_per_call == line["figures"]["tokens"] / found.calls
+            assert reproduction.align(line) <= found.overhead
+        if line["cell"]["part"] == "arrivals" and line["scheme"] == "exspec":
+            assert line["longest_wait"] <= reproduction.PATIENCE + reproduction.WINDOW // 2
+
+
+def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command only writes the page again; another setting is refused with one sentence."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    before = (whole / RESULTS).read_bytes()
+    command = [*pair, *SIZES, *TOKENS, *ARRIVING, "--output", str(whole)]
+    assert run(*command).exit_code == 0
+    assert (whole / RESULTS).read_bytes() == before
+    other = run(*command, "--match-tokens", "9")
+    assert other.exit_code == 2
+    assert "made with match: max new tokens 8 where 9 is now asked for" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            ("--parts", "match,latency"),
+            "--parts: expected one of match, speed, uniform, random, arrivals, got 'latency'",
+        ),
+        (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
+        (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
+        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
+        (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),
+    ],
+)
+def test_bad_values_are_refused(
+    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str], message: str
+) -> None:
+    """Before any model is loaded, in one sentence."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    result = run(*pair, *wrong, "--output", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
+    """Assisted generation by transformers takes a draft model; a drafter that has none is measured without that row."""
+    given = {"target": pair[1], "draft_length": "5", "device": "cpu", "dtype": "float32"}
+    for drafter, expected in ((pair[3], True), ("prompt-lookup", False)):
+        found = cases("match", given | {"drafter": drafter}, [1])
+        assert any(case.scheme == ASSISTED for case in found) == expected
+        assert {"plain", "ragged", "eqspec"} < {case.scheme for case in found}
+
+
+def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
+
+    def failing(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("specframe_lab.reproduction.reproduce.assisted", failing)
+    command = [*pair, *SIZES, *TOKENS, "--limit", "2", "--parts", "match", "--output", str(tmp_path / "out")]
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "assisted, batch size 1: MemoryError: no room" in result.stderr
+    assert "| ragged | 1 |" in (tmp_path / "out" / reproduction.PAGE).read_text(encoding="utf-8")
+    for name, start in ((reproduction.PAGE, "- "), (reproduction.HTML, "<li>")):
+        page = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
+
+
+def test_published_figures_agree_with_each_other() -> None:
+    """Shares add up to 1, matches are percentages, and there is one for each pair."""
+    for one in published.ANATOMY.values():
+        assert one.verify + one.draft + one.overhead == pytest.approx(1)
+    for figures in published.MATCH.values():
+        assert len(figures) == len(published.PAIRS)
+        assert all(0 <= exact <= partial <= 100 for exact, partial in figures)
+
+
+def test_a_dry_run_of_some_parts(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names every cell of the parts that would be run, loads no model and writes nothing."""
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    command = [*pair, *SIZES, *TOKENS, "--parts", "uniform", "--output", str(tmp_path / "out"), "--dry-run"]
+    result = run(*command)
+    assert result.exit_code == 0, result.stderr
+    assert re.findall(r"(uniform, \w+) +2 +1 +0", result.stdout) == ["uniform, bounded", "uniform, unbounded"]
+    assert f"2 of 2 runs to make: at most {2 * len(PROMPTS) * 6} new tokens" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_of_one_length_and_of_many(pair: list[str]) -> None:
+    """Grouping is measured on the same prompts, cut to the median length, or at random to between 1 token and that."""
+    pipe = LoadedModels().pipeline({"target": pair[1], "drafter": pair[3]})
+    settings = Shaped([character * count for count, character in enumerate("abcdefghijklmnopqrst", start=1)])
+    uniform = settings.prompts_for(pipe)
+    random = attrs.evolve(settings, uniform=False).prompts_for(pipe)
+    assert [len(prompt) for prompt in uniform] == [10] * 11
+    assert len({len(prompt) for prompt in random}) > 3
+    assert all(long[: len(short)] == short and short for short, long in zip(random, uniform, strict=True))
+
+
+def test_small_helpers() -> None:
+    """A sample is spread over all prompts; ids end with the first stop."""
+    assert spread_over(list("abcdefgh"), 4) == list("aceg")
+    assert spread_over(list("abc"), 5) == spread_over(list("abc"), None) == list("abc")
+    assert up_to_stop([3, 1, 0, 4, 0], {0}) == [3, 1, 0]
+    assert up_to_stop([3, 1], {0}) == [3, 1]

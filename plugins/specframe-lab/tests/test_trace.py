@@ -1,0 +1,535 @@
+"""``specframe trace``: what is recorded is true, and the page shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+from specframe_lab.trace.captions import Captions, bytes_text, listed
+from specframe_lab.trace.frames import (
+    ACCEPTED,
+    CUT,
+    EMPTY,
+    INPUT,
+    KEPT,
+    PADDING,
+    REJECTED,
+    STALE,
+    Frame,
+    Lane,
+    SchemeTrace,
+)
+from specframe_lab.trace.page import page_data, render, token_text, totals
+from specframe_lab.trace.recording import Trace, record, summed
+from specframe_lab.trace.slots import NOTHING
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.plugins.compose import fitting_backends, strategy
+from specframe.plugins.registry import registry
+from specframe.testing import fakes, harness, zoo
+
+ALIGNMENTS = [
+    *("ragged", "eqspec", "exspec", "rollback", "masking", "padding"),
+    *("masking,positions=content", "padding,mask=content,positions=content,bonus=target"),
+]
+LENGTHS = (7, 1, 13, 4, 9)
+FLAWED = ("masking", "padding")
+TARGET = fakes.fake_target(eos=7)
+PROMPTS = harness.random_prompts(LENGTHS, 61, seed=3)
+
+
+def traced(align: str, prompts: list[list[int]] = PROMPTS, new: int = 14, **options: Any) -> SchemeTrace:
+    """Return the trace of a fake pair's run."""
+    given = {"batch_size": 3, "draft_length": 4, "drafter": fakes.fake_draft(TARGET), **options}
+    return record(prompts, new, target=TARGET, align=align, **given)
+
+
+def scripted(align: str, right: fakes.Right, lengths: tuple[int, ...] = (6, 4, 9), new: int = 12) -> SchemeTrace:
+    """Return the trace of a run in which a script says how many draft tokens are right."""
+    asked = harness.requests(harness.random_prompts(lengths, 61), new)
+    trace, alignment = Trace(), strategy(registry(), "alignment", align)
+    drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
+    options = {"align": trace.around(alignment), "observers": [trace], "batch_size": 3, "draft_length": 4}
+    pipe = harness.pipeline(TARGET, drafter, **options)
+    return summed(trace, pipe, alignment, harness.decode(pipe, asked), align)
+
+
+def passes(trace: SchemeTrace) -> list[Frame]:
+    return [frame for frame in trace.frames if frame.phase != "settle"]
+
+
+def lanes(trace: SchemeTrace) -> list[Lane]:
+    return [lane for frame in trace.frames for lane in frame.lanes]
+
+
+# ---- what is recorded ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_results_follow_from_the_frames(align: str) -> None:
+    """The tokens gained in the frames, joined, are the run's results; the lengths before each pass fit."""
+    trace = traced(align)
+    gained: dict[int, list[int]] = {}
+    for frame in passes(trace):
+        for lane in frame.lanes:
+            if lane.score:
+                tokens = gained.setdefault(lane.prompt, [])
+                assert lane.score.length == LENGTHS[lane.prompt] + len(tokens)
+                assert lane.score.accepted <= lane.score.committed <= lane.score.judged <= lane.score.drafted
+                assert len(lane.score.tokens) - lane.score.accepted in (0, 1)
+                tokens += lane.score.tokens
+    assert [gained[index] for index in range(len(LENGTHS))] == trace.outputs
+    assert [frame.round for frame in passes(trace)] == list(range(1, len(passes(trace)) + 1))
+    assert all((a.phase == "settle") != (b.phase == "settle") for a, b in zip(trace.frames, trace.frames[1:]))
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
+    """Every frame shows each standing token of a row once, in order, with its id; drafts are marked by fate."""
+    trace = traced(align)
+    for lane in lanes(trace):
+        row = [*trace.prompts[lane.prompt], *trace.outputs[lane.prompt]]
+        standing = [trace.cells[n] for n, mark in zip(lane.slots, lane.marks) if mark in KEPT + INPUT + ACCEPTED]
+        assert [cell.order for cell in standing] == list(range(len(standing)))
+        assert [cell.token for cell in standing] == row[: len(standing)]
+        assert all((number == NOTHING) == (mark in PADDING + EMPTY) for number, mark in zip(lane.slots, lane.marks))
+        if lane.score and lane.score.drafted:
+            assert lane.marks.count(INPUT) == 1
+            assert lane.marks.count(ACCEPTED) == lane.score.accepted
+            assert lane.marks.count(REJECTED) == lane.score.drafted - lane.score.judged
+            assert lane.marks.count(CUT) == lane.score.judged - lane.score.accepted
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_positions_and_masks(align: str) -> None:
+    """Correct alignments feed every token at its place and hide what is to be hidden; published flaws show."""
+    trace = traced(align)
+    wrong = [cell for cell in trace.cells if cell.position != cell.order]
+    leaks = sum(lane.score.leaks for lane in lanes(trace) if lane.score)
+    assert not any(lane.score.blind for lane in lanes(trace) if lane.score)
+    assert bool(wrong) == (align in FLAWED)
+    assert any(lane.drift for lane in lanes(trace)) == (align in FLAWED)
+    assert bool(leaks) == (align == "padding")
+    assert trace.lossless == (align not in FLAWED)
+    assert (trace.outputs == trace.reference) == (align not in FLAWED)
+
+
+class Witness(Trace):
+    """A trace that, at every pass, holds its book against what the fake model's cache really contains."""
+
+    def fed(self, book, batch, width, offset, placement):
+        if book is self.book and self._pass is None:
+            self.compare(len(batch))
+        super().fed(book, batch, width, offset, placement)
+
+    def compare(self, rows: int) -> None:
+        """The fake's keys are (token + 1, position + 1): read every slot that the book says holds a standing token."""
+        store = self.caches[0].store
+        keys_BSD = store._tensors[0][:, 0] if hasattr(store, "_tensors") else store._keys[0][:, :, 0]
+        self.compared = getattr(self, "compared", 0)
+        for row, prompt in enumerate(self.book.batch[:rows]):
+            for slot, number in enumerate(self.book.slots.get(prompt, [])):
+                if number != NOTHING and self.book.stands(number):
+                    cell = self.book.cells[number]
+                    assert keys_BSD[row, slot].tolist() == [cell.token + 1, cell.position + 1], (row, slot, cell)
+                    self.compared += 1
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+def test_book_is_what_the_cache_holds(align: str) -> None:
+    """On every KV backend, each slot of the real cache holds the token and position that the trace says it does."""
+    alignment = strategy(registry(), "alignment", align)
+    for kv in fitting_backends(registry(), alignment):
+        witness = Witness()
+        options = {"align": witness.around(alignment), "kv": kv, "observers": [witness], "draft_length": 4}
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=2, **options)
+        harness.decode(pipe, harness.requests(PROMPTS, 14))
+        assert witness.compared > 100, kv
+
+
+def test_recording_changes_nothing() -> None:
+    """A run that is recorded gives what one that is not gives."""
+    pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=3, draft_length=4, align="padding")
+    asked = harness.requests(PROMPTS, 14, {7})
+    assert [result.token_ids for result in harness.decode(pipe, asked)] == traced("padding").outputs
+
+
+def test_moves_of_eqspec() -> None:
+    """A row is shifted by the difference of what was accepted, and all of its cached tokens are counted."""
+    trace = scripted("eqspec", {0: 3, 1: 1, 2: 4})
+    settled = trace.frames[3]
+    assert [lane.shift for lane in settled.lanes] == [1, 3, 0]
+    assert settled.shifted == (6 + 1 + 3) + (4 + 1 + 1)  # rows 0 and 1: prompt, its first token, accepted tokens
+    assert {len(lane.marks.rstrip(EMPTY)) for lane in settled.lanes} == {9 + 5}
+    assert trace.slot_bytes == 4 * (2 + 1)
+
+
+def test_ragged_moves_nothing_between_slots() -> None:
+    """No token of a ragged run ever changes its slot, which is its position."""
+    trace = traced("ragged")
+    assert not any(frame.shifted for frame in trace.frames)
+    for lane in lanes(trace):
+        assert PADDING not in lane.marks
+        assert all(trace.cells[n].position == slot for slot, n in enumerate(lane.slots) if n != NOTHING)
+
+
+def test_rollback_and_padding_change_the_verdict() -> None:
+    """What the rule judged is told apart from what the alignment let stand."""
+    score = {lane.prompt: lane.score for lane in passes(scripted("rollback", {0: 3, 1: 1, 2: 4}))[1].lanes}
+    assert [(score[i].judged, score[i].committed) for i in range(3)] == [(3, 1), (1, 1), (4, 1)]
+    altered = [lane.score.altered for lane in passes(scripted("padding", {0: 3, 1: 1, 2: 4}))[1].lanes if lane.score]
+    assert len(altered) == 3
+    assert any(altered)
+
+
+def test_prompt_that_cannot_be_decoded() -> None:
+    """An empty prompt is refused by name."""
+    with pytest.raises(OptionError, match="prompt 1: the prompt is empty"):
+        traced("ragged", [[1], []])
+
+
+def test_plain_decoding() -> None:
+    """Plain decoding is traced as well."""
+    trace = traced("eqspec", drafter=None)
+    assert trace.draft_slot_bytes == 0
+    assert {lane.score.drafted for lane in lanes(trace) if lane.score} == {0}
+    assert trace.outputs == trace.reference
+
+
+# ---- captions --------------------------------------------------------------------------------------------------------
+
+
+def captions(trace: SchemeTrace) -> list[str]:
+    told = Captions(trace)
+    return [told.caption(index) for index in range(len(trace.frames))]
+
+
+def test_captions_of_ragged() -> None:
+    """A ragged round: who accepted what, and that rejected slots will be overwritten while nothing moves."""
+    told = captions(scripted("ragged", {0: 3, 1: 1, 2: 4}))
+    assert told[0].startswith("The target reads 3 prompts of 6, 4 and 9 tokens in one pass.")
+    assert told[1] == "Nothing moves."
+    assert "Prompt 0 accepted 3 of 4; prompt 1 accepted 1 of 4; prompt 2 accepted all 4." in told[2]
+    ends = "4 rejected slots will be overwritten by the next pass: 1 of prompt 0 and 3 of prompt 1. Nothing moves."
+    assert told[3] == ends
+    assert told[-1].endswith("The run is over.")
+
+
+def test_captions_of_eqspec() -> None:
+    """An EQSPEC round: rejected slots are cut off, rows are shifted to end together, and what that costs."""
+    told = captions(scripted("eqspec", {0: 3, 1: 1, 2: 4}))
+    assert "Shorter prompts are padded on the left: prompt 0 with 3 and prompt 1 with 5." in told[0]
+    assert told[3].startswith("4 rejected slots are cut off: 1 of prompt 0 and 3 of prompt 1.")
+    assert "Rows are shifted right so that all end in slot 13: prompt 0 by 1 and prompt 1 by 3." in told[3]
+    assert told[3].endswith("16 cached tokens moved: 192 bytes of keys and values.")
+
+
+def test_captions_of_flaws() -> None:
+    """The published flaws are told: drifting positions, padding that is seen, the draft's own token, a cut verdict."""
+    right = {0: 3, 1: 1, 2: 4}
+    masking, padding = captions(scripted("masking", right)), captions(scripted("padding", right))
+    assert "stay in the cache, masked: 1 of prompt 0 and 3 of prompt 1." in masking[3]
+    assert "Fed at positions that are too high: prompt 0 by 1 and prompt 1 by 3." in masking[4]
+    assert "Looking at slots that should be hidden: prompt 0 at 3 and prompt 1 at 5." in padding[2]
+    assert "is the draft's own, not the target's." in padding[2]
+    assert "Prompt 0 and prompt 2 are cut to 1, the fewest of the batch." in captions(scripted("rollback", right))[2]
+
+
+def test_captions_of_a_pool() -> None:
+    """Prompts that wait, join, leave and are carried to another row are told by number."""
+    told = " ".join(captions(traced("exspec", batch_size=2)))
+    assert re.search(r"Prompt \d.* the next pass out\.", told)
+    assert re.search(r"Carried: prompt \d (into|out of|from)", told)
+    assert re.search(r"[Pp]rompt \d (is|and prompt \d are) complete", told)
+
+
+def test_words() -> None:
+    """Lists and sizes are written as in a sentence."""
+    assert (listed(["a"]), listed("ab"), listed("abc")) == ("a", "a and b", "a, b and c")
+    assert [bytes_text(n) for n in (1, 12, 1200, 3_400_000)] == ["1 byte", "12 bytes", "1.2 kB", "3.4 MB"]
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def text_of(token: int) -> str:
+    return "</script><b>" if token == 3 else f" t{token}\n"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of four schemes, with text that would break out of it."""
+    schemes = [traced(align) for align in ("ragged", "eqspec", "exspec", "padding")]
+    path = tmp_path_factory.mktemp("page") / "trace.html"
+    path.write_text(render(schemes, {"target": "<fake>"}, text_of), encoding="utf-8")
+    return path
+
+
+def test_page_is_self_contained(page: Path) -> None:
+    """Nothing is fetched, and text of tokens cannot end the data."""
+    html = page.read_text(encoding="utf-8")
+    assert "/*" not in html.partition("<style>")[0]
+    assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\((?!data:)|fetch\(|XMLHttp""", html)
+    links = set(re.findall(r"https?://[^\s\"']+", html)) - {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert links == set()
+    assert html.count("</script>") == 2
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert data["texts"]["3"] == "</script><b>"
+    assert [scheme["name"] for scheme in data["schemes"]] == ["ragged", "eqspec", "exspec", "padding"]
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb, as WCAG 2.2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_on_colours_can_be_read(page: Path) -> None:
+    """White text on the colours of slots has the contrast that WCAG asks of small text, 4.5 to 1, in light and in dark."""
+    html = page.read_text(encoding="utf-8")
+    for name in ("input", "accepted", "rejected"):
+        colours = re.findall(rf"--{name}: (#[0-9a-f]{{6}});", html)
+        assert len(colours) == 2
+        for colour in colours:
+            assert 1.05 / (luminance(colour) + 0.05) >= 4.5, (name, colour)
+
+
+def test_page_without_javascript(page: Path) -> None:
+    """What cannot be used is hidden then, and a table tells what every scheme did in all."""
+    html = page.read_text(encoding="utf-8")
+    assert "<noscript><style>.controls, main, section { display: none; }</style></noscript>" in html
+    table = re.search(r"<noscript>\s*<p>.*?</p>\s*(<table>.*?</table>)", html, re.DOTALL)[1]
+    rows = re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', table)
+    assert [name for name, _ in rows] == ["ragged", "eqspec", "exspec", "padding"]
+    assert re.findall("<td>(.*?)</td>", rows[0][1]) == list(totals(traced("ragged"))[1:])
+
+
+def test_page_data_counts() -> None:
+    """The counters are sums over the frames."""
+    trace = traced("eqspec")
+    data = page_data([trace], {}, text_of)["schemes"][0]
+    last = data["frames"][-1]["totals"]
+    assert last["shifted"] == sum(frame.shifted for frame in trace.frames) > 0
+    assert last["bytes"] == sum(frame.shifted + frame.carried for frame in trace.frames) * trace.slot_bytes
+    assert last["draft_bytes"] == sum(frame.draft_moved for frame in trace.frames) * trace.draft_slot_bytes > 0
+    assert last["tokens"] == sum(map(len, trace.outputs))
+    rows = [lane for frame in passes(trace) for lane in frame.lanes if lane.row is not None]
+    assert last["padding_so_far"] == sum(lane.marks.count(PADDING) for lane in rows) > 0
+    assert last["stale_so_far"] == sum(lane.marks.count(STALE) for lane in rows)
+
+
+def test_token_text() -> None:
+    """Half a character and a missing tokenizer give what there is instead."""
+    backend = Tokenizer(BPE({"a": 0, "\N{REPLACEMENT CHARACTER}": 1}, []))
+    backend.decoder = decoders.Fuse()
+    named = token_text(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert (named(0), named(1)) == ("a", "\N{REPLACEMENT CHARACTER}")
+    assert token_text(None)(5) == "#5"
+
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--allow-file-access-from-files", "--enable-logging=stderr", "--window-size=1280,900", "--dump-dom"),
+)
+FRAMES = """<!DOCTYPE html><link rel="icon" href="data:,">
+<iframe src="{page}" style="border:0;width:360px;height:800px"></iframe>
+<iframe src="{page}#step=4&mask&beside" style="border:0;width:1200px;height:800px"></iframe>
+<pre id="seen"></pre>
+<script>
+onload = () => {{
+  const use = (frame) => {{
+    const inside = frame.contentDocument, all = (selector) => [...inside.querySelectorAll(selector)];
+    const captions = () => all(".caption").map((one) => one.textContent);
+    const press = (key) => inside.body.dispatchEvent(new KeyboardEvent("keydown", {{ key, bubbles: true }}));
+    const out = () => all("body *").filter((one) => !one.closest(".box, .scroll, svg")
+      && one.getBoundingClientRect().right > frame.clientWidth + 0.5).map((one) => one.outerHTML.slice(0, 80));
+    const seen = {{ start: captions(), boxes: all(".box").filter((one) => one.scrollWidth > one.clientWidth).length }};
+    inside.getElementById("next").click();
+    seen.next = captions();
+    press("ArrowRight");
+    seen.arrow = captions();
+    press("ArrowLeft");
+    seen.left = captions();
+    const slider = inside.getElementById("slider");
+    slider.value = slider.max;
+    slider.dispatchEvent(new Event("input"));
+    seen.end = captions();
+    seen.disabled = inside.getElementById("next").disabled;
+    slider.value = 3;
+    slider.dispatchEvent(new Event("input"));
+    seen.went = all(".scheme").map((one) => one.querySelectorAll(".went").length > 0);
+    press("Home");
+    press("m");
+    all(".cell")[0].click();
+    seen.note = all(".inspect")[0].textContent;
+    seen.masks = all("canvas.mask").filter((one) => !one.hidden).length;
+    press("o");
+    seen.overview = inside.getElementById("small").getAttribute("aria-pressed");
+    press("o");
+    seen.out = out();
+    seen.page = inside.documentElement.scrollWidth;
+    seen.width = frame.contentWindow.innerWidth;
+    seen.unnamed = all("button, input, [role=img], [role=region]").filter((one) =>
+      !(one.hidden || one.textContent.trim() || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).length;
+    seen.cells = all(".cell").length;
+    const slots = () => all(".strip:not([hidden]) .cell"), focused = () => inside.activeElement;
+    const walk = (key) => focused().dispatchEvent(new KeyboardEvent("keydown", {{ key, bubbles: true, cancelable: true }}));
+    const place = () => `${{all(".strip").indexOf(focused().parentElement)}} ${{focused().dataset.slot}}`;
+    const note = () => focused().closest(".scheme").querySelector(".inspect").textContent === focused().title;
+    seen.reached = slots().filter((one) => one.tabIndex === 0).length;
+    const before = inside.getElementById("where").textContent;
+    slots()[0].focus();
+    seen.walk = [[place(), note()]];
+    for (const key of ["ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp", "ArrowUp"]) {{
+      walk(key);
+      seen.walk.push([place(), note()]);
+    }}
+    seen.stayed = inside.getElementById("where").textContent === before;
+    walk("Escape");
+    seen.escaped = focused().className;
+    seen.dl = all("dl").flatMap((one) => [...one.children]).filter((one) =>
+      one.tagName !== "DIV" || [...one.children].map((part) => part.tagName).join() !== "DT,DD").length;
+    seen.heads = all("th").filter((one) => !one.textContent.trim() || !one.scope).length;
+    const labels = all("section, nav, [role=region]").map((one) => one.getAttribute("aria-label")
+      ?? inside.getElementById(one.getAttribute("aria-labelledby")).textContent);
+    seen.landmarks = [labels.length - new Set(labels).size, all("body > *").filter((one) =>
+      !["HEADER", "NAV", "MAIN", "SECTION", "SCRIPT"].includes(one.tagName)).length];
+    seen.faint = all(".cell .pos").filter((one) => frame.contentWindow.getComputedStyle(one).opacity < 1).length;
+    seen.bold = all("#outputs b, .cell b").filter((one) => one.textContent === "").length;
+    return seen;
+  }};
+  document.getElementById("seen").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(use));
+}};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
+def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
+    """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are
+    reached with the keyboard; lists, tables and landmarks have names and the structure that readers of a screen rely on.
+    """
+    (tmp_path / "frames.html").write_text(FRAMES.format(page=page.as_uri()), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[1])
+    assert narrow["start"][0].startswith("Round 1, reading prompts. The target reads 3 prompts")
+    assert wide["start"][0].startswith("Round 3, the target's pass.")
+    for seen in (narrow, wide):
+        assert seen["page"] == seen["width"]
+        assert seen["out"] == []
+        assert seen["boxes"] > 0
+        assert len(seen["start"]) == 4
+        for before, after in (("start", "next"), ("next", "arrow"), ("arrow", "end")):
+            assert seen[before][0] != seen[after][0]
+        assert seen["left"] == seen["next"]
+        assert all("The run is over." in text for text in seen["end"])
+        assert seen["disabled"]
+        assert seen["went"][:2] == [False, True]
+        assert seen["note"].startswith("slot 0: ")
+        assert seen["overview"] == "true"
+        assert (seen["unnamed"], seen["bold"]) == (0, 0)
+        assert seen["cells"] > 20
+        assert seen["reached"] == 4  # one slot of each panel
+        assert [where for where, _ in seen["walk"]] == ["0 0", "0 1", "0 2", "1 2", "1 1", "0 1", "0 1"]
+        assert all(told for _, told in seen["walk"])
+        assert (seen["stayed"], seen["escaped"]) == (True, "box")
+        assert (seen["dl"], seen["heads"], seen["landmarks"], seen["faint"]) == (0, 0, [0, 0], 0)
+    assert (narrow["masks"] > 0, wide["masks"]) == (True, 0)  # the wide page began with masks, so that m hid them
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a saved target and a draft that often agrees with it; one token is one character."""
+    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "8"]
+
+
+def run(*arguments: str) -> Result:
+    """Run ``specframe trace`` in this process; an exception that is not an exit is raised."""
+    result = CliRunner().invoke(cli, ["trace", *arguments], prog_name="specframe")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_command(pair: list[str], tmp_path: Path) -> None:
+    """One page with both schemes on the same prompts, the command that made it, and a line per scheme."""
+    path = tmp_path / "trace.html"
+    result = run(*pair, "ab", "def f(x):", "--output", str(path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["ragged", "eqspec"]
+    assert all("2 of 2" in line for line in lines[1:3])
+    assert lines[-1] == str(path)
+    html = path.read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert len(data["prompts"]) == 2
+    assert "".join(data["texts"][str(token)] for token in data["prompts"][1]) == "def f(x):"
+    assert data["facts"]["command"].startswith("specframe trace --target")
+    assert (data["facts"]["batch size"], data["facts"]["draft length"]) == ("3", "4")
+
+
+def test_command_names_what_differs(pair: list[str], tmp_path: Path) -> None:
+    """Schemes are called by the options that tell them apart; those that do not fit are left out by name."""
+    given = ["--align", "ragged,eqspec", "--kv", "slab,dynamic", "--output", str(tmp_path / "t.html")]
+    result = run(*pair, *given, "ab")
+    assert "left out: align ragged, kv dynamic: alignment 'ragged' cannot run" in result.stderr
+    named = [line.partition("  ")[0] for line in result.stdout.splitlines()[1:4]]
+    assert named == ["align ragged, kv slab", "align eqspec, kv slab", "align eqspec, kv dynamic"]
+
+
+def test_command_without_prompts(pair: list[str], tmp_path: Path) -> None:
+    """One batch of the built-in prompts is traced."""
+    run(*pair, "--align", "eqspec", "--batch-size", "2", "--output", str(tmp_path / "t.html"))
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert len(json.loads(data)["prompts"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["--output", "no/trace.html"],
+            "--output: no/trace.html cannot be written: expected a file in a folder that exists",
+        ),
+        (["--align", "eqspek"], "unknown alignment 'eqspek'"),
+        (["--draft-length", "0"], "--draft-length: expected a whole number of at least 1"),
+        (["a"] * 17, "prompts: expected at most 16, for a page that can be looked at, got 17"),
+        ([""], "prompt 0: the prompt is empty: expected at least one token"),
+    ],
+)
+def test_command_refuses(pair: list[str], given: list[str], said: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """What cannot be traced is refused in one sentence, and no page is written."""
+    monkeypatch.chdir(tmp_path)
+    result = run(*pair, *given)
+    assert result.exit_code != 0
+    assert said in result.output
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_one_target(pair: list[str]) -> None:
+    """Schemes of different targets have no page in common."""
+    result = run("--target", f"{pair[1]},{pair[3]}", "--drafter", pair[3], "ab")
+    assert "--target: expected one target for all schemes" in result.output
+
+
+def test_trace_is_plain_data() -> None:
+    """What is recorded goes to JSON as it is: no tensor is kept."""
+    json.dumps(attrs.asdict(traced("eqspec", new=4)))

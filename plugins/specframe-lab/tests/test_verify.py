@@ -1,0 +1,330 @@
+"""``specframe verify``: exact and partial match, ties and bugs, two references, exit status."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from click.testing import Result as Exit
+from specframe_lab.grid import checked, expand
+from specframe_lab.loading import LoadedModels
+from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, verify
+from transformers import PreTrainedModel
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.pipeline import Pipeline
+from specframe.probes.ties import Scales, tie_bound
+from specframe.reference import reference_decode
+from specframe.testing import fakes, harness, zoo
+from specframe.text.sampling import Sampling
+
+PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)
+
+
+def outcomes(
+    target: PreTrainedModel, draft: Any, prompts: Any = PROMPTS, new: int = 12, **options: Any
+) -> list[Verification]:
+    cell = {"target": target, "drafter": [draft], "batch_size": 3, "draft_length": 4, **options}
+    return list(verify(checked(expand(cell)), prompts, new))
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A fake target and a draft that often agrees with it."""
+    target = fakes.fake_target()
+    return target, fakes.fake_draft(target)
+
+
+def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Every cell of a grid is compared with plain decoding at batch 1 and at its own batch, and is exact."""
+    found = outcomes(*pair, align="ragged,eqspec", batch_size=[1, 3])
+    assert [(one.cell["batch_size"], one.cell["align"]) for one in found] == [
+        (1, "ragged"),
+        (1, "eqspec"),
+        (3, "ragged"),
+        (3, "eqspec"),
+    ]
+    for one in found:
+        assert one.sound
+        assert one.lossless
+        for agreement in (one.batch_one, one.same_batch, one.plain):
+            assert agreement is not None
+            assert (agreement.exact_match, agreement.partial_match) == (100, 100)
+            assert agreement.worst is None
+
+
+def test_flawed_combinations_do_not(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """What reproduces a published flaw parts from both references, while plain decoding under it need not."""
+    (one,) = outcomes(*pair, align="masking")
+    assert not one.sound
+    assert not one.lossless
+    assert one.batch_one is not None
+    assert one.plain is not None
+    assert one.batch_one.exact_match < 50
+    assert one.batch_one.exact_match < one.batch_one.partial_match < 100
+    assert one.batch_one.bugs == len(one.batch_one.divergences)
+    assert one.plain.exact_match == 100
+
+
+def test_a_divergence_says_where_and_how_close() -> None:
+    """Position, both tokens and the float64 gap at that place are those of the two continuations."""
+    target = zoo.build("qwen3")
+    (one,) = outcomes(target, zoo.good_draft(target), align="masking")
+    assert one.batch_one is not None
+    for found in one.batch_one.divergences:
+        prompt = PROMPTS[found.index]
+        expected = reference_decode(target, prompt, 12, [zoo.EOS])
+        assert found.expected == expected[found.position]
+        assert found.got != found.expected
+        exact = zoo.build("qwen3").double()
+        with torch.inference_mode():
+            logits = exact(torch.tensor([prompt + expected[: found.position]])).logits[0, -1]
+        best, second = logits.topk(2).values.tolist()
+        assert found.gap == pytest.approx(best - second)
+        assert found.short == pytest.approx(best - min(float(logits[found.got]), float(logits[found.expected])))
+        assert found.kind == "bug"
+        assert str(found).endswith("short of the best logit: bug")
+
+
+def with_a_tie(model: PreTrainedModel, prompt: list[int]) -> PreTrainedModel:
+    """Make the first token after a prompt a tie that one row breaks in one way, and several rows in the other.
+
+    A second token gets the first one's row of the head, so that their logits are equal in exact arithmetic. What kernels leave
+    to chance is then settled: by one unit in the last place, the first is the larger in a forward of one row, the second in others.
+    """
+    (first,) = reference_decode(model, prompt, 1, [])
+    second, head = (first + 1) % zoo.VOCABULARY, model.get_output_embeddings()
+    head.weight.data[second] = head.weight.data[first]
+
+    def rounded(module: torch.nn.Module, inputs: Any, logits_BTV: torch.Tensor) -> torch.Tensor:
+        sign = 1 if len(logits_BTV) > 1 else -1
+        chosen_BT = logits_BTV[..., first]
+        logits_BTV[..., second] = chosen_BT + sign * chosen_BT.abs() * torch.finfo(logits_BTV.dtype).eps
+        return logits_BTV
+
+    head.register_forward_hook(rounded)
+    return model
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_bfloat16_parts_at_ties_only(architecture: str) -> None:
+    """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
+    draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
+    prompts = harness.random_prompts([5, 1, 30, 17, 11, 24, 3, 20], zoo.VOCABULARY, seed=4)
+    target = with_a_tie(zoo.build(architecture, tie_word_embeddings=False).bfloat16(), prompts[0])
+    sound, flawed = outcomes(target, draft, prompts, align="eqspec,masking", batch_size=8, new=16)
+    for agreement in (sound.batch_one, sound.same_batch, sound.plain):
+        assert agreement is not None
+        assert agreement.bugs == 0
+    assert sound.batch_one is not None
+    assert (0, 0) in {(found.index, found.position) for found in sound.batch_one.divergences}
+    assert flawed.batch_one is not None
+    assert flawed.batch_one.bugs > 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "glm4", "gpt2"])
+def test_bfloat16_bugs_in_no_lossless_alignment(architecture: str) -> None:
+    """Whatever lossless alignment, on models that round differently: rounding explains every divergence."""
+    target = zoo.build(architecture).bfloat16()
+    draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
+    prompts = harness.random_prompts([1, 26, 9, 3, 17], zoo.VOCABULARY, seed=6)
+    for one in outcomes(target, draft, prompts, align="ragged,exspec,rollback", batch_size=3, new=12):
+        assert one.sound, one.batch_one and one.batch_one.worst
+        assert one.same_batch is not None
+        assert one.same_batch.bugs == 0
+
+
+def sampled(pair: tuple[Any, Any], temperature: float, **options: Any) -> list[Verification]:
+    cell = {"target": pair[0], "drafter": [pair[1]], "batch_size": 3, "accept": "gumbel", "seed": 5, **options}
+    return list(verify(checked(expand(cell)), PROMPTS, 12, temperature=temperature))
+
+
+def test_gumbel_draws_what_plain_sampling_draws() -> None:
+    """With a temperature the reference is plain sampling at the same seed, whose ids are not those of another seed."""
+    target = zoo.build("qwen3")
+    pair = target, zoo.good_draft(target)
+    found = sampled(pair, 2.0, align="ragged,eqspec,exspec", seed=[5, 6])
+    for one in found:
+        assert one.fault is None
+        for agreement in (one.batch_one, one.same_batch, one.plain):
+            assert agreement is not None
+            assert agreement.exact_match == 100
+    pipes = [LoadedModels().pipeline(found[place].cell) for place in (0, -1)]
+    first, second = (
+        [r.token_ids for r in pipe.generate(PROMPTS, 12, sampling=Sampling(temperature=2.0))] for pipe in pipes
+    )
+    assert first != second
+
+
+def test_divergences_of_samples_are_weighed_under_their_noise() -> None:
+    """Where a flawed alignment draws another token, the expected one is the best once the noise is added: no gap is missed."""
+    target = zoo.build("qwen3")
+    (one,) = sampled((target, zoo.good_draft(target)), 0.8, align="masking")
+    assert one.batch_one is not None
+    assert one.batch_one.divergences
+    for found in one.batch_one.divergences:
+        assert found.kind == "bug"
+        assert found.short >= found.gap > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "greedy"])
+def test_rules_whose_ids_cannot_be_compared_are_refused(
+    pair: tuple[PreTrainedModel, PreTrainedModel], rule: str
+) -> None:
+    """They draw other ids than plain sampling; without a temperature they decode greedily and are compared."""
+    with pytest.raises(
+        OptionError, match=rf"^acceptance rule '{rule}' cannot be verified with a temperature: .*gumbel"
+    ):
+        sampled(pair, 1.0, accept=rule)
+    (one,) = sampled(pair, 0.0, accept=rule)
+    assert one.sound
+
+
+def test_errors_that_a_model_magnifies_widen_the_bound() -> None:
+    """Where a router of experts is near a tie itself, roundings decide between far logits: the bound is measured."""
+    target = zoo.build("qwen3-moe").bfloat16()
+    prompt = harness.random_prompts([24], zoo.VOCABULARY, seed=3)[0]
+    scales = Scales(target)
+    best = scales.weigh(prompt, [])
+    assert math.isinf(best.short)
+    worst = int(scales._logits(prompt).argmin())
+    weighed = scales.weigh(prompt, [worst])
+    assert weighed.bound >= best.bound
+    assert not weighed.tie
+    assert float(tie_bound(target, scales._logits(prompt).detach())) == pytest.approx(best.bound)
+
+
+@pytest.fixture(scope="module")
+def reference(pair: tuple[PreTrainedModel, PreTrainedModel]) -> Reference:
+    """A reference of two prompts, whose continuations are given."""
+    return Reference(pair[0], [[5], [6]], [[1, 2, 0], [1, 2, 3]], 3, LoadedModels())
+
+
+@pytest.mark.parametrize(
+    ("got", "position", "expected", "token", "share"),
+    [([1, 2, 0, 4], 3, None, 4, 3 / 4), ([1, 2], 2, 0, None, 2 / 3), ([], 0, 1, None, 0)],
+)
+def test_lengths_that_differ_are_a_bug(
+    reference: Reference, got: list[int], position: int, expected: int | None, token: int | None, share: float
+) -> None:
+    """Tokens after the stop, and a continuation that ends too early, are divergences that no rounding explains."""
+    agreement = reference.agreement([got, [1, 2, 3]], reference.tokens)
+    (found,) = agreement.divergences
+    assert (found.index, found.position, found.expected, found.got) == (0, position, expected, token)
+    assert found.kind == "bug"
+    assert "the end" in str(found)
+    assert agreement.exact_match == 50
+    assert agreement.partial_match == pytest.approx(100 * (share + 1) / 2)
+    assert json.loads(json.dumps(agreement.record()))["divergences"][0]["short"] is None
+
+
+def test_the_worst_divergence_is_the_earliest_bug() -> None:
+    """A bug counts more than a tie, and an earlier one more than a later."""
+    tie = Divergence(0, 1, 5, 6, 0.1, 0.1, 0.2)
+    late, early = (Divergence(1, place, 5, 6, 0.1, 0.3, 0.2) for place in (7, 3))
+    agreement = Agreement(4, [0.1, 0.7, 0.3, 1.0], [tie, late, early])
+    assert agreement.worst is early
+    assert (agreement.ties, agreement.bugs) == (1, 2)
+    assert Agreement(1, [0.1], [tie]).worst is tie
+
+
+def test_common_start() -> None:
+    """Sequences share what comes before their first difference, or all of the shorter."""
+    assert common_start([1, 2, 3], [1, 2, 4]) == 2
+    assert common_start([1, 2], [1, 2, 4]) == 2
+    assert common_start([], [1]) == 0
+
+
+def test_prompts_are_cut(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Prompts longer than asked for are cut before they are read, and what cannot be read is refused."""
+    cell = {"target": pair[0], "drafter": [None], "batch_size": 2}
+    long = harness.random_prompts([300, 2], 61)
+    (one,) = verify(checked(expand(cell)), long, 4, max_prompt_tokens=3)
+    assert one.sound
+    with pytest.raises(OptionError, match=r"prompt 0: .*context"):
+        list(verify(checked(expand(cell)), long, 4))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a saved pair; one token is one character."""
+    return [*zoo.save_pair(tmp_path_factory.mktemp("pair")), "--max-new-tokens", "10"]
+
+
+def invoke(*arguments: str) -> Exit:
+    return CliRunner().invoke(cli, ["verify", *arguments], prog_name="specframe")
+
+
+def test_the_command_says_which_cells_are_sound(saved: list[str], tmp_path: Path) -> None:
+    """A grid with a flawed alignment exits with 1, shows a row per cell and writes a line for each."""
+    file = tmp_path / "out.jsonl"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["def f(x):", "more"]}\n{"prompt": "a"}\n{"text": "class A:"}\n')
+    result = invoke(*saved, "--align", "ragged,masking", "--prompts", str(prompts), "--output", str(file))
+    assert result.exit_code == 1, result.output
+    assert "align=ragged" in result.stdout
+    assert "align=masking: prompt" in result.stdout
+    assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
+    good, bad = map(json.loads, file.read_text().splitlines())
+    assert good["sound"]
+    assert good["batch_one"]["exact_match"] == 100
+    assert good["cell"]["align"] == "ragged"
+    assert not bad["sound"]
+    assert bad["batch_one"]["divergences"][0]["kind"] == "bug"
+
+
+def test_the_command_exits_with_0_when_all_is_sound(saved: list[str]) -> None:
+    """Sound cells exit with 0; those that do not fit together are named and left out; checks may run as well."""
+    result = invoke(*saved, "hello", "a", "--align", "ragged,eqspec", "--kv", "dynamic", "--check", "--limit", "1")
+    assert result.exit_code == 0, result.output
+    assert "left out: align ragged: " in result.stderr
+    assert "1 of 1 combinations" in result.stdout
+
+
+def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) -> None:
+    """A temperature takes gumbel unless another rule is named, which is refused; so is what is no temperature."""
+    result = invoke(*saved, "hello", "a", "--temperature", "0.9", "--batch-size", "1,2")
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 combinations" in result.stdout
+    for wrong, message in (
+        (["--temperature", "1", "--accept", "block"], "acceptance rule 'block' cannot be verified with a temperature"),
+        (["--temperature", "-1"], "temperature: expected a number of at least 0, got '-1'"),
+        (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
+    ):
+        result = invoke(*saved, "hello", *wrong)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path, temperature: float) -> None:
+    """As many decodings as it says are made when it is run: by the references, plainly, and by every combination."""
+    asked = ["--align", "ragged,eqspec", "--batch-size", "1,2", "--temperature", str(temperature), "ab", "c"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specframe.models.loading.load_model", lambda *_: pytest.fail("a model was loaded"))
+        result = invoke(*saved, *asked, "--dry-run", "--output", str(tmp_path / "out.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert not list(tmp_path.iterdir())
+    made = []
+    with pytest.MonkeyPatch.context() as patched:
+        generate, decode = Pipeline.generate, reference_decode
+        patched.setattr(Pipeline, "generate", lambda *given, **more: made.append(2) or generate(*given, **more))
+        patched.setattr("specframe_lab.verify.reference_decode", lambda *given: made.append(1) or decode(*given))
+        assert invoke(*saved, *asked).exit_code == 0
+    assert f"4 combinations to verify: 2 prompts decoded {sum(made) // 2} times" in result.stdout
+    assert f"at most {sum(made) * 10} new tokens" in result.stdout
+
+
+def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
+    """A file that holds results is refused before anything is decoded."""
+    file = tmp_path / "out.jsonl"
+    file.write_text('{"cell": {"target"')
+    result = invoke(*saved, "--output", str(file))
+    assert result.exit_code == 2
+    assert "holds results already" in result.stderr

@@ -1,0 +1,37 @@
+"""The environment of a run: the versions of what it is made with, and its devices."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+import transformers
+
+import specframe
+from specframe.models import loading as models
+
+
+def environment(devices: set[str]) -> dict[str, Any]:
+    """Return the versions and the devices that a run is made with."""
+    return {
+        "specframe": specframe.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": ", ".join(sorted({device_name(models.pick_device(device)) for device in devices})),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is sold as."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"CPU {names[0] if names else platform.processor() or platform.machine()}"
