@@ -120,7 +120,7 @@ def test_idle_engines_do_nothing_and_go_on() -> None:
 @pytest.mark.parametrize(("align", "schedule"), SCHEMES)
 @pytest.mark.parametrize("steps", range(7))
 def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
-    """Aborted while it waits, is read in pieces or decodes, it has a part of the reference's tokens; the others have all of them."""
+    """Aborted while it waits, is read in pieces or decodes, it has part of the reference's tokens; the others have all."""
     one, requests = engine(align=align, schedule=schedule), asked(14)
     for request in requests:
         one.add(request)

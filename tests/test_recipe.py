@@ -12,7 +12,7 @@ import pytest
 from specframe import Pipeline, assisted
 from specframe.cli import cli
 from specframe.cli.names import LEFT_OPEN
-from specframe.errors import OptionError
+from specframe.errors import SpecframeError
 from specframe.plugins import recipe
 from specframe.plugins.compose import compose
 from specframe.plugins.recipe import DEFAULTS, Recipe
@@ -49,8 +49,8 @@ def test_every_run_generates_as_many_tokens() -> None:
 def test_the_command_line_has_the_recipes_defaults() -> None:
     """Options of ``run`` that a recipe has, too, have its defaults; all of a recipe's are there but for objects."""
     found = {name: one.default for name, one in options_of("run").items() if name in OPTIONS}
-    assert {name: found[name] for name in found if found[name] not in (None, False)} == {
-        name: value for name, value in OPTIONS.items() if name in found and value not in (None, False)
+    assert {name: found[name] for name in found if OPTIONS[name]} == {
+        name: value for name, value in OPTIONS.items() if name in found and value
     }
     assert set(OPTIONS) - set(found) == {"tokenizer", "observers"}
 
@@ -96,5 +96,5 @@ def test_a_recipe_is_checked_when_it_is_used() -> None:
     """Values outside of an option's range are refused by name; a recipe alone looks at nothing."""
     for name, value in (("batch_size", 0), ("seed", -1), ("check", "yes"), ("observers", 5), ("graphs", "maybe")):
         asked = Recipe(target=fake_target(), **{name: value})
-        with pytest.raises(OptionError, match=name):
+        with pytest.raises(SpecframeError, match=name):
             asked.checked()

@@ -176,7 +176,8 @@ class Pool:
         return reading
 
     def _taken_up(self, request: Request) -> Sequence:
-        return Sequence(request, self.limit(request), parent=self._parent(request), taken_up=self._clock.now)
+        moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
+        return Sequence(request, self.limit(request), parent=self._parent(request), taken_up=moment)
 
     @property
     def _taken(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specframe.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from specframe.plugins.registry import Register
+    from specframe.plugins.hookspecs import Register
 
 
 @hookimpl
