@@ -3,8 +3,12 @@
     python benchmarks/policies.py [--pair embedded|cpu] [--batches 1,8] [--prompts FILE] [--lengths 1,2,3,4,5,6] [--clock cpu]
 
 Each round makes a new pipeline with `goodput`, and decodes the same prompts with it three times, with plain decoding and with each
-fixed draft length, in turn. All pipelines are warmed up. Ratios are those of `goodput` to the best of the others within a round;
-the median over rounds is shown.
+fixed draft length, in turn. All pipelines are warmed up.
+
+A run's seconds are the sum of its rounds' usual seconds. A kind of round is its number of rows, its draft length, and whether the
+drafter has to catch up after a round without a draft; its usual seconds are the median over all contenders. A machine whose pace
+changes then moves every contender alike, and a contender is judged by the rounds that it chose. The seconds that `goodput` itself
+takes come on top. Rounds that read prompts are the same for all contenders and are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from grow import PAIRS, load_pair
 from specframe_std.policies.goodput import Goodput
 
 from specframe import Pipeline
+from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.round import Batch
+from specframe.observe.watch import Watcher
 
 RUNS = 3
 """Runs of one pipeline with `goodput`: what it learnt in one serves the next."""
@@ -58,7 +65,7 @@ def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output:
     found = []
     for batch in map(int, batches.split(",")):
         prompts = read_prompts(options, tokenizer, max(options["least"], options["waves"] * batch))
-        rates = measured(
+        runs = measured(
             lambda **how: Pipeline(target, tokenizer=tokenizer, batch_size=batch, **how),  # noqa: B023 - called at once
             draft,
             [int(one) for one in lengths.split(",")],
@@ -67,7 +74,7 @@ def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output:
             rounds,
             CLOCKS[clock],
         )
-        found.append({"pair": pair, "batch": batch, "prompts": len(prompts), **summary(rates), "rates": rates})
+        found.append({"pair": pair, "batch": batch, "prompts": len(prompts), **summary(runs)})
         print(line(found[-1]), flush=True)
     if output:
         about = {
@@ -79,59 +86,141 @@ def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output:
 
 
 Clock = Callable[[], float]
+Kind = tuple[int, int, bool]
+"""Rows of a round, its draft length, and whether it is the first with a draft after one without."""
+
+
+@attrs.define
+class Run:
+    """The rounds of one run: what each was like and took, the tokens of all, and the seconds of the policy itself."""
+
+    rounds: list[tuple[Kind, float]]
+    tokens: int
+    own: float = 0.0
+
+
+class Rounds(Watcher):
+    """Notes the kind and the seconds of every round that reads no prompt."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self.found: list[tuple[Kind, float]] = []
+        self._mark, self._drafted = self._clock(), True
+
+    def round(self, report: RoundReport) -> None:
+        """Note a round."""
+        length, mark = report.draft.depth, self._clock()
+        if not report.prefill:
+            kind = len(report.sequences), length, bool(length and not self._drafted)
+            self.found.append((kind, mark - self._mark))
+            self._drafted = bool(length)
+        self._mark = mark
+
+
+class Timed(Goodput):
+    """`goodput`, and the seconds it takes itself."""
+
+    own = 0.0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Choose, and note the seconds."""
+        started = self.clock()
+        budget = super().budget(batch)
+        self.own += self.clock() - started
+        return budget
+
+    def observe(self, report: RoundReport) -> None:
+        """Learn, and note the seconds."""
+        started = self.clock()
+        super().observe(report)
+        self.own += self.clock() - started
+
+
+class Contender:
+    """A pipeline whose rounds are noted."""
+
+    def __init__(self, make: Any, clock: Clock, prompts: Any, **how: Any) -> None:
+        self._watcher = Rounds(clock)
+        self._pipe = make(observers=[self._watcher], **how)
+        self.run(prompts[:2], 4)
+
+    def teach(self, policy: Timed) -> None:
+        """Take a policy that has seen nothing: its first run pays for learning, and not for warming up."""
+        self._pipe.composition = attrs.evolve(self._pipe.composition, policy=policy)
+
+    def run(self, prompts: Any, new: int) -> Run:
+        """Decode the prompts once."""
+        self._watcher.begin()
+        tokens = sum(len(result.token_ids) for result in self._pipe.generate(prompts, new))
+        policy = self._pipe.composition.policy
+        own, policy.own = getattr(policy, "own", 0.0), 0.0
+        return Run(self._watcher.found, tokens, own)
 
 
 def measured(
     make: Any, draft: Any, lengths: list[int], prompts: Any, new: int, rounds: int, clock: Clock
-) -> list[dict[str, float]]:
-    """Return tokens per second by contender, for each round."""
-    fixed = {"plain": make(drafter=None)} | {f"K={k}": make(drafter=draft, draft_length=k) for k in lengths}
-    for pipe in fixed.values():
-        rate(pipe, prompts[:2], 4, clock)
-    found = []
+) -> dict[str, list[Run]]:
+    """Return the runs of every contender, one per round."""
+    fixed = {"plain": Contender(make, clock, prompts, drafter=None)}
+    fixed |= {f"K={k}": Contender(make, clock, prompts, drafter=draft, draft_length=k) for k in lengths}
+    found: dict[str, list[Run]] = {}
     for _ in range(rounds):
-        learning = warmed(make, draft, prompts, clock)
-        turn = {}
+        learning = Contender(make, clock, prompts, drafter=draft, draft_length=4)
+        policy = Timed()
+        policy.clock = clock
+        learning.teach(policy)
         names = list(fixed)
         for number in range(RUNS):
-            turn[f"run {number + 1}"] = rate(learning, prompts, new, clock)
+            found.setdefault(f"run {number + 1}", []).append(learning.run(prompts, new))
             for name in names[number::RUNS]:
-                turn[name] = rate(fixed[name], prompts, new, clock)
-        found.append(turn)
+                found.setdefault(name, []).append(fixed[name].run(prompts, new))
     return found
 
 
-def warmed(make: Any, draft: Any, prompts: Any, clock: Clock) -> Pipeline:
-    """Return a pipeline with a new `goodput`, warmed up like the others: its first run pays for learning alone."""
-    pipe = make(drafter=draft, draft_length=4)
-    rate(pipe, prompts[:2], 4, clock)
-    policy = Goodput()
-    policy.clock = clock
-    pipe.parts.composition = attrs.evolve(pipe.composition, policy=policy)
-    return pipe
+def usual(runs: dict[str, list[Run]]) -> dict[Kind, float]:
+    """Return the median seconds of every kind of round, over all contenders."""
+    seconds: dict[Kind, list[float]] = {}
+    for run in (run for several in runs.values() for run in several):
+        for kind, taken in run.rounds:
+            seconds.setdefault(kind, []).append(taken)
+    return {kind: statistics.median(taken) for kind, taken in seconds.items()}
 
 
-def rate(pipe: Pipeline, prompts: Any, new: int, clock: Clock) -> float:
-    """Return the tokens per second of one run."""
-    started = clock()
-    tokens = sum(len(result.token_ids) for result in pipe.generate(prompts, new))
-    return tokens / (clock() - started)
-
-
-def summary(rates: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the best of the others, by the median over rounds, and the ratio of each run to it within a round."""
-    others = [name for name in rates[0] if not name.startswith("run")]
-    medians = {name: statistics.median(turn[name] for turn in rates) for name in others}
-    best = max(medians, key=medians.__getitem__)
-    runs = {f"run {n + 1}": statistics.median(turn[f"run {n + 1}"] / turn[best] for turn in rates) for n in range(RUNS)}
-    return {"best": best, "best_to_plain": medians[best] / medians["plain"], "medians": medians, "to_best": runs}
+def summary(runs: dict[str, list[Run]]) -> dict[str, Any]:
+    """Return the best of the others, and the ratio of each run of `goodput` to it: median over rounds, and every round."""
+    seconds = usual(runs)
+    rates = {
+        name: [run.tokens / (run.own + sum(seconds[kind] for kind, _ in run.rounds)) for run in several]
+        for name, several in runs.items()
+    }
+    medians = {name: statistics.median(several) for name, several in rates.items()}
+    best = max((name for name in rates if not name.startswith("run")), key=medians.__getitem__)
+    learnt = [name for name in rates if name.startswith("run")]
+    return {
+        "best": best,
+        "best_to_plain": medians[best] / medians["plain"],
+        "medians": medians,
+        "to_best": {name: medians[name] / medians[best] for name in learnt},
+        "by_round": {name: [rate / medians[best] for rate in rates[name]] for name in learnt},
+        "own_share": statistics.median(
+            run.own / (run.own + sum(seconds[kind] for kind, _ in run.rounds)) for name in learnt for run in runs[name]
+        ),
+    }
 
 
 def line(found: dict[str, Any]) -> str:
     """Return one batch size's figures as text."""
-    runs = ", ".join(f"{name} {ratio:.3f}" for name, ratio in found["to_best"].items())
+    runs = ", ".join(
+        f"{name} {ratio:.3f} ({' '.join(f'{one:.2f}' for one in found['by_round'][name])})"
+        for name, ratio in found["to_best"].items()
+    )
     medians = " ".join(f"{name} {rate:.0f}" for name, rate in found["medians"].items())
-    return f"batch {found['batch']}: best {found['best']} ({found['best_to_plain']:.2f} of plain); {runs}; {medians}"
+    best = f"batch {found['batch']}: best {found['best']} ({found['best_to_plain']:.2f} of plain)"
+    return f"{best}; {runs}; policy {found['own_share']:.1%}; {medians}"
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def test_the_draft_length_is_that_of_the_executor() -> None:
 
 
 @pytest.mark.parametrize(
-    "late", [Request(1, [1, 2], 20, max_time=1000.0), Request(1, [1, 2], 20, arrival=1000.0)], ids=["max_time", "arrival"]
+    "late",
+    [Request(1, [1, 2], 20, max_time=1000.0), Request(1, [1, 2], 20, arrival=1000.0)],
+    ids=["max_time", "arrival"],
 )
 def test_the_clock_is_agreed_on(late: Request) -> None:
     """Where a request's time may be up, or it may have arrived, ranks agree on the time in every round; and not elsewhere."""
@@ -117,7 +119,11 @@ def test_rank_zeros_time_ends_a_request() -> None:
     [
         ("nowhere", UnknownNameError, "unknown executor 'nowhere'"),
         (5, OptionError, "executor: expected a name or an object with agree, open, got 5"),
-        (types.SimpleNamespace(open=len), OptionError, "executor: expected a name or an object with agree, open, .*without agree"),
+        (
+            types.SimpleNamespace(open=len),
+            OptionError,
+            "executor: expected a name or an object with agree, open, .*without agree",
+        ),
     ],
     ids=["unknown", "number", "half"],
 )
