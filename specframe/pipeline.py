@@ -12,7 +12,7 @@ import attrs
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
-from specframe.contracts.run import Engine
+from specframe.contracts.engine import Engine
 from specframe.engine.guard import guard
 from specframe.engine.intake import Intake, Samplings
 from specframe.engine.parts import parts_of
@@ -50,8 +50,9 @@ class Pipeline:
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
         check: verify the invariants of :mod:`specframe.probes.invariants` all along; slow.
-        attention: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by blocks), "masked", or
-            "auto": packed on CUDA where it fits, flex there where masks would be large, masked otherwise.
+        attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
+            blocks), "masked", one of a plugin, or "auto": packed on CUDA where it fits, flex there where masks would be large,
+            masked otherwise, and a plugin's where the KV backend keeps pages.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "compiled" runs the models' decoder layers through torch.compile: half a minute at first, and a share less of
@@ -82,7 +83,7 @@ class Pipeline:
         tokenizer: PreTrainedTokenizerBase | None = DEFAULTS.tokenizer,
         observers: Iterable[Observer] = DEFAULTS.observers,
         check: bool = DEFAULTS.check,
-        attention: str = DEFAULTS.attention,
+        attention: Any = DEFAULTS.attention,
         graphs: str = DEFAULTS.graphs,
         layers: str = DEFAULTS.layers,
         generation_config: str | None = DEFAULTS.generation_config,

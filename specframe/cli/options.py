@@ -14,7 +14,6 @@ from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, S
 from specframe.errors import OptionError
 from specframe.plugins.recipe import (
     ADAPTIVE_LENGTH,
-    ATTENTION,
     DEFAULTS,
     FIXED_LENGTH,
     GRAPHS,
@@ -151,7 +150,9 @@ PLACE = (
 """Where, and in what precision."""
 
 EXECUTION = (
-    chosen("--attention", "A", OneOf(*ATTENTION), "packed, flex or masked."),
+    chosen(
+        "--attention", "A", Strategy("attention backend", "auto"), "An attention backend, as packed, flex or masked."
+    ),
     chosen("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
     chosen("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
 )

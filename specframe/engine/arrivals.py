@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
+from specframe.contracts.engine import Clock
 from specframe.errors import OptionError
-
-
-class Clock(Protocol):
-    """What requests arrive by."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-
-    def jump(self, moment: float) -> None:
-        """Go on at a later moment: nothing happens until then."""
 
 
 class HandClock:
@@ -37,7 +26,7 @@ class AgreedClock:
 
     Args:
         clock: this rank's own.
-        agree: returns rank 0's value, see :meth:`specframe.contracts.run.Executor.agree`.
+        agree: returns rank 0's value, see :meth:`specframe.contracts.engine.Executor.agree`.
     """
 
     def __init__(self, clock: Clock, agree: Callable[[float], float]) -> None:

@@ -15,9 +15,9 @@ from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.contracts.run import Executor
+from specframe.contracts.engine import Clock, Executor
 from specframe.engine import loop
-from specframe.engine.arrivals import AgreedClock, Clock
+from specframe.engine.arrivals import AgreedClock
 from specframe.engine.guard import guard, guarded, installed_observers
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -190,7 +190,7 @@ class Engine:
             draft_model=parts.draft,
             target_tokenizer=parts.tokenizer,
             draft_tokenizer=parts.draft_tokenizer,
-            attention=recipe.attention,
+            attention=use.attention or "auto",
             graphs=recipe.graphs,
             layers=recipe.layers,
         )

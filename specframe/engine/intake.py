@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
-from specframe.arguments import seconds
+from specframe.plugins.arguments import seconds
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
 from specframe.engine.parts import Parts

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
-from specframe.contracts.run import Value
+from specframe.contracts.engine import Clock, Value
 from specframe.engine.engine import Engine
 
 if TYPE_CHECKING:
     from specframe.contracts.roles import Observer
-    from specframe.engine.arrivals import Clock
     from specframe.engine.parts import Parts
     from specframe.plugins.recipe import Recipe
 

@@ -22,3 +22,11 @@ def specframe_register_commands(register: Register) -> None:
     register("run", "specframe.cli.run:run")
     register("plugins", "specframe.cli.plugins:plugins")
     register("models", "specframe.cli.models:models")
+
+
+@hookimpl
+def specframe_register_attention_backends(register: Register) -> None:
+    """Register the attention backends that "auto" chooses from."""
+    register("masked", "specframe.forward.attention.masks:Masked")
+    register("packed", "specframe.forward.attention.packed:Packed")
+    register("flex", "specframe.forward.attention.flex:Flex")

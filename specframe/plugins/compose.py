@@ -16,7 +16,15 @@ from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
+    from specframe.contracts.roles import (
+        AcceptanceRule,
+        Alignment,
+        AttentionBackend,
+        BudgetPolicy,
+        Drafter,
+        Scheduler,
+        Verifier,
+    )
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -27,6 +35,7 @@ OPTIONS: Mapping[str, str] = {
     "KV backend": "kv",
     "draft-length policy": "draft_length",
     "executor": "executor",
+    "attention backend": "attention",
 }
 """The option of each role."""
 
@@ -38,6 +47,7 @@ FIELDS: Mapping[str, str] = {
     "scheduler": "scheduler",
     "KV backend": "kv",
     "draft-length policy": "policy",
+    "attention backend": "attention",
 }
 """The field of a composition that holds each role."""
 
@@ -53,6 +63,8 @@ class Composition:
     scheduler: Scheduler
     policy: BudgetPolicy
     kv: KVBackend
+    attention: AttentionBackend | None = None
+    """None: "auto"."""
 
     @property
     def lossless(self) -> bool:
@@ -115,9 +127,38 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         scheduler=strategy(registry, "scheduler", schedule),
         policy=draft_length_policy(registry, recipe.length(rule, drafter)),
         kv=backend,
+        attention=attention_backend(registry, recipe.attention, backend, _name(kv)),
     )
     require_offers(use)
     return use
+
+
+def attention_backend(registry: Registry, given: Any, kv: KVBackend, kv_name: str) -> AttentionBackend | None:
+    """Return the attention backend asked for, or, where that is left open, one for pages; None: the core chooses for each forward.
+
+    Raises:
+        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does.
+    """
+    views = kv.offers & VIEWS or {"dense"}
+    if is_auto(given):
+        if "dense" in views:
+            return None
+        given = next((entry.name for entry in registry.of("attention backend") if views & provided(entry)), None)
+        if given is None:
+            raise CompositionError(
+                f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
+            )
+    backend: AttentionBackend = strategy(registry, "attention backend", given)
+    if not views & backend.offers:
+        raise CompositionError(
+            f"attention backend {_name(given)!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
+            f"{_views(views)}: expected one that reads them"
+        )
+    return backend
+
+
+def _views(words: Set[str]) -> str:
+    return " or ".join(f"{word} views" for word in sorted(words)) or "no views"
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
@@ -137,6 +178,9 @@ def check_fit(registry: Registry, align: str, kv: str | None) -> None:
         require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
 
 
+VIEWS = frozenset({"dense", "paged"})
+"""The words for what a KV store hands out."""
+
 ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "tree": ("verifier", "acceptance rule", "alignment"),
     "hidden": ("verifier",),
@@ -144,6 +188,8 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "append": ("KV backend",),
     "move": ("KV backend",),
     "grow": ("KV backend",),
+    "dense": ("KV backend",),
+    "paged": ("KV backend",),
     "logits": (),
 }
 """The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
@@ -152,7 +198,7 @@ is not here is a plugin's own: any other role may offer it."""
 
 def require_offers(use: Composition) -> None:
     """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
-    roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
+    roles = {kind: one for kind, field in FIELDS.items() if (one := getattr(use, field)) is not None}
     for kind, one in roles.items():
         for word in sorted(one.needs):
             asked = ASKED_OF.get(word)

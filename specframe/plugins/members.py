@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Set
 from typing import Any
 
-from specframe.contracts import cache, roles, run
+from specframe.contracts import cache, engine, roles
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, shown
 
@@ -19,8 +19,9 @@ PROTOCOLS: Mapping[str, type] = {
     "scheduler": roles.Scheduler,
     "KV backend": cache.KVBackend,
     "draft-length policy": roles.BudgetPolicy,
+    "attention backend": roles.AttentionBackend,
     "observer": roles.Observer,
-    "executor": run.Executor,
+    "executor": engine.Executor,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 

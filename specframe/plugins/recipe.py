@@ -36,7 +36,6 @@ ADAPTIVE_LENGTH, FIXED_LENGTH = "goodput", "5"
 MAX_NEW_TOKENS = 64
 """Tokens generated per prompt unless it stops before."""
 
-ATTENTION = ("auto", "packed", "flex", "masked")
 GRAPHS = ("auto", "on", "off")
 LAYERS = ("eager", "compiled", "auto")
 GENERATION_CONFIG = ("auto", "none")
@@ -62,7 +61,7 @@ class Recipe:
     tokenizer: PreTrainedTokenizerBase | None = None
     observers: Iterable[Observer] = ()
     check: bool = False
-    attention: str = ATTENTION[0]
+    attention: Any = "auto"
     graphs: str = GRAPHS[0]
     layers: str = LAYERS[0]
     generation_config: str | None = GENERATION_CONFIG[0]
@@ -74,7 +73,7 @@ class Recipe:
         Raises:
             OptionError: a value outside of the range that its option accepts.
         """
-        from specframe import arguments  # it knows protocols, and so torch
+        from specframe.plugins import arguments  # it knows protocols, and so torch
 
         settings = "none" if self.generation_config is None else self.generation_config
         arguments.tokenizer(self.tokenizer)
@@ -84,7 +83,6 @@ class Recipe:
             seed=whole("seed", self.seed, 0, LARGEST_SEED),
             observers=arguments.observers(self.observers),
             check=flag("check", self.check),
-            attention=arguments.one_of("attention", self.attention, ATTENTION),
             graphs=arguments.one_of("graphs", self.graphs, GRAPHS),
             layers=arguments.one_of("layers", self.layers, LAYERS),
             generation_config=arguments.one_of("generation_config", settings, GENERATION_CONFIG),
