@@ -31,6 +31,7 @@ ROLES = {
     "kv": "KV backend",
     "draft_length": "draft-length policy",
     "attention": "attention backend",
+    "executor": "executor",
 }
 
 
@@ -64,6 +65,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "graphs": (None, True, "yes"),
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
+    "executor": (None, 5, [], "", ARRAY),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),
