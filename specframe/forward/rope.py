@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from specframe.contracts.requests import Request
 from specframe.forward.ongoing import own
 
-
 LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
 """The lock of each rotary module that takes one of two sets of factors."""
 
