@@ -97,6 +97,11 @@ def hooks() -> str:
         "## What alignments and KV backends make",
         fenced("specframe.contracts.layout", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
+        "## What attention backends are asked, read and make",
+        fenced("specframe.contracts.roles", "AttentionFacts"),
+        fenced("specframe.contracts.cache", "Dense"),
+        fenced("specframe.contracts.cache", "Paged"),
+        fenced("specframe.contracts.roles", "Attend"),
     ]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 

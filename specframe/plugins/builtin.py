@@ -1,8 +1,14 @@
-"""The plugin that is part of specframe: its own commands and attention backends, registered through the hooks every plugin uses."""
+"""The plugin that is part of specframe: it registers through the hooks that every plugin uses."""
 
 from __future__ import annotations
 
 from specframe.plugins.hookspecs import Register, hookimpl
+
+
+@hookimpl
+def specframe_register_executors(register: Register) -> None:
+    """Offer the executor of this process."""
+    register("local", "specframe.engine.local:Local")
 
 
 @hookimpl
