@@ -98,10 +98,17 @@ class SlotBook:
         return sum(number != NOTHING and self.stands(number) for number in self.slots.get(prompt, ()))
 
     def move(self, sources: list[list[int]], targets: list[list[int]] | None) -> None:
-        """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept."""
+        """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept.
+
+        Of adjacent slots that take the same source the last has its token. The others are padding.
+        """
         for row, prompt in enumerate(self.batch):
             held = self.slots.get(prompt, [])
-            taken = [held[source] if source < len(held) else NOTHING for source in sources[row]]
+            following = [*sources[row][1:], None]
+            taken = [
+                held[source] if source < len(held) and source != after else NOTHING
+                for source, after in zip(sources[row], following, strict=True)
+            ]
             if targets is None:
                 self._shifted(prompt, len(taken) - 1 - sources[row][-1] if taken else 0)
                 self.slots[prompt] = taken
