@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.contracts.drafts import RoundReport
+from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
-from specframe.contracts.engine import Engine
 from specframe.engine.guard import guard
 from specframe.engine.intake import Intake, Samplings
 from specframe.engine.parts import parts_of

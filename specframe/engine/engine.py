@@ -12,10 +12,10 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import RoundReport
+from specframe.contracts.engine import Clock, Executor
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.contracts.engine import Clock, Executor
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.guard import guard, guarded, installed_observers

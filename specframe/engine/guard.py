@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
-from specframe.contracts.engine import Engine, Value
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.engine import Engine, Value
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
 from specframe.contracts.roles import Attend, AttentionFacts
@@ -403,6 +403,7 @@ class GuardedExecutor(Guard):
 
 ENGINE = ("abort", "add", "close", "idle", "peak_kv_bytes", "step")
 """The members of :class:`specframe.contracts.engine.Engine`."""
+
 
 class GuardedAttention(Guard):
     """An attention backend, guarded where it is asked and plans."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
-from specframe.plugins.arguments import seconds
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
 from specframe.engine.parts import Parts
 from specframe.engine.requests import Prompt, is_ids, listed, require_ids, token_ids, tokenized
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, shown
 from specframe.models.loading import stop_token_ids
+from specframe.plugins.arguments import seconds
 from specframe.plugins.recipe import Recipe, is_auto
 from specframe.text.generation import Settings, not_done, of_checkpoint
 from specframe.text.sampling import Sampling
