@@ -30,6 +30,7 @@ ROLES = {
     "verify": "verifier",
     "kv": "KV backend",
     "draft_length": "draft-length policy",
+    "attention": "attention backend",
     "executor": "executor",
 }
 

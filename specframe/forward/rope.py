@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +19,9 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.forward.ongoing import own
+
+LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
+"""The lock of each rotary module that takes one of two sets of factors."""
 
 
 class Rope:
@@ -64,10 +69,16 @@ class Rope:
 
     @property
     def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
-        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group."""
-        if not self._long:
-            return {}
-        return {module: functools.partial(_beyond, own(module, "forward"), self._boundary) for module in self._modules}
+        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group.
+
+        A rotary module keeps the factors of its latest forward as a buffer, so one thread at a time may call the module.
+        """
+        forwards = {}
+        for module in self._modules:
+            usual = own(module, "forward")
+            made = functools.partial(_beyond, usual, self._boundary) if self._long else usual
+            forwards[module] = functools.partial(_alone, LOCKS.setdefault(module, threading.Lock()), made)
+        return forwards
 
     def _crosses(self, request: Request) -> bool:
         """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
@@ -85,6 +96,12 @@ def _boundaries(module: torch.nn.Module) -> list[int]:
         return []
     told = [(kinds, parameters)] if isinstance(kinds, str) else [(kinds[layer], parameters[layer]) for layer in kinds]
     return [int(one["original_max_position_embeddings"]) for kind, one in told if kind == "longrope"]
+
+
+def _alone(lock: threading.Lock, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function while no other thread calls one of the same lock."""
+    with lock:
+        return forward(*arguments, **options)
 
 
 def _beyond(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from specframe.plugins.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from specframe.plugins.hookspecs import Register
+from specframe.plugins.hookspecs import Register, hookimpl
 
 
 @hookimpl
