@@ -24,11 +24,8 @@ from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.forward.views import gathered
 from specframe.probes.accounts import Account, Accounts
-from specframe.probes.tap import Listener, TappedLayout, tapped_layout
+from specframe.probes.tap import Listener, TappedAlignment
 from specframe.probes.ties import Scales, tie_bound
-
-NAME = KVShape(1, 3, 3, torch.float32)
-"""Sequence, place and token, as key and as value: float32 has all whole numbers up to 2**24."""
 
 
 @attrs.define(eq=False)
@@ -39,20 +36,20 @@ class CheckedRun(Run):
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
-        names = self.kv.open([NAME] * len(runner.kv_shapes), self.rows, self.capacity, runner.device)
+        shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
+        names = self.kv.open([shape] * len(runner.kv_shapes), self.rows, self.capacity, runner.device)
         ledger = Ledger(runner, names, self.checks)
-        layout = tapped_layout(self.alignment, ledger, store, self.rows, self.capacity)
+        layout = TappedAlignment(self.alignment, ledger).layout(store, self.rows, self.capacity)
         return CheckedModel(runner, store, layout, *how, ledger=ledger)
 
 
 class CheckedModel(CachedModel):
-    """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording.
+    """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
 
-    A recording is made of the layout inside of the tap: its batch is a copy whose contents are not known on the host.
-    """
-
-    def __init__(self, runner: ModelRunner, store: KVStore, layout: TappedLayout, *how: Any, ledger: Ledger) -> None:
-        super().__init__(runner, store, layout.__wrapped__, *how)
+    def __init__(self, runner: ModelRunner, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
+        super().__init__(
+            runner, store, layout.__wrapped__, *how
+        )  # recordings place a batch that the host does not know
         self.layout, self._ledger = layout, ledger
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
@@ -71,19 +68,17 @@ class CheckedModel(CachedModel):
 
 
 class Ledger(Listener):
-    """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices.
-
-    Args:
-        runner: the model.
-        names: a store like the model's own, with the keys and values of :data:`NAME`.
-        checks: the accounts of the run's sequences.
-    """
+    """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
     def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts) -> None:
         self._runner, self._names, self._checks = runner, names, checks
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
         self._scales = Scales(runner.model)
+
+    def opening(self, rows: int) -> Ledger:
+        """Listen to the cache."""
+        return self
 
     def following(self, batch: Batch) -> None:
         """Check the batch."""

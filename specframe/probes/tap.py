@@ -16,7 +16,6 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Verdict
 from specframe.contracts.layout import Layout
-from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 
@@ -35,14 +34,7 @@ class Listener:
         """The acceptance rule has returned its verdict."""
 
     def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
-        """The alignment has returned what stands.
-
-        Args:
-            batch: the batch, as the alignment left it.
-            order: the batch's sequences before.
-            judged: a copy of the rule's verdict: the alignment may have written to the verdict itself.
-            stands: what the alignment returned.
-        """
+        """The alignment has returned what stands of a copy of the rule's verdict; ``order``: the batch's sequences before."""
 
     def following(self, batch: Batch) -> None:
         """A layout is about to make the batch's sequences its rows."""
@@ -89,11 +81,11 @@ class TappedAlignment(Tap):
         self.__wrapped__.start(run)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
-        """Return the alignment's layout, with a tap around it where somebody listens to the cache."""
+        """Return the alignment's layout, with a tap around it and its store where somebody listens to the cache."""
         listener = self._listener.opening(rows)
         if listener is None:
             return self.__wrapped__.layout(store, rows, capacity)  # type: ignore[no-any-return]
-        return tapped_layout(self.__wrapped__, listener, store, rows, capacity)
+        return TappedLayout(self.__wrapped__.layout(TappedStore(store, listener), rows, capacity), listener)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
         """Return what stands after telling it."""
@@ -136,11 +128,6 @@ class TappedStore(Tap):
         """Tell of the slots, then move them."""
         self._listener.moving(sources_BT, targets_BT)
         self.__wrapped__.move(sources_BT, targets_BT)
-
-
-def tapped_layout(alignment: Alignment, listener: Listener, store: KVStore, rows: int, capacity: int) -> TappedLayout:
-    """Return an alignment's layout with a tap around it and around its store."""
-    return TappedLayout(alignment.layout(TappedStore(store, listener), rows, capacity), listener)
 
 
 def listeners(layout: Any) -> Iterator[Listener]:

@@ -81,7 +81,7 @@ class Trace(Watcher, Listener):
 
     def starting(self, run: Run) -> None:
         """Take the books of the caches that the run has opened, the target's first."""
-        self.caches = list(run.caches)
+        self.caches = [*run.caches]  # the run lets go of its own list when it ends
         heard = [listener for cached in self.caches for listener in listeners(cached.layout)]
         self.book, *self._others = [listener for listener in heard if isinstance(listener, SlotBook)]
 
