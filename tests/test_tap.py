@@ -12,15 +12,7 @@ from specframe.contracts.drafts import Verdict
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.probes.ledger import Ledger
-from specframe.probes.tap import (
-    Listener,
-    Tap,
-    TappedAlignment,
-    TappedLayout,
-    TappedRule,
-    TappedStore,
-    listeners,
-)
+from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners, tapped_rule
 from specframe.testing import fakes, harness
 
 EVENTS = [name for name in vars(Listener) if not name.startswith("_")]
@@ -34,8 +26,8 @@ class Fake(Listener):
 
 
 def noting(event: str) -> Callable[..., Any]:
-    def note(self: Fake, *given: Any) -> Fake | None:
-        self.log.append((event, *given))
+    def note(self: Fake, *given: Any, **named: Any) -> Fake | None:
+        self.log.append((event, *given, *named.values()))
         return self if event == "opening" and self.caches else None
 
     return note
@@ -53,48 +45,59 @@ class Inner:
     def __init__(self, log: list[Any]) -> None:
         self.log = log
 
-    def __getattr__(self, name: str) -> Callable[..., str]:
-        def call(*given: Any) -> str:
-            self.log.append((f"does {name}", *given))
-            return f"its {name}"
+    def __getattr__(self, name: str) -> Callable[..., str | None]:
+        def call(*given: Any, **named: Any) -> str | None:
+            self.log.append((f"does {name}", *given, *named.values()))
+            return None if name in ("start", "keep", "arrange", "move") else f"its {name}"
 
         return call
 
 
+def parts(log: list[Any]) -> dict[str, Any]:
+    """Return a tap around each of a rule, an alignment, its layout and its store; the layout's ``store()`` is the store."""
+
+    class Laying(Inner):
+        def layout(self, store: Any, rows: int, capacity: int) -> Any:
+            inner = Inner(log)
+            inner.store = store
+            return inner
+
+    alignment = TappedAlignment(Laying(log), Fake(log))
+    layout = alignment.layout(Inner(log), 2, 9)
+    log.clear()
+    return {"rule": tapped_rule(Inner(log), Fake(log)), "alignment": alignment, "layout": layout, "store": layout.store}
+
+
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "member", "given", "heard"),
+    ("part", "member", "given", "event"),
     [
-        (
-            TappedRule,
-            "judge",
-            ("batch", "draft", "scores"),
-            ["does", ("judged", "batch", "draft", "scores", "its judge")],
-        ),
-        (TappedAlignment, "start", ("run",), [("starting", "run"), "does"]),
-        (TappedLayout, "arrange", ("batch",), [("following", "batch"), "does"]),
-        (TappedLayout, "place", ("batch", "block"), ["does", ("placed", "batch", "block", "its place")]),
-        (TappedLayout, "keep", ("batch", "kept", "path"), ["does", ("kept", "batch", "kept", "path")]),
-        (TappedStore, "arrange", ("sequences",), ["does", ("arranged", "sequences")]),
-        (TappedStore, "move", ("sources", "targets"), [("moving", "sources", "targets"), "does"]),
+        ("rule", "judge", ("batch", "draft", "scores"), "judged"),
+        ("alignment", "start", ("run",), "started"),
+        ("layout", "place", ("batch", "block"), "placed"),
+        ("layout", "keep", ("batch", "kept", "path"), "kept"),
+        ("store", "arrange", ("sequences",), "arranged"),
+        ("store", "move", ("sources", "targets"), "moved"),
     ],
 )
-def test_each_call_is_told_once(kind: type[Tap], member: str, given: tuple[str, ...], heard: list[Any]) -> None:
-    """A call goes inside with its arguments, comes back, and is told once, at the right moment, with the same objects."""
+def test_each_call_is_told_once(part: str, member: str, given: tuple[str, ...], event: str, named: bool) -> None:
+    """A call goes inside with its arguments, comes back, and is told once, afterwards, with the same objects."""
     log: list[Any] = []
-    tap = kind(Inner(log), Fake(log))
-    returned = getattr(tap, member)(*given)
-    assert log == [(f"does {member}", *given) if step == "does" else step for step in heard]
-    assert returned in (None, f"its {member}")
-    assert (returned is None) == (member in ("start", "arrange", "keep", "move"))
+    call = getattr(parts(log)[part], member)
+    returned = call(*given[:-1], last=given[-1]) if named else call(*given)
+    assert returned == (f"its {member}" if member in ("judge", "place") else None)
+    assert log == [(f"does {member}", *given), (event, *([returned] if returned else []), *given)]
 
 
-@pytest.mark.parametrize("kind", [TappedRule, TappedAlignment, TappedLayout, TappedStore])
-def test_other_members_stay(kind: type[Tap]) -> None:
-    """A tap has the members it says nothing of, and tells what it is around."""
-    inner = Inner([])
-    assert kind(inner, Fake([])).other == "as before"
-    assert kind(inner, Fake([])).choose("x") == "its choose"
-    assert kind(inner, Fake([])).__wrapped__ is inner
+@pytest.mark.parametrize("part", ["rule", "alignment", "layout", "store"])
+def test_other_members_stay(part: str) -> None:
+    """A tap has the members it says nothing of, and tells nobody of them."""
+    log: list[Any] = []
+    tap = parts(log)[part]
+    assert tap.other == "as before"
+    assert tap.choose("x") == "its choose"
+    assert log == [("does choose", "x")]
+    assert isinstance(tap.__wrapped__, Inner)
 
 
 class Rewriting:
@@ -133,8 +136,8 @@ ASKED = harness.requests(harness.random_prompts([7, 1, 13, 4], 61), 9)
 class Following(Fake):
     """Also notes who listens to the caches of a run."""
 
-    def starting(self, run: Any) -> None:
-        super().starting(run)
+    def started(self, run: Any) -> None:
+        super().started(run)
         self.heard = [[type(listener) for listener in listeners(cached.layout)] for cached in run.caches]
 
 
@@ -154,15 +157,14 @@ def names(fake: Fake) -> list[str]:
 
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "masking,positions=content"])
 def test_a_run_is_told(align: str) -> None:
-    """Both caches of a pair are told of, every block after its batch, and every round's commit; tokens are exact."""
+    """Both caches of a pair are told of, every block and every round's commit; tokens are exact."""
     fake = told(align)
     events = names(fake)
-    assert events[:3] == ["opening", "opening", "starting"]
-    assert set(events) >= {"following", "arranged", "placed", "kept", "committed"}
-    assert ("moving" in events) == (align == "eqspec")
-    assert events.count("placed") <= events.count("following")
+    assert events[:3] == ["opening", "opening", "started"]
+    assert set(events) >= {"arranged", "placed", "kept", "committed"}
+    assert ("moved" in events) == (align == "eqspec")
     blocks = [given for event, *given in fake.log if event == "placed"]
-    assert all(placement.slots_BT.shape[1] == block.width for _, block, placement in blocks)
+    assert all(placement.slots_BT.shape[1] == block.width for placement, _, block in blocks)
     assert fake.heard == [[Following], [Following]]
 
 

@@ -28,7 +28,7 @@ from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
 from specframe.probes.accounts import Accounts
 from specframe.probes.ledger import CheckedRun
-from specframe.probes.tap import Listener, TappedAlignment, TappedRule
+from specframe.probes.tap import Listener, TappedAlignment, tapped_rule
 
 
 class Checks(Accounts, Watcher, Listener):
@@ -37,13 +37,13 @@ class Checks(Accounts, Watcher, Listener):
     def around(self, use: Composition) -> Composition:
         """Return the composition with a tap around its acceptance rule and alignment."""
         self._lossless = "lossless" in use.rule.offers
-        return attrs.evolve(use, rule=TappedRule(use.rule, self), alignment=TappedAlignment(use.alignment, self))
+        return attrs.evolve(use, rule=tapped_rule(use.rule, self), alignment=TappedAlignment(use.alignment, self))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         """Return a run whose models check what they are fed."""
         return CheckedRun(*args, **kwargs, checks=self)
 
-    def judged(self, batch: Batch, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
         """Check that a lossless rule's tokens are the target's own: a greedy row's are its most likely ones."""
         self.batch(batch)
         if not self._lossless:

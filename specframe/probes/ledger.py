@@ -47,10 +47,14 @@ class CheckedModel(CachedModel):
     """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
 
     def __init__(self, runner: ModelRunner, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
-        super().__init__(
-            runner, store, layout.__wrapped__, *how
-        )  # recordings place a batch that the host does not know
+        # while a recording is made nothing is told: the batch that it places is a buffer
+        super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the placement after checking the batch that the layout is handed."""
+        self._ledger.checks.batch(batch)
+        return super().place(batch, block)
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of the last ``keep`` tokens after telling the ledger."""
@@ -71,7 +75,7 @@ class Ledger(Listener):
     """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
     def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts) -> None:
-        self._runner, self._names, self._checks = runner, names, checks
+        self._runner, self._names, self.checks = runner, names, checks
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
         self._scales = Scales(runner.model)
@@ -80,21 +84,17 @@ class Ledger(Listener):
         """Listen to the cache."""
         return self
 
-    def following(self, batch: Batch) -> None:
-        """Check the batch."""
-        self._checks.batch(batch)
-
     def arranged(self, sequences: list[Sequence]) -> None:
         """Arrange the names alike."""
         self._names.arrange(sequences)
 
-    def moving(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
+    def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move the names alike."""
-        self._names.move(sources_BT.clone(), None if targets_BT is None else targets_BT.clone())
+        self._names.move(sources_BT, targets_BT)
 
-    def placed(self, batch: Batch, block: Block, placement: Placement) -> None:
+    def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Check the placement."""
-        accounts = [self._checks.account(sequence) for sequence in batch.sequences]
+        accounts = [self.checks.account(sequence) for sequence in batch.sequences]
         self._note_draft(block)
         depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
         places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
@@ -104,7 +104,7 @@ class Ledger(Listener):
     def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
         """Check the choices of the target, where it is to be heard."""
         if self._runner.role == "target" and block.end >= 0:
-            self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
+            self._check_choices(self.checks.batch(batch), scores.logits_BTV, block)
 
     def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
         """Write names where the placement says and return those of all slots attended to, (B, S, 3), -1 for none.
@@ -121,8 +121,8 @@ class Ledger(Listener):
 
     def _note_draft(self, block: Block) -> None:
         """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
-        if self._drafted_in != self._checks.round_number:
-            self._drafted, self._drafted_in = {}, self._checks.round_number
+        if self._drafted_in != self.checks.round_number:
+            self._drafted, self._drafted_in = {}, self.checks.round_number
         if block.parents_BT is None:
             for place in range(max(0, block.start), block.end):
                 self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
@@ -202,7 +202,7 @@ class Ledger(Listener):
         return self._runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
-        self._checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")
+        self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:

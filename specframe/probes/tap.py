@@ -15,7 +15,7 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Verdict
-from specframe.contracts.layout import Layout
+from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 
@@ -23,69 +23,75 @@ from specframe.contracts.run import Run
 class Listener:
     """Is told of one run, or of one cache. A subclass has the methods it needs; those here do nothing."""
 
-    def starting(self, run: Run) -> None:
-        """The alignment is about to be told of a run. The other roles have been: their caches are open."""
+    def started(self, run: Run) -> None:
+        """The alignment has been told of a run, as the last of the roles: their caches are open."""
 
     def opening(self, rows: int) -> Listener | None:
         """A cache of so many rows is about to be laid out; return the listener to it, None where there is none."""
         return None
 
-    def judged(self, batch: Batch, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
         """The acceptance rule has returned its verdict."""
 
     def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
         """The alignment has returned what stands of a copy of the rule's verdict; ``order``: the batch's sequences before."""
 
-    def following(self, batch: Batch) -> None:
-        """A layout is about to make the batch's sequences its rows."""
-
     def arranged(self, sequences: list[Sequence]) -> None:
         """A store has made these sequences its rows."""
 
-    def moving(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
-        """A store is about to move slots, see :meth:`specframe.contracts.cache.KVStore.move`."""
+    def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """A store has moved slots, see :meth:`specframe.contracts.cache.KVStore.move`."""
 
-    def placed(self, batch: Batch, block: Block, placement: Placement) -> None:
+    def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """A layout has placed a block that is about to be fed."""
 
-    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None) -> None:
+    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.layout.Layout.keep`."""
 
 
 class Tap:
-    """An object around another one, with all its members."""
+    """An object around another one, with all its members, some of which are told after they were called.
 
-    def __init__(self, inner: Any, listener: Listener) -> None:
-        self.__wrapped__, self._listener = inner, listener
+    Args:
+        inner: the object.
+        listener: is told the value that a call returned, unless that is None, and then its arguments.
+        told: the listener's method for each member that is told.
+    """
+
+    def __init__(self, inner: Any, listener: Listener, **told: str) -> None:
+        self.__wrapped__, self._listener, self._told = inner, listener, told
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+        member = getattr(self.__wrapped__, name)
+        if name not in self._told:
+            return member
+
+        def call(*given: Any, **named: Any) -> Any:
+            returned = member(*given, **named)
+            getattr(self._listener, self._told[name])(*([] if returned is None else [returned]), *given, **named)
+            return returned
+
+        return call
 
 
-class TappedRule(Tap):
-    """An acceptance rule whose verdicts are told."""
-
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the rule's verdict after telling it."""
-        verdict: Verdict = self.__wrapped__.judge(batch, draft, scores)
-        self._listener.judged(batch, draft, scores, verdict)
-        return verdict
+def tapped_rule(rule: AcceptanceRule, listener: Listener) -> Tap:
+    """Return an acceptance rule whose verdicts are told."""
+    return Tap(rule, listener, judge="judged")
 
 
 class TappedAlignment(Tap):
     """An alignment whose start, layouts and commits are told."""
 
-    def start(self, run: Run) -> None:
-        """Tell of the run, then start the alignment."""
-        self._listener.starting(run)
-        self.__wrapped__.start(run)
+    def __init__(self, alignment: Alignment, listener: Listener) -> None:
+        super().__init__(alignment, listener, start="started")
 
-    def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
+    def layout(self, store: KVStore, rows: int, capacity: int) -> Any:
         """Return the alignment's layout, with a tap around it and its store where somebody listens to the cache."""
         listener = self._listener.opening(rows)
         if listener is None:
-            return self.__wrapped__.layout(store, rows, capacity)  # type: ignore[no-any-return]
-        return TappedLayout(self.__wrapped__.layout(TappedStore(store, listener), rows, capacity), listener)
+            return self.__wrapped__.layout(store, rows, capacity)
+        tapped_store = Tap(store, listener, arrange="arranged", move="moved")
+        return Tap(self.__wrapped__.layout(tapped_store, rows, capacity), listener, place="placed", keep="kept")
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
         """Return what stands after telling it."""
@@ -96,43 +102,9 @@ class TappedAlignment(Tap):
         return stands
 
 
-class TappedLayout(Tap):
-    """A layout whose calls are told."""
-
-    def arrange(self, batch: Batch) -> None:
-        """Tell of the batch, then let the layout follow it."""
-        self._listener.following(batch)
-        self.__wrapped__.arrange(batch)
-
-    def place(self, batch: Batch, block: Block) -> Placement:
-        """Return the layout's placement after telling it."""
-        placement: Placement = self.__wrapped__.place(batch, block)
-        self._listener.placed(batch, block, placement)
-        return placement
-
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Let the layout forget, then tell it."""
-        self.__wrapped__.keep(batch, kept, path_BT)
-        self._listener.kept(batch, kept, path_BT)
-
-
-class TappedStore(Tap):
-    """A KV store, as a layout is handed it, whose moves are told."""
-
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Arrange the store, then tell it."""
-        self.__wrapped__.arrange(sequences)
-        self._listener.arranged(sequences)
-
-    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Tell of the slots, then move them."""
-        self._listener.moving(sources_BT, targets_BT)
-        self.__wrapped__.move(sources_BT, targets_BT)
-
-
 def listeners(layout: Any) -> Iterator[Listener]:
     """Yield the listeners to a layout, those of the outermost tap first."""
     while layout is not None:
-        if isinstance(layout, TappedLayout):
+        if isinstance(layout, Tap):
             yield layout._listener
         layout = getattr(layout, "__wrapped__", None)

@@ -79,7 +79,7 @@ class Trace(Watcher, Listener):
         """Return a book for a cache."""
         return SlotBook(rows, self.fed)
 
-    def starting(self, run: Run) -> None:
+    def started(self, run: Run) -> None:
         """Take the books of the caches that the run has opened, the target's first."""
         self.caches = [*run.caches]  # the run lets go of its own list when it ends
         heard = [listener for cached in self.caches for listener in listeners(cached.layout)]

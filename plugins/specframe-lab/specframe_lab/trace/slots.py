@@ -101,7 +101,7 @@ class SlotBook(Listener):
     def _standing(self, prompt: int) -> int:
         return sum(number != NOTHING and self.stands(number) for number in self.slots.get(prompt, ()))
 
-    def moving(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
+    def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept."""
         sources, targets = sources_BT.tolist(), None if targets_BT is None else targets_BT.tolist()
         for row, prompt in enumerate(self.batch):
@@ -122,13 +122,13 @@ class SlotBook(Listener):
             self.shifted += self._standing(prompt)
             self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
 
-    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None) -> None:
+    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Forget all but the first ``kept[i]`` tokens of row i."""
         for sequence, count in zip(batch.sequences, kept.tolist(), strict=True):
             prompt = sequence.request.index
             self.cached[prompt] = min(count, self.cached.get(prompt, 0))
 
-    def placed(self, batch: Batch, block: Block, placement: Placement) -> None:
+    def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Tell of a forward pass."""
         self._fed(self, batch, block, placement)
 
