@@ -12,7 +12,7 @@ from specframe.contracts.drafts import Verdict
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.probes.ledger import Ledger
-from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners, tapped_rule
+from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners
 from specframe.testing import fakes, harness
 
 EVENTS = [name for name in vars(Listener) if not name.startswith("_")]
@@ -65,7 +65,7 @@ def parts(log: list[Any]) -> dict[str, Any]:
     alignment = TappedAlignment(Laying(log), Fake(log))
     layout = alignment.layout(Inner(log), 2, 9)
     log.clear()
-    return {"rule": tapped_rule(Inner(log), Fake(log)), "alignment": alignment, "layout": layout, "store": layout.store}
+    return {"rule": Tap(Inner(log), Fake(log), judge="judged"), "alignment": alignment, "layout": layout, "store": layout.store}
 
 
 @pytest.mark.parametrize("named", [False, True])

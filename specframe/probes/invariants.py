@@ -28,7 +28,7 @@ from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
 from specframe.probes.accounts import Accounts
 from specframe.probes.ledger import CheckedRun
-from specframe.probes.tap import Listener, TappedAlignment, tapped_rule
+from specframe.probes.tap import Listener, Tap, TappedAlignment
 
 
 class Checks(Accounts, Watcher, Listener):
@@ -37,7 +37,8 @@ class Checks(Accounts, Watcher, Listener):
     def around(self, use: Composition) -> Composition:
         """Return the composition with a tap around its acceptance rule and alignment."""
         self._lossless = "lossless" in use.rule.offers
-        return attrs.evolve(use, rule=tapped_rule(use.rule, self), alignment=TappedAlignment(use.alignment, self))
+        rule = Tap(use.rule, self, judge="judged")
+        return attrs.evolve(use, rule=rule, alignment=TappedAlignment(use.alignment, self))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         """Return a run whose models check what they are fed."""

@@ -15,7 +15,7 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Verdict
-from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 
@@ -72,11 +72,6 @@ class Tap:
             return returned
 
         return call
-
-
-def tapped_rule(rule: AcceptanceRule, listener: Listener) -> Tap:
-    """Return an acceptance rule whose verdicts are told."""
-    return Tap(rule, listener, judge="judged")
 
 
 class TappedAlignment(Tap):

@@ -35,11 +35,8 @@ class Cell:
 class SlotBook(Listener):
     """Follows one cache: which cell is in which slot of which sequence, and how far rows are moved.
 
-    Sequences are known by the index of their request.
-
-    Args:
-        rows: those of the cache.
-        fed: called as (book, batch, block, placement) before a forward pass, whose cells are not in the book until :meth:`write`.
+    Sequences are known by the index of their request. ``fed`` is called as (book, batch, block, placement) before a forward
+    pass; its cells are in the book from :meth:`write` on.
     """
 
     def __init__(self, rows: int, fed: Callable[..., Any]) -> None:
