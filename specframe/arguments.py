@@ -1,4 +1,4 @@
-"""Arguments of the Python interface, checked on the call: the error names the argument, what it accepts and what was given."""
+"""Checks of arguments of the Python interface. The error names the argument, the accepted values and the given value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def one_of(name: str, value: Any, known: Rows[str]) -> str:
 
 
 def listed(name: str, value: Any, expected: str) -> list[Any]:
-    """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
+    """Return the entries of a list; raise :class:`OptionError` for anything else, also for texts and mappings."""
     held = None if isinstance(value, str | bytes | Mapping) else entries(value)
     if held is None:
         raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
@@ -27,7 +27,7 @@ def listed(name: str, value: Any, expected: str) -> list[Any]:
 
 
 def observers(given: Any) -> list[Any]:
-    """Return observers as a list; raise :class:`OptionError` for an object that is none."""
+    """Return observers as a list; raise :class:`OptionError` for an object that is no observer."""
     watching = listed("observers", given, "a list of observers")
     for place, one in enumerate(watching):
         require_members("observer", one, f"observers[{place}]")
@@ -35,14 +35,14 @@ def observers(given: Any) -> list[Any]:
 
 
 def seconds(given: Any) -> list[float]:
-    """Return the moments at which prompts arrive; raise :class:`OptionError` for what is none."""
+    """Return the arrival times of prompts in seconds; raise :class:`OptionError` for anything but a list of numbers."""
     return [number("arrivals", moment) for moment in listed("arrivals", given, "a list of seconds")]
 
 
 def tokenizer(given: Any) -> Any:
-    """Return a tokenizer or None; raise :class:`OptionError` for what cannot be asked for tokens and text."""
+    """Return a tokenizer or None; raise :class:`OptionError` for an object that cannot encode and decode."""
     if given is not None and not (callable(given) and callable(getattr(given, "decode", None))):
         raise OptionError(
-            f"tokenizer: expected a loaded tokenizer, which can be called and decodes, got {shown(given)}"
+            f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {shown(given)}"
         )
     return given

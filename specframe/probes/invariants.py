@@ -1,16 +1,16 @@
-"""Invariant checks: a run that verifies, forward by forward and round by round, what every lossless combination keeps.
+"""Invariant checks: in every forward and every round, a run verifies the invariants of lossless decoding.
 
 =========  ==========================================================================================
 position   position of a token = number of real tokens before it in its row
 mask       a query sees exactly its row's tokens up to itself
-cache      what is cached for a row describes the row's tokens, each once, and nothing that was rejected
-bonus      what stands of a draft and the token after it are the target's own
+cache      the visible slots of a row hold the row's tokens, each once, and no rejected token
+bonus      accepted draft tokens and the bonus token after them are the target's own choices
 stop       a row ends at its first stop token or at its limit, and nothing follows
 row        a row's tokens, keys and values are those of its own sequence
 =========  ==========================================================================================
 
-The strategies themselves run unchanged: :class:`Checks` puts a checking object around the acceptance rule and the
-alignment, hands the run models that check what is fed (:mod:`specframe.probes.ledger`), and watches the rounds.
+The strategies themselves run unchanged. :class:`Checks` wraps the acceptance rule and the alignment in checking objects, gives the
+run models that check each forward (:mod:`specframe.probes.ledger`), and observes the rounds.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Checks(Accounts, Watcher):
         return attrs.evolve(use, rule=rule, alignment=alignment)
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
-        """Return a run whose models check what they are fed."""
+        """Return a run whose models check each forward."""
         return CheckedRun(*args, **kwargs, checks=self)
 
     def judged(self, batch: Batch, verdict: Verdict, logits_BTV: torch.Tensor) -> None:
-        """Check that a lossless rule's tokens are the target's own: a greedy row's are its most likely ones."""
+        """Check a lossless rule's verdict: tokens of greedy rows are the target's most likely, tokens of other rows possible."""
         best_BT = logits_BTV.max(-1).values
         got_BT = logits_BTV.gather(2, verdict.tokens_BT[..., None])[..., 0]
         own = torch.where(torch.isfinite(got_BT), got_BT == best_BT, False).tolist()
@@ -63,7 +63,7 @@ class Checks(Accounts, Watcher):
                 self.fail("bonus", row, account, "an accepted token is not the target's choice")
 
     def committed(self, batch: Batch, order: list[Sequence], given: Verdict, stands: Verdict) -> None:
-        """Check that what stands after the alignment is the rule's verdict, row by row, or a shorter part of it."""
+        """Check the alignment's verdict: in each row it is the rule's verdict or a beginning of it."""
         host_accepted, host_tokens = stands.host()
         accepted_B, tokens_BT = stands.accepted_B.cpu().numpy(), stands.tokens_BT.cpu().numpy()
         given_B, rule_BT = given.accepted_B.cpu().numpy(), given.tokens_BT.cpu().numpy()
@@ -73,7 +73,7 @@ class Checks(Accounts, Watcher):
             if batch.sequences[row] is not sequence:
                 self.fail("row", row, account, "the row's sequence changed during the alignment's commit")
             if accepted != host_accepted[row] or (tokens_BT[row] != host_tokens[row])[: accepted + 1].any():
-                self.fail("bonus", row, account, "the tokens that stand differ between host and device")
+                self.fail("bonus", row, account, "the committed tokens differ between host and device")
             longer = not 0 <= accepted <= given_B[row]
             if longer or (tokens_BT[row] != rule_BT[row])[: accepted + 1].any():
                 differ.append(row)
@@ -89,7 +89,7 @@ class Checks(Accounts, Watcher):
         given_B: np.ndarray,
         rule_BT: np.ndarray,
     ) -> None:
-        """Tell rows that have each other's verdicts from rows with tokens of nobody's."""
+        """Raise the error for wrong verdicts: either rows have one another's verdict, or a row's tokens are no row's."""
         row = differ[0]
         account, count = self.account(order[row]), int(accepted_B[row]) + 1
         others = [
@@ -98,12 +98,14 @@ class Checks(Accounts, Watcher):
             if other != row and given_B[other] + 1 >= count and (tokens_BT[row] == rule_BT[other])[:count].all()
         ]
         if len(differ) > 1 and others:
-            self.fail("row", row, account, f"the row was given what stands of row {others[0]}")
+            self.fail("row", row, account, f"the row has the committed tokens of row {others[0]}")
         got, expected = tokens_BT[row, :count].tolist(), rule_BT[row, : given_B[row] + 1].tolist()
-        self.fail("bonus", row, account, f"the tokens {got} stand, expected {expected} as judged, or their start")
+        self.fail(
+            "bonus", row, account, f"the tokens {got} are committed, expected {expected} as judged, or their start"
+        )
 
     def round(self, report: RoundReport) -> None:
-        """Check what every row gained, and that it ended where it had to."""
+        """Check each row's gained tokens, and that the row ended where it had to."""
         for row, sequence in enumerate(report.sequences):
             account, gained = self.account(sequence), int(report.gained[row])
             accepted = int(report.verdict.host()[0][row])
@@ -123,7 +125,7 @@ class Checks(Accounts, Watcher):
 
 
 class CheckedRule:
-    """An acceptance rule whose verdicts are checked against the target's logits, if it claims to be lossless."""
+    """Wrapper of an acceptance rule. If the rule offers "lossless", its verdicts are checked against the target's logits."""
 
     def __init__(self, rule: AcceptanceRule, checks: Checks) -> None:
         self._rule, self._checks = rule, checks
@@ -141,7 +143,7 @@ class CheckedRule:
 
 
 class CheckedAlignment:
-    """An alignment that may shorten a verdict, and change nothing else."""
+    """Wrapper of an alignment, which checks that a commit shortens verdicts and changes nothing else."""
 
     def __init__(self, alignment: Alignment, checks: Checks) -> None:
         self._alignment, self._checks = alignment, checks
@@ -150,7 +152,7 @@ class CheckedAlignment:
         return getattr(self._alignment, name)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Return what stands after checking it; the verdict is copied first, for it may be written to."""
+        """Return the committed verdict after checking it. The rule's verdict is copied first, since a commit may write to it."""
         order = list(batch.sequences)
         given = attrs.evolve(verdict, accepted_B=verdict.accepted_B.clone(), tokens_BT=verdict.tokens_BT.clone())
         stands = self._alignment.commit(batch, draft, verdict)

@@ -1,9 +1,11 @@
-"""A second KV cache beside each model's own, in which every slot holds the name of the token that was written there.
+"""Cache checks: a shadow KV cache beside each model's cache, with the name of a token in every slot.
 
-The shadow is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
-which token. It is moved and written exactly as the cache itself, so what a query is about to see can be read back and
-held against the tokens of its row. Keys and values that are wrong although all of them lie in the right place show in
-the target's logits, which are computed afresh without any cache.
+The same KV backend opens the shadow. Its keys and values are three numbers: the sequence, the token's place in the sequence, and
+the token id. Every move and every write is applied to both caches. So the names of all slots that a query sees can be read from the
+shadow and compared with the tokens of its row. Wrong keys and values in right slots do not show in the shadow. They show in the
+target's logits, which are compared with logits computed without a cache.
+
+Shape letters: P tokens of a path through the block, N numbers of a name (3), B T S V as elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from specframe.probes.ties import Scales, tie_bound
 
 @attrs.define(eq=False)
 class CheckedRun(Run):
-    """A run whose caches have shadows."""
+    """A run with a shadow beside every cache."""
 
     checks: Accounts = attrs.field(kw_only=True)
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
-        """Return a model that is run as it would be without checks, with a shadow beside its store."""
+        """Return a model with a shadow beside its store; its forwards are those of a run without checks."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
         layers = len(runner.kv_shapes)
         shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
@@ -44,7 +46,7 @@ class CheckedRun(Run):
 
 
 class Twins:
-    """A KV store and its shadow, as an alignment sees them: what is done to one is done to both."""
+    """A KV store and its shadow as one store: every change is made to both."""
 
     def __init__(self, store: KVStore, shadow: KVStore) -> None:
         self._store, self._shadow = store, shadow
@@ -70,9 +72,9 @@ class Shadow:
         self.store, self._layers = store, layers
 
     def write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
-        """Write names where the placement says and return those of all slots attended to, (B, S, 3), -1 for none.
+        """Write names into the slots of the placement; return the names in all attended slots, (B, S, 3), -1: empty.
 
-        The flag tells whether all layers, keys and values alike, hold the same.
+        The second value says whether keys and values of all layers hold the same names.
         """
         self.store.expect(placement)
         states = (names_BTN + 1).float()[:, None]
@@ -84,7 +86,7 @@ class Shadow:
 
 
 class CheckedModel(CachedModel):
-    """A cached model that checks before each forward what every query is about to see and, after it, the choices."""
+    """A cached model with checks: before each forward, of the slots each query sees; after it, of the target's choices."""
 
     def __init__(
         self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Accounts
@@ -107,14 +109,14 @@ class CheckedModel(CachedModel):
         return placement
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
-        """Feed tokens and, where the target is to be heard, check its choices."""
+        """Feed tokens; if the target's scores are needed, check its choices."""
         scores = super().feed(batch, block, keep)
         if self.runner.role == "target" and block.end >= 0:
             self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
         return scores
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        """Return the tokens chosen, after checking the places at which they and the first ones were fed."""
+        """Return the chosen tokens after checking the placements of all fed tokens."""
         chosen_BT = super()._at_once(batch, ids_BT, count, choose)
         self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
         for offset in range(count - 1):
@@ -122,7 +124,7 @@ class CheckedModel(CachedModel):
         return chosen_BT
 
     def _note_draft(self, block: Block) -> None:
-        """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
+        """Keep the tokens of a chain that this round feeds beyond the rows' ends. Place 0 is the first of them."""
         if self._drafted_in != self._checks.round_number:
             self._drafted, self._drafted_in = {}, self._checks.round_number
         if block.parents_BT is None:
@@ -130,14 +132,14 @@ class CheckedModel(CachedModel):
                 self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
 
     def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
-        """Return a row's tokens up to its end + ``offset``: its own, then those of the chain drafted in this round."""
+        """Return a row's tokens up to its end + ``offset``: its own tokens, then this round's drafted chain."""
         if offset < 0:
             return np.array(account.tokens[:offset], dtype=np.int64)
         drafted = [int(self._drafted[place][row]) for place in range(offset)]
         return np.array(account.tokens + drafted, dtype=np.int64)
 
     def _paths(self, row: int, account: Account, block: Block) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the fed tokens of each path, by their places in the block, and all tokens of the row up to the path's end."""
+        """Yield, for each path, its fed tokens' places in the block and all tokens of the row up to the path's end."""
         if block.sees_BTT is None:
             yield np.arange(block.width), self._tokens(row, account, block.end)
             return
@@ -185,7 +187,7 @@ class CheckedModel(CachedModel):
                     self._check_path(row, account, logits_BTV[row, heard - skipped], tokens_P)
 
     def _check_path(self, row: int, account: Account, logits_TV: torch.Tensor, tokens_P: np.ndarray) -> None:
-        """Compare the choices after the last tokens of a path with those computed without a cache."""
+        """Compare the choices after a path's last tokens with choices computed without a cache."""
         first = len(tokens_P) - len(logits_TV)
         afresh_TV = self._afresh(tokens_P)[first:]
         choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
@@ -198,7 +200,7 @@ class CheckedModel(CachedModel):
                 self._fail("cache", row, account, f"{choice} of the best logit, computed without a cache")
 
     def _afresh(self, tokens_P: np.ndarray) -> torch.Tensor:
-        """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
+        """Return the model's logits after each token, (P, V), computed without a cache and cut at the model's context."""
         ids_P = torch.from_numpy(tokens_P[: self.runner.context]).to(self.runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
         return self.runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
@@ -208,7 +210,7 @@ class CheckedModel(CachedModel):
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
-    """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
+    """Return the names in a row's slots. In a fork, the prompt's names from the parent count as the fork's own."""
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
     owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
@@ -217,21 +219,21 @@ def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
 
 @attrs.frozen(eq=False)
 class View:
-    """What the queries of one row see."""
+    """View of the queries of one row: the slots they see, with the names in them."""
 
     names: np.ndarray
-    """The name in each slot, (S, 3)."""
+    """Name in each slot, (S, 3)."""
     visible: np.ndarray
-    """Which query sees which slot, (T, S)."""
+    """Whether a query sees a slot, bool (T, S)."""
     places: np.ndarray
-    """The place of each query's token, (T,)."""
+    """Place of each query's token in its sequence, (T,)."""
 
     def fault(self, number: int, tokens_P: np.ndarray) -> tuple[str, str] | None:
-        """Return the invariant that is broken and how, or None.
+        """Return the broken invariant and a description, or None.
 
         Args:
-            number: the row's sequence.
-            tokens_P: its tokens, up to the last one fed.
+            number: number of the row's sequence.
+            tokens_P: the sequence's tokens up to the last fed token.
         """
         owner_S, place_S, token_S = self.names.T
         seen_S, filled_S = self.visible.any(0), place_S >= 0
