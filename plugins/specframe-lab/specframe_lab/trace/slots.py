@@ -1,4 +1,4 @@
-"""What sits in every slot of one KV cache, told from the calls that fill and move it."""
+"""Content of every slot of one KV cache, followed through the calls that write and move slots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cell:
     order: int
     """Place among its row's tokens."""
     position: int
-    """The position id it was fed with."""
+    """Position id that the token was fed with."""
     round: int
     token: int = NOTHING
 
@@ -73,7 +73,7 @@ class SlotBook:
         return self._latest[cell.prompt, cell.order] == number
 
     def arrange(self, sequences: list[Sequence]) -> None:
-        """Make ``sequences`` the rows; what changes its row is carried there, what has finished is gone."""
+        """Make ``sequences`` the rows. A sequence that changes its row takes its cells along; finished sequences are removed."""
         if sequences is self._batch:
             return
         self._batch = sequences
@@ -145,7 +145,7 @@ class SlotBook:
 
 
 class Notes(Protocol):
-    """Who is told of an alignment's calls."""
+    """Listener to an alignment's calls."""
 
     def start(self, run: Run) -> None:
         """A run starts; the layout of each of its caches is a :class:`NotedLayout`."""
@@ -158,7 +158,7 @@ class Notes(Protocol):
 
 
 class NotedAlignment:
-    """An alignment whose layouts and verdicts are noted."""
+    """Wrapper of an alignment that records its layouts and verdicts."""
 
     def __init__(self, alignment: Alignment, notes: Notes) -> None:
         self.__wrapped__ = self._alignment = alignment
@@ -177,13 +177,13 @@ class NotedAlignment:
         return NotedLayout(self._alignment.layout(NotedStore(store, book), rows, capacity), book, self._notes)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Note what was judged and return what stands."""
+        """Record the rule's verdict and return the committed verdict."""
         self._notes.judged(verdict)
         return self._alignment.commit(batch, draft, verdict)
 
 
 class NotedLayout:
-    """A layout whose placements are noted."""
+    """Wrapper of a layout that records its placements."""
 
     def __init__(self, layout: Layout, book: SlotBook, notes: Notes) -> None:
         self._layout, self.book, self._notes = layout, book, notes
@@ -206,7 +206,7 @@ class NotedLayout:
 
 
 class NotedStore:
-    """A KV store as a layout sees it, whose moves are noted."""
+    """Wrapper of a KV store, given to a layout, that records its moves."""
 
     def __init__(self, store: KVStore, book: SlotBook) -> None:
         self._store, self._book = store, book
