@@ -57,7 +57,7 @@ class Composition:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
+        """Whether the output is the target's own: acceptance rule and alignment both offer "lossless"."""
         return "lossless" in self.rule.offers & self.alignment.offers
 
     def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
@@ -123,7 +123,7 @@ def compose(
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
-    """Return what an alignment asks for unless told otherwise; raise :class:`PluginError` when there is none of that name."""
+    """Return an alignment's default for a role; raise :class:`PluginError` if no strategy has its name."""
     try:
         registry.entry(kind, parse_specification(specification)[0])
     except UnknownNameError as fault:
@@ -153,7 +153,7 @@ is not here is a plugin's own: any other role may offer it."""
 
 
 def require_offers(use: Composition) -> None:
-    """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
+    """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
     roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
     for kind, one in roles.items():
         for word in sorted(one.needs):
