@@ -211,14 +211,14 @@ class Pipeline:
         sort: bool = False,
         sampling: Sampling | Iterable[Sampling] | None = None,
     ) -> Iterator[Chunk]:
-        """Decode prompts and yield what every round adds to each, the last chunk of each with its result."""
+        """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
         requests, failed = self._ask(prompts, max_new_tokens, arrivals, sort, sampling)
         return self._stream(requests, failed)
 
     def decode(
         self, requests: Rows[Request], failed: Rows[Result] = (), observers: Iterable[Observer] = ()
     ) -> Iterator[Result]:
-        """Decode requests, which may differ in everything, and yield each result when it is complete.
+        """Decode requests, each with its own settings, and yield each result when it is complete.
 
         Args:
             requests: what :meth:`generate` makes of prompts.

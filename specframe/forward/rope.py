@@ -19,7 +19,7 @@ from specframe.forward.ongoing import own
 
 
 class Rope:
-    """What the lengths of sequences mean to a model's rotary factors; nothing, for most models.
+    """Dependence of a model's rotary factors on sequence lengths; most models have none.
 
     Args:
         model: the model.
