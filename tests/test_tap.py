@@ -65,7 +65,12 @@ def parts(log: list[Any]) -> dict[str, Any]:
     alignment = TappedAlignment(Laying(log), Fake(log))
     layout = alignment.layout(Inner(log), 2, 9)
     log.clear()
-    return {"rule": Tap(Inner(log), Fake(log), judge="judged"), "alignment": alignment, "layout": layout, "store": layout.store}
+    return {
+        "rule": Tap(Inner(log), Fake(log), judge="judged"),
+        "alignment": alignment,
+        "layout": layout,
+        "store": layout.store,
+    }
 
 
 @pytest.mark.parametrize("named", [False, True])

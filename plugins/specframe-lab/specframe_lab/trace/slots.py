@@ -1,4 +1,4 @@
-"""What sits in every slot of one KV cache, told from the calls that fill and move it."""
+"""Content of every slot of one KV cache, followed through the calls that write and move slots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cell:
     order: int
     """Place among its row's tokens."""
     position: int
-    """The position id it was fed with."""
+    """Position id that the token was fed with."""
     round: int
     token: int = NOTHING
 
