@@ -89,7 +89,7 @@ def hooks() -> str:
     parts += ["## What every role in a round has in common", fenced("specframe.contracts.roles", "Strategy")]
     parts += [
         "## What alignments and KV backends make",
-        fenced("specframe.contracts.roles", "Layout"),
+        fenced("specframe.contracts.layout", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
     ]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe import arguments
-from specframe.arguments import one_of, seconds
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
@@ -22,7 +20,6 @@ from specframe.engine.pool import Pool
 from specframe.engine.requests import Intake, Prompt, listed
 from specframe.engine.retry import rounds
 from specframe.errors import OptionError, SpecframeWarning, shown
-from specframe.forward.attention.choice import ATTENTION
 from specframe.forward.evaluating import evaluating
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.run import Run
@@ -34,6 +31,8 @@ from specframe.observe.counts import Counts, RunReport, run_report
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watch
+from specframe.plugins import arguments
+from specframe.plugins.arguments import one_of, seconds
 from specframe.plugins.compose import SAMPLING_RULE, Composition, compose
 from specframe.plugins.registry import registry
 from specframe.probes.invariants import Checks
@@ -72,8 +71,9 @@ class Pipeline:
         tokenizer: for prompts given as text when the target is a loaded model.
         observers: objects told about every round, see :class:`specframe.contracts.roles.Observer`.
         check: verify the invariants of :mod:`specframe.probes.invariants` all along; slow.
-        attention: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by blocks), "masked", or
-            "auto": packed on CUDA where it fits, flex there where masks would be large, masked otherwise.
+        attention: an attention backend: "packed" (variable-length flash attention without masks), "flex" (FlexAttention, by
+            blocks), "masked", one of a plugin, or "auto": packed on CUDA where it fits, flex there where masks would be large,
+            masked otherwise, and a plugin's where the KV backend keeps pages.
         graphs: record forwards as CUDA graphs: "on", "off", or "auto": where there is CUDA. "on" without CUDA fills the same
             buffers and records nothing.
         layers: "compiled" runs the models' decoder layers through torch.compile: half a minute at first, and a share less of
@@ -102,7 +102,7 @@ class Pipeline:
         tokenizer: PreTrainedTokenizerBase | None = None,
         observers: Iterable[Observer] = (),
         check: bool = False,
-        attention: str = "auto",
+        attention: Any = "auto",
         graphs: str = "auto",
         layers: str = "eager",
         generation_config: str | None = "auto",
@@ -111,7 +111,6 @@ class Pipeline:
         self.seed = whole("seed", seed, 0, LARGEST_SEED)
         self._observers, self._check = arguments.observers(observers), flag("check", check)
         arguments.tokenizer(tokenizer)
-        self._attention = one_of("attention", attention, ATTENTION)
         self._graphs = one_of("graphs", graphs, tuple(RECORDINGS))
         self._layers = one_of("layers", layers, ("eager", "compiled", "auto"))
         settings = "none" if generation_config is None else generation_config
@@ -128,6 +127,7 @@ class Pipeline:
             schedule=schedule,
             kv=kv,
             draft_length=draft_length,
+            attention=attention,
         )
         on = models.pick_device(device)
         precision = models.pick_dtype(dtype, on)
@@ -365,7 +365,7 @@ class Pipeline:
                 draft_model=self.draft_model,
                 target_tokenizer=self.tokenizer,
                 draft_tokenizer=self._draft_tokenizer,
-                attention=self._attention,
+                attention=use.attention or "auto",
                 graphs=self._graphs,
                 layers=self._layers,
             )

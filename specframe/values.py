@@ -62,6 +62,18 @@ def read(text: str, kind: type[int] | type[float]) -> float:
     return kind(text)
 
 
+def parse_value(text: str) -> bool | int | float | str:
+    """Read an option's value: true/false, a number, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return read(text, kind)
+        except ValueError:
+            continue
+    return text
+
+
 def entries(value: Any) -> list[Any] | None:
     """Return what a list, or anything like one, holds; None for what holds nothing, as an array without dimensions."""
     try:

@@ -241,10 +241,13 @@ def test_buckets(slots: int, extent: int) -> None:
     assert graphs.bucket(slots) == extent
 
 
-@pytest.mark.parametrize("option", ["attention", "graphs", "layers"])
-def test_unknown_values_are_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("attention", "attention backend"), ("graphs", "value of graphs"), ("layers", "value of layers")],
+)
+def test_unknown_values_are_refused(option: str, said: str) -> None:
     """The message names the option and what it takes."""
-    with pytest.raises(UnknownNameError, match=f"unknown value of {option} 'fast': expected one of "):
+    with pytest.raises(UnknownNameError, match=f"unknown {said} 'fast': expected one of "):
         harness.pipeline(zoo.build("qwen3"), None, **{option: "fast"})
 
 

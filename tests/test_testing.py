@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.testing import conformance, fakes, harness, zoo

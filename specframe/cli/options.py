@@ -139,7 +139,9 @@ PLACE = (
 """Where, and in what precision."""
 
 EXECUTION = (
-    chosen("--attention", "A", OneOf("auto", "packed", "flex", "masked"), "packed, flex or masked."),
+    chosen(
+        "--attention", "A", Strategy("attention backend", "auto"), "An attention backend, as packed, flex or masked."
+    ),
     chosen("--graphs", "G", OneOf("auto", "on", "off"), "Record CUDA graphs: on or off."),
     chosen("--layers", "L", OneOf("eager", "compiled", "auto"), "Decoder layers: eager, compiled or auto.", "eager"),
 )

@@ -217,7 +217,7 @@ def show(outcome: Outcome, manner: Manner) -> None:
     if manner.quiet or outcome.report is None:
         return
     if manner.verbose:
-        from specframe.observe.environment import environment
+        from specframe.cli.environment import environment
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
     show_figures(outcome.report, manner.err)

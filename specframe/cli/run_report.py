@@ -72,7 +72,7 @@ def verdict(combined: Facts) -> str:
 
 def as_json(outcome: Outcome, settings: Facts) -> str:
     """Return a run's figures with all that they depend on, as JSON."""
-    from specframe.observe.environment import environment
+    from specframe.cli.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}
     if outcome.report:

@@ -20,12 +20,13 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
-from specframe.contracts.roles import Layout
+from specframe.contracts.layout import Layout
+from specframe.contracts.pool import Pool
+from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
-from specframe.engine.pool import Pool
+from specframe.contracts.run import Run
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
-from specframe.forward.run import Run
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.registry import Entry, Registry, registry
 
@@ -379,6 +380,26 @@ class GuardedPolicy(Guard):
         self._call("observe", report)
 
 
+class GuardedAttention(Guard):
+    """An attention backend, guarded where it is asked and plans."""
+
+    kind = "attention backend"
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it suits a model after checking that it says so."""
+        suits = self._call("suits", facts)
+        if not isinstance(suits, bool):
+            self._refuse("suits", "true or false", got(suits))
+        return suits
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the backend's plan after checking that it attends."""
+        plan = self._call("plan", placement)
+        if plan is not None and not callable(getattr(plan, "attend", None)):
+            self._refuse("plan", "an object with attend, or None", got(plan))
+        return plan
+
+
 GUARDS: dict[str, type[Guard]] = {
     one.kind: one
     for one in (
@@ -389,6 +410,7 @@ GUARDS: dict[str, type[Guard]] = {
         GuardedScheduler,
         GuardedBackend,
         GuardedPolicy,
+        GuardedAttention,
     )
 }
 """The guard of each role."""
@@ -409,6 +431,7 @@ def guarded(use: Composition) -> Composition:
         scheduler=guard("scheduler", use.scheduler),
         policy=guard("draft-length policy", use.policy),
         kv=guard("KV backend", use.kv),
+        attention=use.attention and guard("attention backend", use.attention),
     )
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import attrs
 import torch
-import torch.nn.functional as F
 
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict, along
 from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
@@ -88,14 +87,6 @@ def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> 
         scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
     verdict = rule.judge(batch, draft, scores)
     return verdict if draft.counts_B is None else verdict.within(draft.counts_B)
-
-
-def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Return the logits after a row's last token and after each node of the verdict's path, (B, K + 1, V)."""
-    if verdict.path_BT is None:
-        return logits_BTV
-    places_BT = F.pad(verdict.path_BT + 1, (1, 0))
-    return logits_BTV.gather(1, places_BT[..., None].expand(-1, -1, logits_BTV.shape[-1]))
 
 
 def within_reach(budget: Budget, batch: Batch) -> Budget:

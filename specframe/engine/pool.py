@@ -11,8 +11,8 @@ import torch
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
+from specframe.contracts.rows import Seating
 from specframe.engine.arrivals import Clock, HandClock
-from specframe.engine.rows import Seating
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""The plugin that is part of specframe: its own commands, registered through the hook every plugin uses."""
+"""The plugin that is part of specframe: its own commands and attention backends, registered through the hooks every plugin uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specframe.plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from specframe.plugins.registry import Register
+    from specframe.plugins.hookspecs import Register
 
 
 @hookimpl
@@ -16,3 +16,11 @@ def specframe_register_commands(register: Register) -> None:
     register("run", "specframe.cli.run:run")
     register("plugins", "specframe.cli.plugins:plugins")
     register("models", "specframe.cli.models:models")
+
+
+@hookimpl
+def specframe_register_attention_backends(register: Register) -> None:
+    """Register the attention backends that "auto" chooses from."""
+    register("masked", "specframe.forward.attention.masks:Masked")
+    register("packed", "specframe.forward.attention.packed:Packed")
+    register("flex", "specframe.forward.attention.flex:Flex")

@@ -15,7 +15,15 @@ from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
+    from specframe.contracts.roles import (
+        AcceptanceRule,
+        Alignment,
+        AttentionBackend,
+        BudgetPolicy,
+        Drafter,
+        Scheduler,
+        Verifier,
+    )
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -25,6 +33,7 @@ OPTIONS: Mapping[str, str] = {
     "scheduler": "schedule",
     "KV backend": "kv",
     "draft-length policy": "draft_length",
+    "attention backend": "attention",
 }
 """The option of each role."""
 
@@ -36,6 +45,7 @@ FIELDS: Mapping[str, str] = {
     "scheduler": "scheduler",
     "KV backend": "kv",
     "draft-length policy": "policy",
+    "attention backend": "attention",
 }
 """The field of a composition that holds each role."""
 
@@ -54,6 +64,8 @@ class Composition:
     scheduler: Scheduler
     policy: BudgetPolicy
     kv: KVBackend
+    attention: AttentionBackend | None = None
+    """None: "auto"."""
 
     @property
     def lossless(self) -> bool:
@@ -95,6 +107,7 @@ def compose(
     schedule: Any,
     kv: Any,
     draft_length: Any,
+    attention: Any = "auto",
 ) -> Composition:
     """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for, ``draft_length`` "auto" to
     what the acceptance rule and the drafter ask for.
@@ -117,9 +130,38 @@ def compose(
         scheduler=strategy(registry, "scheduler", schedule),
         policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
         kv=backend,
+        attention=attention_backend(registry, attention, backend, _name(kv)),
     )
     require_offers(use)
     return use
+
+
+def attention_backend(registry: Registry, given: Any, kv: KVBackend, kv_name: str) -> AttentionBackend | None:
+    """Return the attention backend asked for, or, where that is left open, one for pages; None: the core chooses for each forward.
+
+    Raises:
+        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does.
+    """
+    views = kv.offers & VIEWS or {"dense"}
+    if is_auto(given):
+        if "dense" in views:
+            return None
+        given = next((entry.name for entry in registry.of("attention backend") if views & provided(entry)), None)
+        if given is None:
+            raise CompositionError(
+                f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
+            )
+    backend: AttentionBackend = strategy(registry, "attention backend", given)
+    if not views & backend.offers:
+        raise CompositionError(
+            f"attention backend {_name(given)!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
+            f"{_views(views)}: expected one that reads them"
+        )
+    return backend
+
+
+def _views(words: Set[str]) -> str:
+    return " or ".join(f"{word} views" for word in sorted(words)) or "no views"
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
@@ -139,6 +181,9 @@ def check_fit(registry: Registry, align: str, kv: str | None) -> None:
         require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
 
 
+VIEWS = frozenset({"dense", "paged"})
+"""The words for what a KV store hands out."""
+
 ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "tree": ("verifier", "acceptance rule", "alignment"),
     "hidden": ("verifier",),
@@ -146,6 +191,8 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "append": ("KV backend",),
     "move": ("KV backend",),
     "grow": ("KV backend",),
+    "dense": ("KV backend",),
+    "paged": ("KV backend",),
     "logits": (),
 }
 """The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
@@ -154,7 +201,7 @@ is not here is a plugin's own: any other role may offer it."""
 
 def require_offers(use: Composition) -> None:
     """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
-    roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
+    roles = {kind: one for kind, field in FIELDS.items() if (one := getattr(use, field)) is not None}
     for kind, one in roles.items():
         for word in sorted(one.needs):
             asked = ASKED_OF.get(word)

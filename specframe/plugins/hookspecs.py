@@ -108,6 +108,17 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_attention_backends(register: Register) -> None:
+    """Offer attention backends: they decide how queries attend to what a KV store hands out.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.AttentionBackend`.
+    Must: offer the views it reads, "dense" or "paged"; give what mask tensors give, up to rounding.
+    Must not: synchronise host and device; keep keys and values from one forward for the next.
+    """
+
+
+@hookspec
 def specframe_register_models(register: RegisterModels) -> None:
     """Offer model aliases and target/drafter pairs.
 

@@ -21,10 +21,9 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict
+from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict, along
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.loop import along
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition

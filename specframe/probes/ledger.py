@@ -17,7 +17,7 @@ import torch
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
+from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import Choose

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from specframe.testing.conformance.acceptance import AcceptanceRuleSuite
 from specframe.testing.conformance.alignment import AlignmentSuite
+from specframe.testing.conformance.attention import AttentionBackendSuite
 from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
 from specframe.testing.conformance.kv import KVBackendSuite
@@ -24,6 +25,7 @@ from specframe.testing.conformance.verifier import VerifierSuite
 __all__ = [
     "AcceptanceRuleSuite",
     "AlignmentSuite",
+    "AttentionBackendSuite",
     "DecodingSuite",
     "DraftLengthPolicySuite",
     "DrafterSuite",

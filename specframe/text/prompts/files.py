@@ -15,10 +15,10 @@ import attrs
 
 from specframe.errors import OptionError, PromptError
 from specframe.files import contents
-from specframe.plugins.registry import parse_value
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.prompt import Prompt, checked
+from specframe.values import parse_value
 
 JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
 """Columns of a CSV file that hold JSON."""

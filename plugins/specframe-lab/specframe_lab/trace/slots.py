@@ -10,9 +10,10 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
-from specframe.contracts.roles import Alignment, Layout
+from specframe.contracts.layout import Layout
+from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 from specframe.forward.run import Run
 
 NOTHING = -1
