@@ -23,6 +23,7 @@ import click
 os.environ["SPECFRAME_PLUGINS"] = "std,lab,tiny"  # the pages describe this repository, whatever else is installed
 
 from specframe.cli import cli
+from specframe.cli.plugins import lossless
 from specframe.plugins import hookspecs
 from specframe.plugins.registry import ROLES, discover
 
@@ -141,9 +142,9 @@ def readme() -> str:
     rows = ["| role | name | what it does | lossless |", "| --- | --- | --- | --- |"]
     for role in ROLES:
         for name in registry.names(role):
-            factory = registry.entry(role, name).factory
-            says = {True: "yes", False: "no", None: ""}[getattr(factory, "lossless", None)]
-            rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
+            entry = registry.entry(role, name)
+            summary = plain(entry.factory.__doc__ or "").partition("\n")[0]
+            rows.append(f"| {role} | `{name}` | {summary} | {lossless(entry)} |")
     return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("README.md"))
 
 
