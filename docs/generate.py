@@ -3,6 +3,7 @@
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 README.md        its table of strategies, from what specframe-std registers
+docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -23,15 +24,19 @@ import click
 os.environ["SPECFRAME_PLUGINS"] = "std,lab,tiny"  # the pages describe this repository, whatever else is installed
 
 from specframe.cli import cli
-from specframe.cli.plugins import lossless
 from specframe.plugins import hookspecs
 from specframe.plugins.registry import ROLES, discover
+from specframe.plugins.scaffold import files
 
 ROOT = Path(__file__).parent.parent
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
+"""A code block that is a file of the example: its first line names the file."""
+PROMISING = ("acceptance rule", "alignment")
+"""The roles that the output's being the target's own depends on."""
 LABEL = re.compile(r"^(Called|Argument|Must|Must not): ", flags=re.MULTILINE)
 
 OPTIONS = """
@@ -92,6 +97,11 @@ def hooks() -> str:
         "## What alignments and KV backends make",
         fenced("specframe.contracts.layout", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
+        "## What attention backends are asked, read and make",
+        fenced("specframe.contracts.roles", "AttentionFacts"),
+        fenced("specframe.contracts.cache", "Dense"),
+        fenced("specframe.contracts.cache", "Paged"),
+        fenced("specframe.contracts.roles", "Attend"),
     ]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 
@@ -142,10 +152,16 @@ def readme() -> str:
     rows = ["| role | name | what it does | lossless |", "| --- | --- | --- | --- |"]
     for role in ROLES:
         for name in registry.names(role):
-            entry = registry.entry(role, name)
-            summary = plain(entry.factory.__doc__ or "").partition("\n")[0]
-            rows.append(f"| {role} | `{name}` | {summary} | {lossless(entry)} |")
+            factory = registry.entry(role, name).factory
+            says = ("yes" if "lossless" in factory.offers else "no") if role in PROMISING else ""
+            rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
     return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("README.md"))
+
+
+def plugins_page() -> str:
+    """Return plugins.md with the files of its example as a new package has them."""
+    written = files("repeat", "drafter")
+    return EXAMPLE.sub(lambda block: f"{block[1]}{written[block[2]].lstrip()}{block[3]}", current("docs/plugins.md"))
 
 
 def page(origin: str, parts: list[str]) -> str:
@@ -153,7 +169,12 @@ def page(origin: str, parts: list[str]) -> str:
     return HEADING.format(source=origin) + "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-FILES: dict[str, Callable[[], str]] = {"docs/hooks.md": hooks, "docs/cli.md": commands, "README.md": readme}
+FILES: dict[str, Callable[[], str]] = {
+    "docs/hooks.md": hooks,
+    "docs/cli.md": commands,
+    "docs/plugins.md": plugins_page,
+    "README.md": readme,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -152,7 +152,7 @@ def test_models_that_need_their_masks_keep_them(
         harness.decode(harness.pipeline(target, None, attention=way), asked)
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, asked)
-    assert pipe._runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
+    assert pipe.parts.runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
 
 
 @pytest.mark.parametrize("way", ["packed", "flex"])

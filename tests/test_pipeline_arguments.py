@@ -30,6 +30,8 @@ ROLES = {
     "verify": "verifier",
     "kv": "KV backend",
     "draft_length": "draft-length policy",
+    "attention": "attention backend",
+    "executor": "executor",
 }
 
 
@@ -63,6 +65,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "graphs": (None, True, "yes"),
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
+    "executor": (None, 5, [], "", ARRAY),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),

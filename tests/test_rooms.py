@@ -22,9 +22,9 @@ TOP = ["__init__", "__main__"]
 """The public names and the command: they import any room, and no room imports them."""
 
 
-def sources() -> dict[str, str]:
-    """Return the source of every module of the core, by its dotted name."""
-    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in sorted(PACKAGE.rglob("*.py"))}
+def sources(package: Path = PACKAGE) -> dict[str, str]:
+    """Return the source of every module of a package, by its dotted name."""
+    paths = {path: path.relative_to(package.parent).with_suffix("").parts for path in sorted(package.rglob("*.py"))}
     return {
         ".".join(parts).removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, parts in paths.items()
     }
@@ -93,9 +93,13 @@ def test_rooms_import_only_rooms_below_them():
     assert upward(core(), ROOMS + TOP) == []
 
 
-def test_no_import_circle():
-    """No module imports itself over others, within a room or across rooms."""
-    assert circle(core()) == []
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", [PACKAGE, *PLUGINS], ids=lambda package: package.name)
+def test_no_import_circle(package):
+    """No module imports itself over others, within a room or across rooms, in the core as in its plugins."""
+    assert circle(arrows(sources(package), specframe._WHERE)) == []
 
 
 def test_every_room_is_described():

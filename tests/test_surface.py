@@ -141,7 +141,7 @@ def test_roles_and_hooks():
         "specframe_register_" + name
         for name in [
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
-            *["draft_length_policies", "attention_backends", "observers", "commands"],
+            *["draft_length_policies", "attention_backends", "observers", "executors", "commands"],
         ]
     ]
 

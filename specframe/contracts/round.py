@@ -44,7 +44,7 @@ class Sequence:
     forks: int = 0
     """Live sequences that have yet to copy its row."""
     taken_up: float = 0.0
-    """When it became live, on the pool's clock."""
+    """When it became live, on the pool's clock; 0 where its time is not limited."""
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; filled when it finishes, or has to give its row back."""
     finish_reason: FinishReason | None = None

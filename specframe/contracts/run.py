@@ -7,7 +7,7 @@ T tokens fed per row, K accepted nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
@@ -49,6 +49,24 @@ class Model(Protocol):
     def kv_shapes(self) -> list[KVShape]:
         """The shape of every layer's keys and values."""
 
+    def forward(
+        self,
+        block: Block,
+        placement: Placement,
+        store: KVStore,
+        *,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        layers: Any = None,
+        extra: Mapping[str, Any] = ...,
+    ) -> Scores:
+        """Feed a block into a store; return the scores of its last ``keep`` tokens, with the hidden states of these numbers.
+
+        Args:
+            layers: the layers in the place of the model's own; None: as they are.
+            extra: further arguments of the model's ``forward``.
+        """
+
 
 class CachedModel(Protocol):
     """A model with one KV cache, laid out as the run's alignment wants it, as drafters and verifiers use it."""
@@ -60,6 +78,9 @@ class CachedModel(Protocol):
     @property
     def layout(self) -> Layout:
         """The places of its tokens."""
+
+    def capture(self, layers: Iterable[int]) -> None:
+        """Have the scores of every later feed hold these hidden states, as transformers numbers ``hidden_states``."""
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache."""

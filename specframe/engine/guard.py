@@ -20,6 +20,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.engine import Engine, Value
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
 from specframe.contracts.roles import Attend, AttentionFacts
@@ -380,6 +381,30 @@ class GuardedPolicy(Guard):
         self._call("observe", report)
 
 
+class GuardedExecutor(Guard):
+    """An executor, guarded."""
+
+    kind = "executor"
+
+    def open(self, *given: Any) -> Engine:
+        """Return the executor's engine after looking for its members."""
+        engine = self._call("open", *given)
+        if lacking := [name for name in ENGINE if not hasattr(engine, name)]:
+            self._refuse("open", f"an engine with {', '.join(ENGINE)}, {' and '.join(lacking)} among them", got(engine))
+        return engine
+
+    def agree(self, value: Value) -> Value:
+        """Return the executor's value after checking that it is of the same type."""
+        agreed = self._call("agree", value)
+        if type(agreed) is not type(value):
+            self._refuse("agree", f"rank 0's {type(value).__name__}", got(agreed))
+        return agreed
+
+
+ENGINE = ("abort", "add", "close", "idle", "peak_kv_bytes", "step")
+"""The members of :class:`specframe.contracts.engine.Engine`."""
+
+
 class GuardedAttention(Guard):
     """An attention backend, guarded where it is asked and plans."""
 
@@ -410,10 +435,11 @@ GUARDS: dict[str, type[Guard]] = {
         GuardedScheduler,
         GuardedBackend,
         GuardedPolicy,
+        GuardedExecutor,
         GuardedAttention,
     )
 }
-"""The guard of each role."""
+"""The guard of each role, and that of executors."""
 
 
 def guard(kind: str, strategy: Any) -> Any:

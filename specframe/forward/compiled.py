@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx.experimental._config
@@ -71,7 +71,7 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    cache, module = ONGOING.get().cache, types.SimpleNamespace(layer_idx=layer)
+    cache, module = ONGOING.get().cache, cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
     if cache is not None:  # None: another thread has compiled the model for itself
         key, value = cache.update(key, value, layer)
     return attend(module, query, key, value, mask, scaling, sliding_window=window)[0]

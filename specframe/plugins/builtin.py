@@ -1,13 +1,14 @@
-"""The plugin that is part of specframe: its own commands and attention backends, registered through the hooks every plugin uses."""
+"""The plugin that is part of specframe: it registers through the hooks that every plugin uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from specframe.plugins.hookspecs import Register, hookimpl
 
-from specframe.plugins.hookspecs import hookimpl
 
-if TYPE_CHECKING:
-    from specframe.plugins.hookspecs import Register
+@hookimpl
+def specframe_register_executors(register: Register) -> None:
+    """Offer the executor of this process."""
+    register("local", "specframe.engine.local:Local")
 
 
 @hookimpl

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.plugins.recipe import Recipe, is_auto
 from specframe.plugins.registry import Entry, Registry, parse_specification
 from specframe.values import of_type
 
@@ -33,6 +34,7 @@ OPTIONS: Mapping[str, str] = {
     "scheduler": "schedule",
     "KV backend": "kv",
     "draft-length policy": "draft_length",
+    "executor": "executor",
     "attention backend": "attention",
 }
 """The option of each role."""
@@ -48,9 +50,6 @@ FIELDS: Mapping[str, str] = {
     "attention backend": "attention",
 }
 """The field of a composition that holds each role."""
-
-SAMPLING_RULE = "block"
-"""The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
 
 
 @attrs.frozen
@@ -72,11 +71,15 @@ class Composition:
         """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
         return "lossless" in self.rule.offers & self.alignment.offers
 
-    def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
-        """Return the same strategies under another acceptance rule; ``auto``: the draft length is what that rule asks for."""
-        judge: AcceptanceRule = strategy(registry, "acceptance rule", rule)
-        policy = draft_length_policy(registry, auto_length(judge, self.drafter)) if auto else self.policy
-        return attrs.evolve(self, rule=judge, policy=policy)
+    def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
+        """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""
+        if not is_auto(recipe.accept):
+            return self
+        rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=False))
+        length = recipe.length(rule, self.drafter) if is_auto(recipe.draft_length) else None
+        return attrs.evolve(
+            self, rule=rule, policy=self.policy if length is None else draft_length_policy(registry, length)
+        )
 
 
 def strategy(registry: Registry, kind: str, given: Any) -> Any:
@@ -97,40 +100,34 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
     return made
 
 
-def compose(
-    registry: Registry,
-    *,
-    drafter: Any,
-    verify: Any,
-    accept: Any,
-    align: Any,
-    schedule: Any,
-    kv: Any,
-    draft_length: Any,
-    attention: Any = "auto",
-) -> Composition:
-    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for, ``draft_length`` "auto" to
-    what the acceptance rule and the drafter ask for.
+def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
+    """Return the strategies of a run without temperatures; ``schedule`` and ``kv`` None: those that the alignment asks for.
+
+    Args:
+        registry: what plugins offer.
+        recipe: the options of the run.
+        drafter: the strategy that the recipe's drafter stands for, see :func:`specframe.models.pairs.choose`.
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
         CompositionError: the KV backend cannot do what the alignment needs.
     """
+    align, kv, schedule = recipe.align, recipe.kv, recipe.schedule
     alignment: Alignment = strategy(registry, "alignment", align)
-    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if is_auto(accept) else accept)
+    rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=True))
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
     require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
     use = Composition(
         drafter=strategy(registry, "drafter", drafter),
-        verifier=strategy(registry, "verifier", verify),
+        verifier=strategy(registry, "verifier", recipe.verify),
         rule=rule,
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule),
-        policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
+        policy=draft_length_policy(registry, recipe.length(rule, drafter)),
         kv=backend,
-        attention=attention_backend(registry, attention, backend, _name(kv)),
+        attention=attention_backend(registry, recipe.attention, backend, _name(kv)),
     )
     require_offers(use)
     return use
@@ -221,18 +218,6 @@ def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, pro
             f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
             f"as {_or(able_backends(registry, requires))} can"
         )
-
-
-def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
-    """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
-    return (
-        "goodput" if "draft-invariant" in rule.offers and not (isinstance(drafter, str) and drafter == "none") else "5"
-    )
-
-
-def is_auto(given: Any) -> bool:
-    """Return whether a strategy is left open; an array, which compares with a text entry by entry, is none."""
-    return isinstance(given, str) and given == "auto"
 
 
 def is_number(given: Any) -> bool:

@@ -142,6 +142,17 @@ def specframe_register_observers(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_executors(register: Register) -> None:
+    """Offer executors: they decide in which processes the models run, and on which devices.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`.
+    Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
+    Must not: start a process or open a connection before ``open`` is called.
+    """
+
+
+@hookspec
 def specframe_register_commands(register: Register) -> None:
     """Offer subcommands of the ``specframe`` command.
 

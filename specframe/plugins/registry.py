@@ -38,7 +38,12 @@ ROLES: Mapping[str, str] = {
 }
 """The eight roles, by the name errors use, and the hook each is registered through."""
 
-OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
+OTHERS: Mapping[str, str] = {
+    "observer": "specframe_register_observers",
+    "executor": "specframe_register_executors",
+    "command": "specframe_register_commands",
+}
+"""The other kinds, which take no part in a round, and the hook each is registered through."""
 
 
 @attrs.frozen

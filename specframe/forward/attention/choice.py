@@ -67,6 +67,7 @@ class Choice:
         shared = max(heads // shape.heads for shape in shapes)
         self._masks = len(windows) + (shared if shared > 1 else 0)
         self._found: dict[str, bool] = {}
+        self._suited: dict[int, tuple[AttentionBackend, bool]] = {}
 
     def way(self, asked: Asked, placement: Placement) -> AttentionBackend | None:
         """Return the backend that takes the mask's place in a forward; None: it has a mask."""
@@ -106,7 +107,7 @@ class Choice:
             raise ModelError(
                 f"attention {name} cannot be had for {self._name}: expected a model without sliding windows"
             )
-        if not (backend.suits(facts) and has_kernel(backend, facts)):
+        if not self._suits(backend):
             expected = LIMITS.get(type(unwrapped(backend)), "a model that it suits")
             raise ModelError(
                 f"attention {name} cannot be had for {self._name} on {facts.device.type} in {str(facts.dtype)[6:]}: "
@@ -119,6 +120,12 @@ class Choice:
         if isinstance(unwrapped(backend), flex.Flex) and facts.device.type != "cuda":
             slow = f"attention {name} holds all scores on {facts.device.type}: it is there to be compared; 'masked' is faster"
             warnings.warn(slow, SpecframeWarning, stacklevel=2)
+
+    def _suits(self, backend: AttentionBackend) -> bool:
+        """Return whether a backend suits this model, asked once."""
+        if (key := id(unwrapped(backend))) not in self._suited:
+            self._suited[key] = backend, backend.suits(self._facts) and has_kernel(backend, self._facts)
+        return self._suited[key][1]
 
     def _mask_bytes(self, slots: int) -> int:
         """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""

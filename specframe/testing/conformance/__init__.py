@@ -16,6 +16,7 @@ from specframe.testing.conformance.alignment import AlignmentSuite
 from specframe.testing.conformance.attention import AttentionBackendSuite
 from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
+from specframe.testing.conformance.executor import ExecutorSuite
 from specframe.testing.conformance.kv import KVBackendSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
@@ -29,6 +30,7 @@ __all__ = [
     "DecodingSuite",
     "DraftLengthPolicySuite",
     "DrafterSuite",
+    "ExecutorSuite",
     "KVBackendSuite",
     "SchedulerSuite",
     "StopSuite",

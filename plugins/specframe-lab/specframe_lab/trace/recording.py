@@ -76,7 +76,7 @@ class Trace(Watcher):
 
     def start(self, run: Run) -> None:
         """Take the books of the caches that the run has opened."""
-        self.caches = run.caches
+        self.caches = [*run.caches]  # the run lets go of its own list when it ends
         layouts = [cached.layout for cached in run.caches if cached is not run.target]
         books = [layout.book for layout in layouts if hasattr(layout, "book")]
         self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
