@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import specframe
+from specframe.contracts.drafts import Budget
 from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
@@ -73,7 +74,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "sort": (1, None, "yes"),
     "sampling": (5, torch.tensor(1), np.array(1), "x", {"temperature": 1}, [None, None], [{}, {}]),
 }
-SHOWN = {"draft_length": "draft.nodes"}
+SHOWN = {"draft_length": "draft.length"}
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> list[Any]:
@@ -121,7 +122,7 @@ OBJECTS = [pytest.param(a, m, id=f"{a}-{m}") for a, kind in ROLES.items() for m 
 @pytest.mark.parametrize(("argument", "member"), OBJECTS)
 def test_an_object_without_a_member_of_its_role(argument: str, member: str) -> None:
     """A strategy given as an object that lacks one member is refused by the argument's name and the member's."""
-    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset()}
+    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset(), "Budget": Budget(3)}
     has = {name: made[kind] for name, kind in members(ROLES[argument]).items() if name != member}
     with pytest.raises(SpecframeError) as error:
         Pipeline(**{"target": TARGET, "drafter": DRAFT, argument: types.SimpleNamespace(**has)})
