@@ -7,6 +7,7 @@ anyway. What is at fault is told in one sentence; what the strategy raised is it
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 import weakref
@@ -31,16 +32,32 @@ from specframe.errors import ContractError, SpecframeError, SpecframeWarning, se
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.registry import Entry, Registry, registry
 
+Call = tuple["Guard", str, float]
+"""A call of a strategy: whose, of which member, since when (seconds of ``time.monotonic``)."""
+
 
 @attrs.define
 class Running:
-    """The current call of a strategy: the strategy, the member, and the start in seconds of ``time.monotonic``."""
+    """The calls of strategies that are under way, the innermost one of each thread."""
 
-    now: tuple[Guard, str, float] | None = None
+    now: Call | None = None
+    """The one that has run longest; None: none is under way."""
+    _calls: dict[int, Call] = attrs.Factory(dict)
+    _changing: threading.Lock = attrs.Factory(threading.Lock)
+
+    def put(self, call: Call | None) -> Call | None:
+        """Make a call this thread's, None when it is in none; return the one it was in before."""
+        thread = threading.get_ident()
+        with self._changing:
+            outer = self._calls.pop(thread, None)
+            if call is not None:
+                self._calls[thread] = call
+            self.now = min(self._calls.values(), key=lambda one: one[2], default=None)
+        return outer
 
 
 RUNNING = Running()
-"""The innermost call of this process, for whoever wants to tell where a run hangs."""
+"""The calls of this process, for whoever wants to tell where a run hangs."""
 
 
 def passes(error: BaseException) -> bool:
@@ -73,8 +90,8 @@ class Guard:
         return self._watched(member, getattr(self.__wrapped__, member), *arguments)
 
     def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the strategy; turn its error into one sentence."""
-        outer, RUNNING.now = RUNNING.now, (self, member, time.monotonic())
+        """Call a function of the strategy's; what it raises becomes a sentence."""
+        outer = RUNNING.put((self, member, time.monotonic()))
         try:
             return function(*arguments)
         except (Exception, SystemExit) as error:  # a stranger's method may raise anything
@@ -83,7 +100,7 @@ class Guard:
             owner, member = store_of(error) or (self, member)
             raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
         finally:
-            RUNNING.now = outer
+            RUNNING.put(outer)
 
     def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
         """Call a member that is handed a batch, which it must not write to."""
