@@ -134,7 +134,8 @@ def test_matrix() -> None:
 
 def test_matrix_of_attention_backends() -> None:
     """The matrix says, too, which attention backend reads what which KV backend hands out."""
-    found = [line for line in rows(invoke("matrix").stdout) if line[0] in registry().names("attention backend")]
+    names = registry().names("attention backend")
+    found = [line for line in rows(invoke("matrix").stdout) if line and line[0] in names]
     assert found == [[name, "yes", "yes"] for name in ("flex", "masked", "packed")]
 
 

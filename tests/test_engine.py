@@ -13,6 +13,7 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.local import Local
 from specframe.engine.parts import parts_of
+from specframe.engine.results import Results
 from specframe.errors import PromptError
 from specframe.plugins.recipe import Recipe
 from specframe.testing import fakes, harness, zoo
@@ -162,6 +163,22 @@ def test_abort_of_what_has_not_arrived() -> None:
     ended = one.abort((0, 0))
     assert ended
     assert (ended.token_ids, ended.finish_reason, one.idle) == ([], "abort", True)
+
+
+def test_the_result_of_an_aborted_request() -> None:
+    """A result is made of it as of any other: its tokens so far, as many log-probabilities, and the reason."""
+    results = Results(None, TARGET.device)
+    one = engine(observers=results.observers)
+    one.add(Request(0, [3, 4], 30, logprobs=2))
+    for _ in range(4):
+        one.step()
+    sequence = one.abort((0, 0))
+    assert sequence
+    result = results.of(sequence)
+    assert (result.finish_reason, result.error) == ("abort", None)
+    assert result.logprobs
+    assert result.top_logprobs
+    assert len(result.token_ids) == len(result.logprobs) == len(result.top_logprobs) >= 4
 
 
 def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:

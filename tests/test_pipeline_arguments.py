@@ -73,7 +73,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "sort": (1, None, "yes"),
     "sampling": (5, torch.tensor(1), np.array(1), "x", {"temperature": 1}, [None, None], [{}, {}]),
 }
-SHOWN = {"draft_length": "draft.nodes"}
+SHOWN = {"draft_length": "draft.length"}
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> list[Any]:

@@ -54,7 +54,7 @@ class Inner:
 
 
 def parts(log: list[Any]) -> dict[str, Any]:
-    """Return a tap around each of a rule, an alignment, its layout and its store; the layout's ``store()`` is the store."""
+    """Return a tap around each of a rule, an alignment, its layout and its store, the latter as the layout has it."""
 
     class Laying(Inner):
         def layout(self, store: Any, rows: int, capacity: int) -> Any:
@@ -65,7 +65,12 @@ def parts(log: list[Any]) -> dict[str, Any]:
     alignment = TappedAlignment(Laying(log), Fake(log))
     layout = alignment.layout(Inner(log), 2, 9)
     log.clear()
-    return {"rule": Tap(Inner(log), Fake(log), judge="judged"), "alignment": alignment, "layout": layout, "store": layout.store}
+    return {
+        "rule": Tap(Inner(log), Fake(log), judge="judged"),
+        "alignment": alignment,
+        "layout": layout,
+        "store": layout.store,
+    }
 
 
 @pytest.mark.parametrize("named", [False, True])
