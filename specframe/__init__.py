@@ -22,11 +22,11 @@ _WHERE = {
     "assisted": "specframe.drop_in",
     "hookimpl": "specframe.plugins.hookspecs",
 }
-"""Where each name is, imported when it is first asked for: some bring torch with them, and a command starts at once."""
+"""Module of each public name. A module is imported at first use, since some import torch, and commands have to start fast."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of :data:`_WHERE` when it is first asked for."""
+    """Import a name of :data:`_WHERE` at its first use."""
     if name not in _WHERE:
         raise AttributeError(f"module 'specframe' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

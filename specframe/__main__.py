@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, which ends with one line when it is interrupted while it is still being imported."""
+    """Run the command line. An interruption during its import ends with one line, like an interruption later."""
     try:
         from specframe.cli import main as run
 

@@ -1,4 +1,4 @@
-"""Faults a user can mend. Each message is one sentence naming the thing, what was expected and what was got."""
+"""Errors that a user can fix. Each message is one sentence: the thing, the expected value and the value got."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import textwrap
 from collections.abc import Iterable
 
 LONGEST = 1000
-"""Characters of a message at most: as much as can be read at once; what is cut is in the middle, of a name or a value."""
+"""Most characters of a message, as many as can be read at once. A longer message is cut in the middle."""
 
 
 class SpecframeError(Exception):
-    """A fault in what was asked for; the command line prints its message and exits with status 2.
+    """Base of all errors in what the user asked for. The command line prints the message and exits with status 2.
 
-    Its message is one line, whatever the names and values in it are.
+    The message is always one line, also with line breaks in the names and values in it.
     """
 
     def __str__(self) -> str:
@@ -21,19 +21,19 @@ class SpecframeError(Exception):
 
 
 class SpecframeWarning(RuntimeWarning):
-    """What goes on in another way than was asked for; the command line prints its message."""
+    """Warning that the work goes on differently from what was asked for. The command line prints the message."""
 
 
 class PluginError(SpecframeError):
-    """A plugin that cannot be loaded or that claims a name already taken."""
+    """A plugin cannot be loaded, or it claims a name already taken."""
 
 
 class ContractError(PluginError, AssertionError):
-    """A strategy that does not keep what its role's contract asks; for a suite that tests it, an assertion that fails."""
+    """A strategy breaks its role's contract. In a conformance suite the error counts as a failed assertion."""
 
 
 class UnknownNameError(SpecframeError):
-    """A strategy, alias or option that nothing provides."""
+    """No strategy, alias or option has the name."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -44,30 +44,30 @@ class UnknownNameError(SpecframeError):
 
 
 class OptionError(SpecframeError, ValueError):
-    """A value outside of what an option accepts."""
+    """An option does not accept its value."""
 
 
 class CompositionError(SpecframeError):
-    """Strategies that cannot work together; the message says which would."""
+    """Strategies cannot work together; the message names strategies that can."""
 
 
 class ModelError(SpecframeError):
-    """A model that cannot be found, loaded or used as asked."""
+    """A model cannot be found, loaded or used as asked."""
 
 
 class PromptError(SpecframeError):
-    """One prompt that cannot be decoded; the others go on."""
+    """One prompt cannot be decoded; the other prompts go on."""
 
 
 class InvariantError(SpecframeError):
-    """An invariant that a run did not keep: which one, in which round, for which row.
+    """A run broke an invariant.
 
     Args:
         invariant: "position", "mask", "cache", "bonus", "stop" or "row".
         round: number of the round, from 1.
         row: row of the batch.
-        index: which prompt the row answers.
-        detail: what was expected and what was got.
+        index: index of the row's prompt.
+        detail: the expected and the actual state.
     """
 
     def __init__(self, invariant: str, round: int, row: int, index: int, detail: str) -> None:
@@ -76,7 +76,7 @@ class InvariantError(SpecframeError):
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line of readable length: what cannot be printed, such as a line break, as an escape."""
+    """Return a text as one line of readable length; unprintable characters, such as line breaks, become escapes."""
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
@@ -87,16 +87,16 @@ def sentence(error: BaseException) -> str:
 
 
 SHOWN = 60
-"""Characters of a value that an error shows at most."""
+"""Most characters of a value shown in an error, so that the sentence stays readable."""
 
 
 def shown(value: object) -> str:
-    """Return a value as part of a sentence, with its type where that is not plain from it."""
+    """Return a value as part of a sentence, with its type if the text does not show the type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     try:
         text = repr(value)
-    except Exception:  # a stranger's object may raise anything
+    except Exception:  # a user's object may raise any error
         return f"an object of type {type(value).__name__}"
     text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     text = one_line(text)

@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all, by one process at a time, and never over what is somebody else's."""
+"""Output files of commands: written completely or not at all, by one process at a time, never over a foreign file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if sys.platform != "win32":
     import fcntl
 
 MARK = "made by specframe"
-"""Stands in every page and figure that a command writes: a file without it is somebody else's."""
+"""Mark in every page and figure that a command writes. A file without the mark is foreign and is not replaced."""
 ENDS = 4096
-"""Bytes at each end of a file in which the mark is looked for: a page has it at its start, a PDF at its end."""
+"""Bytes searched for the mark at each end of a file: a page has the mark at its start, a PDF at its end."""
 
 
 class Output:
     """A file that a command writes.
 
     Args:
-        name: its path as the user gave it, which messages call it by.
-        option: what it was given to.
+        name: path as given by the user, used in messages.
+        option: option that the path was given to.
     """
 
     def __init__(self, name: str | os.PathLike[str], option: str = "--output") -> None:
@@ -38,7 +38,7 @@ class Output:
 
     @contextlib.contextmanager
     def faults(self, more: str = "") -> Iterator[None]:
-        """Turn what the operating system refuses into one sentence; ``more`` is its end."""
+        """Turn an error of the operating system into an :class:`OptionError` of one sentence, which ends with ``more``."""
         try:
             yield
         except OSError as error:
@@ -47,7 +47,7 @@ class Output:
             ) from error
 
     def exists(self) -> bool:
-        """Return whether there is something at the path; a fault of the path itself is one of the file's."""
+        """Return whether the path exists; raise :class:`OptionError` for a path that cannot be looked up."""
         with self.faults():
             try:
                 self.path.stat()
@@ -56,10 +56,10 @@ class Output:
             return True
 
     def holds(self) -> bytes:
-        """Return both ends of what is there, nothing where there is nothing.
+        """Return the first and last bytes of the file; nothing if the file does not exist.
 
         Raises:
-            OptionError: it is no file, there is no folder for it, or it may not be written to.
+            OptionError: the path is no file, its folder does not exist, or it may not be written.
         """
         exists = self.exists()
         if exists and not self.path.is_file():
@@ -73,7 +73,7 @@ class Output:
             return ends(self.path) if exists else b""
 
     def refuse_foreign(self, mark: str = MARK) -> None:
-        """Raise :class:`OptionError` unless the file can be written, and what it holds has the mark of such a file."""
+        """Raise :class:`OptionError` unless the file can be written, and is empty, missing or has the mark."""
         held = self.holds()
         if held and mark.encode() not in held:
             raise OptionError(
@@ -81,14 +81,14 @@ class Output:
             )
 
     def replace(self, content: str | bytes) -> None:
-        """Put this content in the file's place: all of it, or none where there is no room for it."""
+        """Replace the file's content: completely, or not at all if an error occurs."""
         with self.faults():
             replace(self.path, content)
 
     def append(self, line: str, more: str = "") -> None:
-        """Add one line: all of it, or none where there is no room for it.
+        """Append one line: completely, or not at all if an error occurs.
 
-        The file is opened for every line, by its name: a file that was moved away meanwhile is not written to.
+        The file is opened by name for every line, so that a file moved away meanwhile is not written to.
         """
         left = encoded(line + "\n")
         with self.faults(more), self.path.open("ab", buffering=0) as file:
@@ -102,12 +102,12 @@ class Output:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing the file; a process that ends, however it does, keeps nobody.
+        """Lock the file against other processes. The lock ends with the process, also after a crash.
 
-        Where the file system knows no locks nothing is kept.
+        A file system without locks is written without a lock.
 
         Raises:
-            OptionError: another process keeps it, or it cannot be written.
+            OptionError: another process has the lock, or the file cannot be written.
         """
         self.holds()
         beside = Output(self.path.with_name(f".{self.path.name}.lock"), self.option)
@@ -121,19 +121,19 @@ class Output:
             yield
         finally:
             with contextlib.suppress(OSError):
-                beside.path.unlink()  # before it is let go of: whoever opened it meanwhile sees that it is gone
+                beside.path.unlink()  # before the release: a process that has opened the lock file sees that it was deleted
             os.close(lock)
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """Return what a file or a pipe holds; raise :class:`OSError` for a device, which may have no end, as /dev/zero has none."""
+    """Return the content of a file or a pipe; raise :class:`OSError` for a device, since devices such as /dev/zero have no end."""
     if stat.S_ISCHR(os.stat(path).st_mode) and not os.path.samefile(path, os.devnull):
         raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(path))
     return Path(path).read_bytes()
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Put content in a file's place, all of it or none; raise :class:`OSError` where that cannot be."""
+    """Replace a file's content completely, or raise :class:`OSError` and leave the file unchanged."""
     path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -149,7 +149,10 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def acquired(path: Path) -> int | str:
-    """Return the descriptor of a file that is locked until it is closed; what is known of the process that has it."""
+    """Lock a file and return its descriptor, which holds the lock until it is closed.
+
+    If another process has the lock, return a text that names the process, empty if its number is unknown.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -159,19 +162,19 @@ def acquired(path: Path) -> int | str:
             holder = os.read(descriptor, 20).decode(errors="replace").strip()
             os.close(descriptor)
             return f" (process {holder})" if holder.isdigit() else ""
-        except OSError:  # no locks here
+        except OSError:  # the file system has no locks
             return descriptor
         if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
             break
-        os.close(descriptor)  # another process let go of it, and deleted it, after it was opened
+        os.close(descriptor)  # another process released and deleted the file after it was opened here
     os.truncate(descriptor, 0)
-    with contextlib.suppress(OSError):  # a message without a number is one all the same
+    with contextlib.suppress(OSError):  # the number is only for messages, which work without it
         os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
 
 
 def put(path: Path, content: str | bytes, mark: str = MARK) -> None:
-    """Write a page or a figure, which has the mark, unless that would replace somebody else's."""
+    """Write a page or a figure with the mark; raise :class:`OptionError` if a foreign file would be replaced."""
     output = Output(path)
     output.refuse_foreign(mark)
     output.replace(content)
@@ -179,12 +182,12 @@ def put(path: Path, content: str | bytes, mark: str = MARK) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
-    """Keep a folder, made where it is not there, to this process.
+    """Create a folder if it is missing, and lock it for this process.
 
     Args:
-        folder: its path as the user gave it.
-        results: the file in it that one process may write at a time.
-        pages: what is written in the end, which is refused now where it is somebody else's.
+        folder: path as given by the user.
+        results: name of the results file, which the lock protects.
+        pages: names of files written at the end. A foreign file of such a name is refused now.
     """
     there = made(folder)
     for page in pages:
@@ -194,7 +197,7 @@ def claimed(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
 
 
 def made(folder: str | os.PathLike[str], option: str = "--output") -> Path:
-    """Return a folder, made where it is not there."""
+    """Return a folder, which is created if it is missing."""
     if not os.fspath(folder) or "\0" in os.fspath(folder):
         raise OptionError(f"{option}: expected the name of a folder, got {os.fspath(folder)!r}")
     place = Output(folder, option)
@@ -226,5 +229,5 @@ def decoded(data: bytes) -> str:
 
 
 def encoded(content: str | bytes) -> bytes:
-    """Return text as UTF-8, halves of surrogate pairs as escapes."""
+    """Return text as UTF-8 bytes, with half surrogate pairs as escapes; return bytes unchanged."""
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content

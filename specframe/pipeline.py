@@ -198,7 +198,7 @@ class Pipeline:
     def decode(
         self, requests: Rows[Request], failed: Rows[Result] = (), observers: Iterable[Observer] = ()
     ) -> Iterator[Result]:
-        """Decode requests, which may differ in everything, and yield each result when it is complete.
+        """Decode requests, each with its own settings, and yield each result when it is complete.
 
         Args:
             requests: what :meth:`generate` makes of prompts.

@@ -1,4 +1,4 @@
-"""The reference decoder: target only, one sequence, no speculation, nothing clever. What everything else is held against."""
+"""The reference decoder, against which every result is tested: target only, one sequence, no speculation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def reference_decode(
 ) -> list[int]:
     """Return the target's own greedy continuation of one prompt.
 
-    The prompt is read in one pass, then one token at a time is fed, each at the position of the number of tokens before it.
+    The prompt is read in one pass. Then one token at a time is fed. A token's position is the number of tokens before it.
 
     Args:
         model: the target, in evaluation mode.
         prompt_ids: at least one token id.
-        max_new_tokens: tokens to generate, fewer when a stop id comes first or the model's context ends.
-        stop_token_ids: ids that end the continuation and are part of it.
+        max_new_tokens: most tokens to generate. A stop id or the end of the model's context ends the continuation earlier.
+        stop_token_ids: ids that end the continuation. The stop token is part of the result.
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     cache = DynamicCache(config=model.config)

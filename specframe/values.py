@@ -13,20 +13,20 @@ from typing import Any
 from specframe.errors import OptionError, shown
 
 LARGEST_SEED = 2**64 - 1
-"""As of torch.manual_seed; random numbers are hashed from 64 bits."""
+"""Largest seed: that of torch.manual_seed. Random numbers are hashes of 64 bits."""
 
 MOST_SAMPLES = 10_000
-"""Continuations of one prompt. Each is a request in host memory from the start: a slip of the keys must not fill it."""
+"""Most continuations of one prompt. Each takes host memory from the start, and a typing error must not fill the memory."""
 
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-"""The types an option can have, in words."""
+"""Types of options, with their names in error messages."""
 
 
 def whole(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> int:
     """Return a whole number from ``least`` to ``most``, both included.
 
     Raises:
-        OptionError: ``value`` is no such number; true and false are none.
+        OptionError: ``value`` is no such number; true and false are not numbers.
     """
     if not whole_within(value, least, most):
         raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {shown(value)}")
@@ -37,7 +37,7 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     """Return a finite number from ``least`` to ``most``, both included, or greater than ``least`` when ``above``.
 
     Raises:
-        OptionError: ``value`` is no such number; true, false and nan are none.
+        OptionError: ``value`` is no such number; true, false and nan are not accepted.
     """
     if not number_within(value, least, most, above):
         raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {shown(value)}")
@@ -63,9 +63,9 @@ def flag(name: str, value: Any) -> bool:
 
 
 def read(text: str, kind: type[int] | type[float]) -> float:
-    """Return the number that a text stands for; raise :class:`ValueError` for what a command line does not take as one.
+    """Return the number written in a text; raise :class:`ValueError` unless the text is in ASCII digits.
 
-    Python's own reading takes ``1_0`` and the digits of all scripts, too.
+    Python's own conversion would also accept ``1_0`` and the digits of other scripts.
     """
     if not text.isascii() or "_" in text:
         raise ValueError(f"expected a number in decimal digits, got {text!r}")
@@ -85,7 +85,7 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def entries(value: Any) -> list[Any] | None:
-    """Return what a list, or anything like one, holds; None for what holds nothing, as an array without dimensions."""
+    """Return the entries of an iterable as a list; None for an object that is not iterable, such as a 0-dimensional array."""
     try:
         return list(value)
     except TypeError:
@@ -93,7 +93,7 @@ def entries(value: Any) -> list[Any] | None:
 
 
 def bound(least: float, most: float, above: bool = False) -> str:
-    """Return a range in words, to follow the word "number"; infinite ends are left out."""
+    """Return a range in words, to follow the word "number"; infinite bounds are left out."""
     if above:
         return f" above {least:,}" + ("" if math.isinf(most) else f" and at most {most:,}")
     if math.isinf(most):
@@ -102,7 +102,7 @@ def bound(least: float, most: float, above: bool = False) -> str:
 
 
 def of_type(value: Any, kind: type) -> bool:
-    """Return whether a value can stand for a type: a whole number is a number, and true is no number."""
+    """Return whether a value is valid for a type: a whole number is valid for float, and true is not a number."""
     if kind is float:
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and value == value
@@ -113,11 +113,11 @@ def of_type(value: Any, kind: type) -> bool:
 def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check keyword arguments against the types that a function's parameters are annotated with.
 
-    Only annotations made of ``bool``, ``int``, ``float``, ``str`` and ``None`` are looked at, as the options of a strategy
-    have. Whether a number lies within a range is for the function to say.
+    Only annotations made of ``bool``, ``int``, ``float``, ``str`` and ``None`` are checked: strategies annotate options with these.
+    The function itself has to check ranges.
 
     Raises:
-        OptionError: an argument of another type, or nan.
+        OptionError: an argument has another type or is nan.
     """
     for name, kinds in plain_annotations(function).items():
         if name in given and not any(of_type(given[name], kind) for kind in kinds):
@@ -126,15 +126,15 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
-    """Return the types of those parameters whose annotations name nothing but types that an option can have."""
+    """Return the types of each parameter whose annotation names only types of options."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except Exception:  # an annotation may name something that is imported for type checkers alone
+    except Exception:  # an annotation may name something imported only for type checkers
         return {}
     found = {p.name: alternatives(p.annotation) for p in parameters}
     return {name: kinds for name, kinds in found.items() if kinds and set(kinds) <= {*KINDS, types.NoneType}}
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type there is."""
+    """Return the types of a union, or the single type of another annotation."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)

@@ -349,7 +349,7 @@ def test_a_tokenizer_of_the_older_kind(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     (copy / "tokenizer.model").write_bytes(b"\xff" * 100)
     (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    with pytest.raises(ModelError, match=r"\(a tokenizer\.model takes the packages sentencepiece and protobuf\)$"):
+    with pytest.raises(ModelError, match=r"\(a tokenizer\.model needs the packages sentencepiece and protobuf\)$"):
         models.load_tokenizer(copy)
 
 
@@ -620,7 +620,7 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
     assert fitting_drafter(sized(300), sized(300), own, own) == "model"
     assert fitting_drafter(sized(300), sized(300), own, other) == "translated"
     assert fitting_drafter(sized(300), sized(300), None, other) == "model"
-    with pytest.raises(ModelError, match=r"32000 ids in the target.*takes both tokenizers, and the target has none"):
+    with pytest.raises(ModelError, match=r"32000 ids in the target.*needs both tokenizers, and the target has none"):
         fitting_drafter(sized(32000), sized(300), None, other)
     few = tokenizer_of({token: index for token, index in ALPHABET.items() if token != "T"})
     with pytest.raises(ModelError, match=r"the vocabularies differ.*the draft has one that changes text"):

@@ -1,4 +1,4 @@
-"""The command line. Commands are imported when they are used; none imports torch before it has work for it."""
+"""The command line. Commands are imported at first use, and torch is imported only for decoding, so that help is fast."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from specframe.errors import (
 from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
 
 ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab")
-"""Commands of a distribution that is not always installed: without it they are listed all the same."""
+"""Commands of distributions that may not be installed. They are listed even if their distribution is missing."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
-"""What a command may raise: click and :meth:`CommandLine.main` know what to do with it."""
+"""Errors that a command may raise: click and :meth:`CommandLine.main` handle them."""
 
 
 class CommandLine(click.Group):
-    """The ``specframe`` command: its commands come through the hook for commands, specframe's own too."""
+    """The ``specframe`` command. All its commands, built-in ones too, come through the commands hook."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
@@ -53,12 +53,12 @@ class CommandLine(click.Group):
         return load(cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the arguments; a signal ends that as it ends a command."""
+        """Parse the arguments; a signal meanwhile is handled as during a command."""
         with ending():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; one that is interrupted ends with a sentence and a status that says so."""
+        """Run a command; an interrupted command ends with one sentence and its own exit status."""
         try:
             with ending(), watched():
                 return super().invoke(ctx)
@@ -75,10 +75,10 @@ class CommandLine(click.Group):
             raise PluginError(told(entry, error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line; a fault in what was asked for is one sentence on standard error and status 2."""
+        """Run the command line; a user's error is one sentence on standard error and exit status 2."""
         try:
             for stream in (sys.stdout, sys.stderr):
-                if isinstance(stream, io.TextIOWrapper):  # what it cannot encode is escaped, not an error
+                if isinstance(stream, io.TextIOWrapper):  # escape characters that the stream cannot encode
                     stream.reconfigure(errors="backslashreplace")
             with sentences_for_warnings():
                 return super().main(*args, **kwargs)
@@ -97,7 +97,7 @@ def refused_flag(fault: click.BadParameter) -> OptionError | None:
 
 @contextlib.contextmanager
 def sentences_for_warnings() -> Iterator[None]:
-    """Print specframe's own warnings as a sentence on standard error, without a place in the code; others as ever."""
+    """Print specframe's warnings as one sentence on standard error, without a code line; leave other warnings unchanged."""
     with warnings.catch_warnings():
         ever = warnings.showwarning
 
@@ -112,7 +112,7 @@ def sentences_for_warnings() -> Iterator[None]:
 
 
 def load(name: str) -> click.Command:
-    """Return a plugin's command, or one that fails with the reason why that cannot be had: the others still list."""
+    """Return a plugin's command. For one that fails to load, return a command that fails with the reason."""
     try:
         entry = registry().entry("command", name)
         command = entry.factory
@@ -124,14 +124,14 @@ def load(name: str) -> click.Command:
 
 
 def told(entry: Entry, error: Exception) -> str:
-    """Return what a plugin's command raised, with its distribution and the place."""
+    """Return the error of a plugin's command as text, with the distribution and the code line."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
     return f"{entry} raised {what}"
 
 
 def missing(name: str, distribution: str) -> click.Command:
-    """Return a command that fails with the reason why its distribution offers nothing, and with the way to get it."""
+    """Return a command that fails with the reason why its distribution is missing, and how to install it."""
     part = f"command {name!r} is part of {distribution}"
     if fault := registry().failures.get(distribution):
         return broken(name, PluginError(f"{part}, which was skipped: {fault}"))
@@ -150,7 +150,7 @@ def installed(distribution: str) -> bool:
 
 
 def broken(name: str, fault: PluginError, listed: str = "(fails to load)") -> click.Command:
-    """Return a command that takes anything and raises ``fault``; ``listed`` is said of it in a list of commands."""
+    """Return a command that accepts any arguments and raises ``fault``; lists of commands show ``listed``."""
 
     def callback() -> None:
         raise fault

@@ -1,4 +1,4 @@
-"""Options from a TOML file: for all commands at its top, for one command in a section of its name."""
+"""Options from a TOML file: at its top for all commands, in a section for one command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specframe.files import contents, decoded
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    """Take a TOML file's values as the defaults of the command's options; those of its own section go before the others."""
+    """Use a TOML file's values as defaults of the command's options; values in the command's section win."""
     if path is None:
         return
     known = {option.name: option for option in options_of(ctx.command)}
@@ -38,7 +38,7 @@ def options_of(command: click.Command) -> list[click.Option]:
 
 
 def common(ctx: click.Context, path: str) -> dict[str, Any]:
-    """Return what stands before all sections, after checking the sections' names."""
+    """Return the entries before all sections, after checking the sections' names."""
     entries = load_toml(path)
     commands = commands_beside(ctx)
     for name, section in entries.items():
@@ -54,13 +54,13 @@ def own(ctx: click.Context, path: str) -> dict[str, Any]:
 
 
 def commands_beside(ctx: click.Context) -> list[str]:
-    """Return the names of the commands that the command is one of."""
+    """Return the names of all commands in the command's group."""
     group = ctx.parent.command if ctx.parent else None
     return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.command.name)]
 
 
 def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:
-    """Return the error for a key that is no option of the command; it names the commands that have it."""
+    """Return the error for a key that is no option of the command; it names the commands with this option."""
     from specframe.cli import cli
 
     others = [
@@ -76,7 +76,7 @@ def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> Option
 
 
 def checked(place: str, value: Any, option: click.Option) -> Any:
-    """Return a value as the option takes it: a list where it takes several, true or false where it is a flag."""
+    """Return a value in the option's form: a list for an option of several values, true or false for a flag."""
     several = option.multiple or (isinstance(option.type, Kind) and option.type.several)
     parts = value if isinstance(value, list) and several else [value]
     kind = bool if option.is_flag else (str, int, float)
@@ -89,14 +89,14 @@ def checked(place: str, value: Any, option: click.Option) -> Any:
 
 
 def named(value: Any) -> str:
-    """Return what a TOML value is, in words."""
+    """Return the type of a TOML value in words; true and false as themselves."""
     if isinstance(value, bool):
         return str(value).lower()
     return {str: "a text", int: "a number", float: "a number"}.get(type(value), f"a {type(value).__name__}")
 
 
 def load_toml(path: str) -> dict[str, Any]:
-    """Return what a TOML file holds."""
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(decoded(contents(path)).replace("\r\n", "\n"))
     except OSError as error:

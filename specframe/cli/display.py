@@ -1,4 +1,4 @@
-"""What ``specframe run`` shows: progress, completions, figures."""
+"""Display of ``specframe run``: progress, completions, figures."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ FIGURES = (
 
 
 class Display(Watcher):
-    """Completions on standard output as they finish; on standard error, where it is a terminal, a progress bar.
+    """Shows completions on standard output as they finish, and a progress bar on standard error if that is a terminal.
 
-    It is an observer: the bar moves with every round.
+    The display is an observer: the bar moves with every round.
     """
 
     def __init__(self, total: int, done: int, manner: Manner) -> None:
@@ -66,7 +66,7 @@ class Display(Watcher):
             disable=manner.stream or manner.quiet or not self._err.is_terminal,
         )
         if self._out.is_terminal and self._err.is_terminal:
-            self._out = self._err  # printed through the console that draws the bar, so that the two do not mix
+            self._out = self._err  # the console that draws the bar prints both, so that they do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
         self._flow = Flow(self._out, manner.err) if manner.stream else None
         self._tokens = self._drafted = self._accepted = 0
@@ -84,7 +84,7 @@ class Display(Watcher):
         self._bar.stop()
 
     def decoding(self) -> None:
-        """Say that models are loaded and the clock runs."""
+        """Show that the models are loaded, and start the clock."""
         self._started = time.perf_counter()
         self._bar.update(self._task, description="decoding")
 
@@ -98,7 +98,7 @@ class Display(Watcher):
         self._bar.update(self._task, figures=f"{speed:,.0f} tokens/s{rate}")
 
     def piece(self, chunk: Chunk, prompt: Prompt) -> None:
-        """Show what a continuation grew by, when its turn has come."""
+        """Show a new piece of a continuation, when its turn has come."""
         if self._flow and not (chunk.result and chunk.result.error):
             self._flow.put(chunk, prompt.text)
 
@@ -130,7 +130,7 @@ class Display(Watcher):
 
 
 class Flow:
-    """Text as it comes, one continuation after the other: what the others say meanwhile is kept until their turn."""
+    """Shows streamed text, one continuation after the other. Text of later continuations is kept until their turn."""
 
     def __init__(self, out: Console, err: bool = False) -> None:
         self._out, self._to_err = out, err
@@ -138,7 +138,7 @@ class Flow:
         self._ends: dict[tuple[int, int], str] = {}
 
     def put(self, chunk: Chunk, prompt: str) -> None:
-        """Take a piece of one continuation and show what can be shown."""
+        """Take a piece of one continuation, and show all text whose turn has come."""
         key = chunk.index, chunk.sample
         mark = f"[{chunk.index}.{chunk.sample}]" if chunk.sample else f"[{chunk.index}]"
         self._texts[key] = self._texts.get(key, f"{mark}\n{prompt}") + chunk.text
@@ -158,12 +158,12 @@ class Flow:
 
 
 def visible(text: str) -> str:
-    """Return text whose escape characters are shown, not obeyed, by a terminal."""
+    """Return text with visible escape characters, which a terminal shows and does not execute."""
     return text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
 
 
 def show_figures(report: RunReport, err: bool = False) -> None:
-    """Print a run's figures, and where its time went."""
+    """Print a run's figures, and its seconds per stage."""
     rows = [(name, figure(getattr(report, name))) for name in FIGURES]
     show_table(("figure", "value"), rows, numbers=True, err=err)
     click.echo(err=err)
@@ -175,7 +175,7 @@ def show_figures(report: RunReport, err: bool = False) -> None:
 
 
 def show_conditions(named: str, conditions: dict[str, object], err: bool = False) -> None:
-    """Print what a run was made with, a line each."""
+    """Print the conditions of a run, one per line."""
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in conditions.items()]
     show_table((named, "value"), rows, err=err)
     click.echo(err=err)

@@ -1,4 +1,4 @@
-"""How commands end other than by themselves: interrupted, told to end, or with nobody who reads what they print."""
+"""Early ends of commands: by an interruption, by SIGTERM, or because the reader of standard output has left."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import click
 from specframe.errors import OptionError
 
 UNREAD = 141
-"""Exit status when the reader of standard output has left, as a shell reports it of other programs: 128 + SIGPIPE."""
+"""Exit status when the reader of standard output has left: 128 + SIGPIPE, as shells report it for other programs."""
 SCREEN_FAULTS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
-"""What the operating system answers when standard output or standard error cannot take any more."""
+"""Error numbers of the operating system when standard output or standard error cannot be written."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was told to end (SIGTERM): what an interruption does is to be done."""
+    """The process got SIGTERM, which is handled like an interruption."""
 
 
 ENDINGS = {
     signal.SIGINT: (KeyboardInterrupt, "interrupted"),
     signal.SIGTERM: (Terminated, "terminated"),
 }
-"""Signals that end a command, each with the exception it raises and the word for it; the status is 128 + its number."""
+"""Signals that end a command, each with its exception and its word in the message. The exit status is 128 + the signal."""
 
 
 class Signals:
@@ -41,7 +41,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        """Take over the signals that nobody else handles."""
+        """Install handlers for the signals that have no handler yet."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDINGS:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -49,7 +49,7 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give them back."""
+        """Restore the handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -62,9 +62,9 @@ class Signals:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """End a command with one line, or none, and the status that a shell expects.
+    """End an interrupted command with at most one line and the exit status that a shell expects.
 
-    An error after a signal is that signal's doing: what is written in C turns the exception into others.
+    An error after a signal counts as caused by the signal, since C code may turn the signal's exception into another.
     """
     with Signals() as signals:
         try:
@@ -93,17 +93,17 @@ def leave(number: signal.Signals, more: str = "") -> None:
 
 
 def of_screen(error: BaseException) -> bool:
-    """Return whether an error is of standard output or standard error; errors of files name the file."""
+    """Return whether an error comes from standard output or standard error; errors of files have a file name."""
     return isinstance(error, OSError) and error.filename is None and error.errno in SCREEN_FAULTS
 
 
 def unwritten(error: BaseException, more: str = "") -> OptionError:
-    """Return the sentence that says why standard output cannot be written."""
+    """Return the error that standard output cannot be written, with the reason."""
     return OptionError(f"standard output cannot be written: {getattr(error, 'strerror', None) or error}{more}")
 
 
 def silence() -> None:
-    """Send what is still to be printed nowhere, so that the interpreter does not trip over it when it ends."""
+    """Discard all further output, so that the interpreter does not fail on it at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -115,10 +115,10 @@ def silence() -> None:
 
 
 class Screen:
-    """What is printed during a run.
+    """Guard of a run's printed output.
 
     Args:
-        needed: the run ends when nothing can be printed any more; otherwise it goes on, its results being kept elsewhere.
+        needed: whether the run ends when nothing can be printed any more. Otherwise it goes on, since a file keeps its results.
     """
 
     def __init__(self, needed: bool) -> None:
@@ -127,7 +127,7 @@ class Screen:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Print something, or find that it cannot be printed."""
+        """Guard a block that prints; note a failure to print."""
         try:
             yield
         except OSError as error:
@@ -137,6 +137,6 @@ class Screen:
             silence()
 
     def check(self) -> None:
-        """Raise :class:`OptionError` when something could not be printed, unless its reader left."""
+        """Raise :class:`OptionError` if something could not be printed, unless the reader has left."""
         if self.fault and not isinstance(self.fault, BrokenPipeError):
             raise unwritten(self.fault, "; the results are where --output says")

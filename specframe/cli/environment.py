@@ -1,4 +1,4 @@
-"""The environment of a run: the versions of what it is made with, and its devices."""
+"""The environment of a run: versions of its software, and its devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specframe.models import loading as models
 
 
 def environment(devices: set[str]) -> dict[str, Any]:
-    """Return the versions and the devices that a run is made with."""
+    """Return the versions and the device names of a run."""
     return {
         "specframe": specframe.__version__,
         "python": platform.python_version(),
@@ -26,7 +26,7 @@ def environment(devices: set[str]) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is sold as."""
+    """Return the product name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

@@ -1,4 +1,4 @@
-"""Kinds of option values: each is checked when it is read, told in one sentence when it is wrong, and completed by the shell."""
+"""Kinds of option values. Each checks its values, refuses a wrong value in one sentence, and offers completions to the shell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from specframe.errors import OptionError, SpecframeError, UnknownNameError, show
 from specframe.values import bound, number_within, read, whole_within
 
 CONFIG = "specframe.config"
-"""Where a context keeps the path of its configuration file."""
+"""Key of the configuration file's path in a context's ``meta``."""
 
 
 def called(param: click.Parameter | None, ctx: click.Context | None, otherwise: str = "value") -> str:
-    """Return what the user knows an option by: its name, its environment variable, or its key in the configuration file."""
+    """Return the source of an option's value for messages: its name, its environment variable, or its configuration key."""
     if param is None or param.name is None:
         return otherwise
     source = ctx.get_parameter_source(param.name) if ctx else None
@@ -31,14 +31,14 @@ def called(param: click.Parameter | None, ctx: click.Context | None, otherwise: 
 
 
 class Kind(click.ParamType):
-    """A kind of value; ``name`` is what errors call a value that belongs to no option."""
+    """A kind of value. Errors use ``name`` for a value that belongs to no option."""
 
     name = "value"
     several = False
     """Whether a value stands for a list of values."""
 
     def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
-        """Raise :class:`OptionError` that says where a value stood, what was expected and what was got."""
+        """Raise :class:`OptionError` with the value's source, the expected and the given value."""
         raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}")
 
     def known(self) -> Iterable[str]:
@@ -46,7 +46,7 @@ class Kind(click.ParamType):
         return ()
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the known values that begin as what was typed."""
+        """Return the known values that begin with the typed text."""
         try:
             return [CompletionItem(value) for value in self.known() if value.startswith(incomplete)]
         except SpecframeError:  # nothing to offer; the command itself says why
@@ -94,7 +94,7 @@ class Number(Kind):
 
 
 class OneOf(Kind):
-    """One of some words."""
+    """One of a set of words."""
 
     name = "word"
 
@@ -126,7 +126,7 @@ class Text(Kind):
 
 
 class Device(Text):
-    """A device by name; whether it is there is for whoever uses it to say."""
+    """A device by name. Its existence is checked later, since that needs torch."""
 
     name = "device"
 
@@ -135,7 +135,7 @@ class Device(Text):
         return ("auto", "cpu", "cuda")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; raise :class:`OptionError` for one that no device has."""
+        """Return the name; raise :class:`OptionError` for a name that no device can have."""
         if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
             self.refuse("auto, cpu, cuda or cuda:N", value, param, ctx)
         return str(value)
@@ -164,7 +164,7 @@ class Strategy(Text):
         self.meant = f"the name of a {role}"
 
     def known(self) -> Iterable[str]:
-        """Return the names registered, and the words that stand for a choice among them."""
+        """Return the registered names, and words such as "auto" that choose one of them."""
         from specframe.plugins.registry import registry
 
         return (*self.also, *registry().names(self.role))

@@ -1,4 +1,4 @@
-"""How a run shows what it does."""
+"""Display settings of a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import attrs
 
 @attrs.frozen
 class Manner:
-    """What a run shows, and where."""
+    """Display settings: which parts a run shows, and on which stream."""
 
     stream: bool = False
-    """Texts are shown as they come."""
+    """Show texts while they are generated."""
     quiet: bool = False
-    """No progress, no figures."""
+    """Show no progress and no figures."""
     verbose: bool = False
-    """More of each completion, and what the run was made with."""
+    """Show more of each completion, and the environment."""
     completions: bool = True
-    """Texts are shown when they are complete."""
+    """Show texts when they are complete."""
     err: bool = False
-    """All of it goes to standard error: standard output is for JSON."""
+    """Show everything on standard error, since standard output is for JSON."""

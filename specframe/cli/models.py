@@ -13,14 +13,14 @@ from specframe.cli.tables import show_table
 @click.group(invoke_without_command=True)
 @click.pass_context
 def models(ctx: click.Context) -> None:
-    """List the names of models, add one, remove one, show one. Alone it lists them."""
+    """List, add, remove or show names of models. Without a subcommand, list them."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_)
 
 
 @models.command("list")
 def list_() -> None:
-    """List every alias: where it points, what it drafts for, and whether it is on disk."""
+    """List every alias: its location, the target it drafts for, and whether it is on disk."""
     from specframe.models.aliases import known_aliases
 
     rows = [(row.alias, row.state, row.target or "", row.distribution, row.location) for row in known_aliases()]
@@ -41,7 +41,7 @@ def add(alias: str, path: str) -> None:
 @models.command()
 @click.argument("alias")
 def remove(alias: str) -> None:
-    """Forget a name of your own; the model itself stays where it is."""
+    """Remove one of your own names; the model itself is not deleted."""
     from specframe.models.aliases import remove_alias
 
     click.echo(f"{alias} no longer stands for {remove_alias(alias)}")
@@ -50,7 +50,7 @@ def remove(alias: str) -> None:
 @models.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Show where a model is, what pairs with it, and its shape if it is on disk."""
+    """Show a model's location, its paired models, and its sizes if it is on disk."""
     from specframe.models.aliases import known_aliases, resolve
     from specframe.models.local import require_model_folder
 
@@ -71,11 +71,11 @@ FIGURES = {
     "vocabulary": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
 }
-"""What a configuration says of a model's size, by the names that architectures give it."""
+"""Sizes in a model's configuration, each with its names in different architectures."""
 
 
 def shape(location: str) -> dict[str, str]:
-    """Return what a model's config.json says of its size; nothing when it is not on disk or cannot be read."""
+    """Return a model's sizes from its config.json; empty if the file is missing or cannot be read."""
     from specframe.models.local import CONFIG, on_disk
 
     try:

@@ -1,4 +1,4 @@
-"""Names on the command line, looked up before torch is imported: a wrong one is told in a fraction of a second."""
+"""Check of names on the command line before torch is imported, so that a wrong name fails in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import Registry, check_options, parse_specification, registry
 
 LEFT_OPEN = (None, "auto")
-"""Values that name no strategy: it is chosen by the others."""
+"""Values that name no strategy: the strategy then follows from the other options."""
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Check the models, strategies and strategies' options that a command's options name, one value each or lists of them.
+    """Check the models, strategies and strategies' options in a command's options. A value may be a list.
 
     Raises:
-        SpecframeError: a name that nothing provides, an option that a strategy does not take, or KV backends none of which can do
-            what any of the alignments needs.
+        SpecframeError: a name is unknown, a strategy lacks an option, or no given alignment can run on any given KV backend.
     """
     known = registry()
     given = {option: several(value) for option, value in options.items()}

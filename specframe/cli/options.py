@@ -1,4 +1,4 @@
-"""The options that make a pipeline, and what commands share of the others."""
+"""Command-line options for a pipeline, and other options that several commands share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROMPTS_FILE = click.option(
 )
 
 PROMPTS = (click.argument("prompt", nargs=-1), PROMPTS_FILE)
-"""Where prompts come from."""
+"""Options for the source of prompts."""
 
 LIMIT = whole("--limit", "Only the first N prompts.")
 
@@ -56,14 +56,14 @@ CUT = (
     LIMIT,
     whole("--max-prompt-tokens", "Cut prompts to their first N tokens."),
 )
-"""What is left out of them."""
+"""Options that shorten the prompts."""
 
 MODELS = (
     click.option(
         "--target",
         metavar="T",
         type=Model(),
-        show_default="what the drafter drafts for, or tiny",
+        show_default="the drafter's target, or tiny",
         help="Model whose output is wanted: an alias, a directory or a hub id.",
     ),
     click.option(
@@ -75,7 +75,7 @@ MODELS = (
         help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
     ),
 )
-"""What decodes."""
+"""Options for target and drafter."""
 
 STRATEGIES = (
     click.option(
@@ -84,13 +84,13 @@ STRATEGIES = (
         type=Strategy("alignment"),
         default=DEFAULTS.align,
         show_default=True,
-        help="Alignment: where tokens sit, and what happens to rejected ones.",
+        help="Alignment: slots of tokens in the cache, and removal of rejected tokens.",
     ),
     click.option(
         "--schedule",
         metavar="S",
         type=Strategy("scheduler"),
-        show_default="what the alignment asks for",
+        show_default="the alignment's choice",
         help="Scheduler: which sequences form the next batch.",
     ),
     click.option(
@@ -113,16 +113,16 @@ STRATEGIES = (
         "--kv",
         metavar="B",
         type=Strategy("KV backend"),
-        show_default="what the alignment asks for",
+        show_default="the alignment's choice",
         help="KV backend: how keys and values are stored.",
     ),
     whole("--batch-size", "Rows decoded together.", DEFAULTS.batch_size),
 )
-"""How."""
+"""Strategy options."""
 
 
 def draft_length(default: str) -> Callable[..., Any]:
-    """Return the option that says how much is drafted."""
+    """Return the option for the draft length."""
     return click.option(
         "--draft-length",
         metavar="K",
@@ -141,13 +141,13 @@ def chosen(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., A
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
-"""What --dtype takes."""
+"""Values of --dtype."""
 
 PLACE = (
     chosen("--device", "D", Device(), "cpu, cuda or cuda:N."),
     chosen("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
 )
-"""Where, and in what precision."""
+"""Options for device and precision."""
 
 EXECUTION = (
     chosen(
@@ -156,7 +156,7 @@ EXECUTION = (
     chosen("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
     chosen("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
 )
-"""How forwards are executed; what comes out is the same."""
+"""Options for the execution of forwards. They do not change the output."""
 
 EXECUTOR = chosen("--executor", "E", Strategy("executor"), "Executor: the process or processes that the models run in.")
 
@@ -167,7 +167,7 @@ PIPELINE = (*MODELS, *STRATEGIES, draft_length(DEFAULTS.draft_length), *PLACE, S
 
 
 def with_options(*groups: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what adds options to a command, in the order given."""
+    """Return a decorator that adds options to a command, in the given order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed([option for group in groups for option in group]):
@@ -186,13 +186,13 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
         is_eager=True,
         expose_value=False,
         callback=read_config,
-        help="Options from a file, a line such as `batch-size = 4` each, or in a section [COMMAND]; the command line wins.",
+        help="Read options from a file: lines such as `batch-size = 4`, also in a section [COMMAND]; the command line wins.",
     )
     return with_options(PIPELINE, [config])(command)
 
 
 def refuse_idle(ctx: click.Context, name: str, without: str, why: str) -> None:
-    """Raise :class:`OptionError` when an option was typed that has no effect without another, which was not given."""
+    """Raise :class:`OptionError` if an option was typed without another option that it needs."""
     typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     if typed and ctx.params.get(without) is None:
         option, other = (f"--{one.replace('_', '-')}" for one in (name, without))

@@ -1,4 +1,4 @@
-"""``specframe plugins``: what is installed, what fits what, and a start for a new one."""
+"""``specframe plugins``: list plugins, show which combine, and start a new plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specframe.plugins.templates import TEMPLATES
 @click.group(invoke_without_command=True)
 @click.pass_context
 def plugins(ctx: click.Context) -> None:
-    """List plugins, show one, see which combine, start a new one. Alone it lists them."""
+    """List plugins, show one, see which combine, start a new one. Without a subcommand, list them."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_)
 
@@ -36,7 +36,7 @@ def list_() -> None:
 @plugins.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Show everything of one name: what it does, its options and their defaults."""
+    """Show the plugins of one name: description, options and defaults."""
     known = registry()
     found = [entry for entry in known if entry.name == name]
     if not found:
@@ -76,10 +76,10 @@ def reading(attention: Facts, backend: Facts) -> bool:
     type=OneOf(*TEMPLATES),
     default="drafter",
     show_default=True,
-    help="What it is to offer: drafter, verifier, rule, alignment, scheduler, kv or policy.",
+    help="Role of the strategy: drafter, verifier, rule, alignment, scheduler, kv or policy.",
 )
 def new(name: str, role: str) -> None:
-    """Write a package folder NAME with a working strategy of a role, its hook, its tests."""
+    """Write a package folder NAME with a working strategy of a role, its hook and its tests."""
     from specframe.plugins import scaffold
 
     folder = scaffold.write(name, role)
@@ -89,7 +89,7 @@ def new(name: str, role: str) -> None:
 
 
 def readable(kind: str, traits: tuple[str, ...]) -> list[tuple[Entry, Facts]]:
-    """Return the entries of a kind whose classes say all of ``traits``, and what they say; others are told on standard error."""
+    """Return the entries of a kind that declare all ``traits``, with their facts; name other entries on standard error."""
     found = []
     for entry in registry().of(kind):
         facts = known_facts(entry)
@@ -104,7 +104,7 @@ def readable(kind: str, traits: tuple[str, ...]) -> list[tuple[Entry, Facts]]:
 
 
 def known_facts(entry: Entry) -> Facts | str:
-    """Return what an entry says of itself, or why that cannot be had."""
+    """Return an entry's facts, or the reason why they cannot be read."""
     try:
         return entry.facts
     except PluginError as fault:
@@ -112,14 +112,14 @@ def known_facts(entry: Entry) -> Facts | str:
 
 
 def fit(alignment: Facts, backend: Facts, name: str) -> str:
-    """Return "yes", "default", or what the backend of that name lacks for the alignment."""
+    """Return "yes", "default", or the features that the backend lacks for the alignment."""
     if missing := sorted(alignment.able("needs") - backend.able("offers")):
         return f"no, lacks {' and '.join(missing)}"
     return "default" if name == alignment.traits["kv"] else "yes"
 
 
 def lossless(entry: Entry) -> str:
-    """Return "yes" or "no" where the class says whether the output is the target's own."""
+    """Return "yes" or "no" if the class declares whether it is lossless, else an empty text."""
     facts = known_facts(entry)
     if isinstance(facts, str) or entry.kind not in ("alignment", "acceptance rule") or "offers" not in facts.traits:
         return ""
@@ -133,7 +133,7 @@ def summary(entry: Entry) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a docstring's text without what marks it up."""
+    """Return a docstring's text without markup."""
     return text.replace("``", "`")
 
 

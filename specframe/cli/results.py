@@ -1,4 +1,4 @@
-"""Where results are kept: a line of JSON per finished sequence, written as it finishes."""
+"""Storage of results: one JSON line per sequence, written when the sequence finishes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 START = b'{"index": '
-"""How a file of results begins."""
+"""First bytes of a results file."""
 
 
 def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
-    """Return what is kept of one result, one of ``samples`` of its prompt; nothing in it depends on the clock."""
+    """Return the record of one result, whose prompt has ``samples`` samples; no entry depends on time."""
     metrics = attrs.asdict(result.metrics)
     metrics["acceptance_histogram"] = dict(sorted(result.metrics.acceptance_histogram.items()))
     metrics["mean_acceptance_length"] = result.metrics.mean_acceptance_length
@@ -47,7 +47,7 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
 
 
 def parsed(line: bytes, place: str) -> Record:
-    """Return the record in a line; raise :class:`OptionError` when it holds none."""
+    """Return the record in a line; raise :class:`OptionError` if the line holds no record."""
     expected = {"index": int, "prompt": str, "finish_reason": str, "settings": dict}
     try:
         kept = json.loads(line)
@@ -59,37 +59,37 @@ def parsed(line: bytes, place: str) -> Record:
 
 
 class Results:
-    """Where results are kept while prompts are decoded: nowhere, unless a subclass keeps them."""
+    """Storage of results during decoding. This base class keeps nothing."""
 
     done: set[tuple[int, int]] = set()
-    """The prompts (index) and samples whose results are there already."""
+    """Pairs of prompt index and sample whose results exist already."""
 
     def __enter__(self) -> Self:
         """Make sure that results can be kept."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go of what was claimed for that."""
+        """Release the storage."""
 
     def begin(self, total: int) -> None:
-        """Called before anything is decoded, with the number of results asked for."""
+        """Called before decoding starts, with the total number of results."""
 
     def write(self, kept: Record) -> None:
         """Keep one result."""
 
     def finish(self) -> None:
-        """Called when all results are there."""
+        """Called when all results are written."""
 
     def held(self) -> str:
-        """Return what is there now as a sentence without its end, "" where that is nothing to continue from."""
+        """Return the state of the storage as part of a sentence; "" if there is nothing to resume."""
         return ""
 
 
 class ResultStream(Results):
-    """One JSON line per finished sequence on standard output, the same that a file would have.
+    """One JSON line per finished sequence on standard output, in the format of a results file.
 
     Args:
-        settings: the options that decide what comes out.
+        settings: the options that determine the output.
     """
 
     def __init__(self, settings: Record) -> None:
@@ -101,16 +101,16 @@ class ResultStream(Results):
 
 
 class ResultFile(Results):
-    """One JSON line per finished sequence, there at once; sorted by index when the run is complete.
+    """A file with one JSON line per finished sequence, written at once; sorted by index when the run is complete.
 
-    Every line carries the settings it was made with, so that a file is never continued with others. While the file is
-    entered (``with``), no other process writes it.
+    Every line has the settings of its run, so that a file is never resumed with other settings. The file is locked against
+    other processes inside ``with``.
 
     Args:
-        path: where the lines go.
-        prompts: what is decoded; a line's index counts these.
-        settings: the options that decide what comes out.
-        resume: take over the lines that are there, a last one cut short left out; refuse them otherwise.
+        path: path of the file.
+        prompts: the prompts; a line's index counts them.
+        settings: the options that determine the output.
+        resume: take over the lines of an existing file, except for an incomplete last line; otherwise refuse the file.
     """
 
     def __init__(self, path: str, prompts: list[Prompt], settings: Record, resume: bool = False) -> None:
@@ -121,10 +121,10 @@ class ResultFile(Results):
         self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Keep the file to this process and read what it holds.
+        """Lock the file and read its lines.
 
         Raises:
-            OptionError: it cannot be written, or holds what is not to be continued.
+            OptionError: the file cannot be written, or its content cannot be resumed.
         """
         self._claim.enter_context(self.output.locked())
         try:
@@ -140,11 +140,11 @@ class ResultFile(Results):
 
     @property
     def done(self) -> set[tuple[int, int]]:  # type: ignore[override]
-        """The prompts (index) and samples that have a line; those that failed have none, they are tried again."""
+        """Pairs of prompt index and sample that have a line. Failed prompts are not among them: they are decoded again."""
         return set(self._lines)
 
     def held(self) -> str:
-        """Return how many results the file holds, and how to have the others."""
+        """Return how many results the file holds, and how to decode the rest."""
         count, total = len(self._lines), self._total
         if not count:
             return ""
@@ -152,7 +152,7 @@ class ResultFile(Results):
         return f"{self.output.path} holds {rest}"
 
     def _refuse(self, held: bytes) -> None:
-        """Raise :class:`OptionError` when there is something already."""
+        """Raise :class:`OptionError` if the file already has content."""
         if held.startswith(START):
             what = "results already: pass --resume to complete them, or name another file"
         else:
@@ -161,10 +161,10 @@ class ResultFile(Results):
             raise OptionError(f"--output: {self.output.name} holds {what}")
 
     def _take_over(self) -> None:
-        """Take over the lines that are there.
+        """Take over the lines of an existing file.
 
         Raises:
-            OptionError: they answer other prompts, or were made with other settings.
+            OptionError: a line belongs to another prompt, or was made with other settings.
         """
         if not self.output.exists():
             return
@@ -205,5 +205,5 @@ class ResultFile(Results):
             self._replace(line for _, line in sorted(self._lines.items()))
 
     def _replace(self, lines: Iterable[str]) -> None:
-        """Put these lines in the file's place, all or nothing."""
+        """Replace the file's content with these lines, all or nothing."""
         self.output.replace("".join(line + "\n" for line in lines))

@@ -47,7 +47,7 @@ NO_SETTINGS = ("check", "executor")
     type=WholeNumber(1),
     default=MAX_NEW_TOKENS,
     show_default=True,
-    help="Tokens generated per prompt, unless it stops before.",
+    help="Tokens generated per prompt at most.",
 )
 @click.option(
     "--generation-config",
@@ -55,24 +55,24 @@ NO_SETTINGS = ("check", "executor")
     type=OneOf(*GENERATION_CONFIG),
     default=DEFAULTS.generation_config,
     show_default=True,
-    help="auto: what the target's generation config asks for holds where no option says otherwise; none: it does not.",
+    help="auto: the target's generation config gives the defaults of sampling options; none: it is ignored.",
 )
-@click.option("--stream", is_flag=True, help="Show text as it comes, prompt by prompt.")
+@click.option("--stream", is_flag=True, help="Show text while it is generated, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
 @click.option(
     *names("--output"),
     metavar="FILE.jsonl",
     type=File(),
-    help="Write each result to a file as it finishes; -: to standard output, all else to standard error.",
+    help="Write each result to a file when it finishes; -: to standard output, and all other output to standard error.",
 )
-@click.option("--resume", is_flag=True, help="Complete the file of --output: decode only what it does not hold.")
+@click.option("--resume", is_flag=True, help="Complete the file of --output: decode only the results missing in it.")
 @click.option(
     "--report",
     metavar="FILE.json",
     type=File(),
-    help="Write the figures, and what they depend on, to a file; -: standard output.",
+    help="Write the figures, settings and environment to a file; -: to standard output.",
 )
-@click.option(*names("--quiet"), is_flag=True, help="Show no progress and no figures, nor texts that --output has.")
+@click.option(*names("--quiet"), is_flag=True, help="Show no progress and no figures; with --output, no texts either.")
 @click.option(*names("--verbose"), is_flag=True, help="Show more: acceptance of each text, versions, device.")
 @click.pass_context
 def run(
@@ -91,12 +91,11 @@ def run(
 ) -> None:
     """Decode prompts, then show the figures.
 
-    The prompts are those given as PROMPT and those of a file; without either, some starts of Python code. A JSON line may hold
-    sampling parameters of its own beside its prompt, such as "temperature": 0.8; they win over the options.
+    Prompts are taken from PROMPT and from the file of --prompts; without either, built-in beginnings of Python code are used.
+    A JSON line may hold sampling parameters beside its prompt, such as "temperature": 0.8; they win over the options.
 
-    Exits with status 1 when a prompt failed, 2 when something cannot be done or written as asked, 130 when interrupted, 143
-    when told to end (SIGTERM), and 141 when nobody reads standard output any more, unless --output names a file: the
-    run then goes on.
+    Exit status: 1 if a prompt failed, 2 if an option is wrong or a file cannot be written, 130 after an interruption, 143 after
+    SIGTERM, and 141 if the reader of standard output has left. With a file in --output, the run goes on without a reader.
     """
     check_places(output, resume, report)
     check_names(options)
@@ -119,7 +118,7 @@ def run(
 
 
 def check_places(output: str | None, resume: bool, report: str | None) -> None:
-    """Raise :class:`OptionError` unless results and figures can be written where they are to go."""
+    """Raise :class:`OptionError` unless results and figures can be written to the given files."""
     if resume and output in (None, "-"):
         raise OptionError("--resume: expected --output FILE.jsonl with it, the file to complete")
     if report is None:
@@ -131,7 +130,7 @@ def check_places(output: str | None, resume: bool, report: str | None) -> None:
 
 
 def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bool, verbose: bool) -> Manner:
-    """Return what is shown, and where: what is JSON on standard output has that to itself."""
+    """Return the display settings. JSON on standard output sends everything else to standard error."""
     if quiet and verbose:
         raise OptionError("--quiet and --verbose: expected one of them, got both")
     completions = output != "-" and not (quiet and output)
@@ -139,14 +138,14 @@ def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bo
 
 
 def destination(output: str | None, resume: bool, asked: list[Prompt], settings: Record) -> Results:
-    """Return what keeps results."""
+    """Return the storage of results."""
     if output is None:
         return Results()
     return ResultStream(settings) if output == "-" else ResultFile(output, asked, settings, resume)
 
 
 def write_report(report: str | None, text: str) -> None:
-    """Write a run's figures where they were asked for."""
+    """Write a run's figures to standard output or a file."""
     if report == "-":
         click.echo(text, nl=False)
     elif report:
@@ -156,7 +155,7 @@ def write_report(report: str | None, text: str) -> None:
 
 
 def gather(arguments: tuple[str, ...], path: str | None) -> list[Prompt]:
-    """Return the prompts asked for, arguments before the file's; the built-in ones when there are neither."""
+    """Return the prompts: arguments first, then the file's; without either, the built-in prompts."""
     if path is None:
         return prompt_sources.from_arguments(arguments or prompt_sources.BUILT_IN)
     return prompt_sources.from_arguments(arguments) + prompt_sources.from_file(path)
@@ -164,7 +163,7 @@ def gather(arguments: tuple[str, ...], path: str | None) -> list[Prompt]:
 
 @attrs.frozen(eq=False)
 class Work:
-    """What is to be decoded: prompts, how each is, and which of their continuations there are already."""
+    """The work of a run: prompts, sampling parameters of each, and the continuations that exist already."""
 
     prompts: list[Prompt]
     samplings: list[Sampling]
@@ -173,23 +172,23 @@ class Work:
 
     @property
     def total(self) -> int:
-        """How many continuations are asked for."""
+        """Total number of continuations."""
         return sum(1 if prompt.fault else how.samples for prompt, how in zip(self.prompts, self.samplings, strict=True))
 
     def complete(self, index: int) -> bool:
-        """Return whether all continuations of a prompt are there."""
+        """Return whether all continuations of a prompt exist already."""
         return all((index, sample) in self.done for sample in range(self.samplings[index].samples))
 
     def texts(self) -> list[Given]:
-        """Return the prompts, empty where there is nothing to decode.
+        """Return the prompts; a prompt with nothing left to decode is an empty text.
 
-        Prompts keep their index, on which random choices depend; an empty one fails, and its failure is passed over.
+        The empty text keeps the indices of the other prompts, on which random numbers depend. Its failure is ignored.
         """
         return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: Manner, screen: Screen) -> Outcome:
-    """Decode what is not there yet, show it and keep it, and return what came of it."""
+    """Decode the missing continuations, show and store them, and return the outcome."""
     from specframe.cli.display import Display
 
     left = work.total - len(work.done)
@@ -215,7 +214,7 @@ def decode_all(work: Work, results: Results, options: Record, manner: Manner, sc
 
 
 def show(outcome: Outcome, manner: Manner) -> None:
-    """Print what came of a run."""
+    """Print the outcome of a run."""
     from specframe.cli.display import show_conditions, show_figures
 
     if manner.quiet or outcome.report is None:
@@ -230,7 +229,7 @@ def show(outcome: Outcome, manner: Manner) -> None:
 
 @contextlib.contextmanager
 def interruptible(finished: Sized, total: int, results: Results) -> Iterator[None]:
-    """Let an interruption tell how far the run came."""
+    """Add the number of finished prompts to the message of an interruption."""
     try:
         yield
     except KeyboardInterrupt as interruption:
@@ -239,12 +238,12 @@ def interruptible(finished: Sized, total: int, results: Results) -> Iterator[Non
 
 
 def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline:
-    """Return the pipeline that the options describe, watched by the display; ``quiet``: nobody remarks on anything."""
+    """Return the pipeline for the options, with the display as observer; ``quiet``: without warnings."""
     import transformers
 
     from specframe.pipeline import Pipeline
 
-    transformers.logging.disable_progress_bar()  # it would draw over the display's own
+    transformers.logging.disable_progress_bar()  # it would overwrite the display's own bar
     if quiet:
         transformers.logging.set_verbosity_error()
         warnings.simplefilter("ignore")
@@ -254,14 +253,14 @@ def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline
 
 
 def records(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Record]:
-    """Yield what is kept of each continuation that is not there already, as it finishes."""
+    """Yield the record of each missing continuation when it finishes."""
     for result in finished(pipe, work, display, stream, screen):
         if (result.index, result.sample) not in work.done:
             yield record(result, work.prompts[result.index], work.samplings[result.index].samples)
 
 
 def finished(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Result]:
-    """Yield continuations as they finish, after showing what they grow by if that is asked for."""
+    """Yield continuations as they finish; with ``stream``, show their pieces before."""
     asked, how = work.texts(), work.samplings
     if not stream:
         yield from pipe.as_completed(asked, work.max_new_tokens, sampling=how)

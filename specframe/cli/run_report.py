@@ -1,4 +1,4 @@
-"""What a run was made with and what came of it, as JSON and as text."""
+"""The outcome of a run and its combination of strategies, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Facts = dict[str, Any]
 
 @attrs.frozen
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Args:
-        failed: prompts that failed, those that could not be read among them.
-        report: the run's figures; None when there was nothing to decode.
-        combination: what was combined, "lossless", "device", "dtype", and the settings that "generation_config" adds.
+        failed: number of failed prompts, unreadable prompts included.
+        report: the run's figures; None if there was nothing to decode.
+        combination: names of models and strategies, "lossless", "device", "dtype", and the settings from "generation_config".
     """
 
     failed: int
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_new_tokens: int) -> Facts:
-    """Return the names of what was combined, and whether the output is the target's own."""
+    """Return the names of models and strategies, and whether their combination is lossless."""
     from specframe.models.pairs import choose
     from specframe.text.generation import inherited, told
 
@@ -57,7 +57,7 @@ def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_n
 
 
 def verdict(combined: Facts) -> str:
-    """Return one line that names what was combined and says whether the output is the target's own."""
+    """Return one line that names the models and strategies and says whether their combination is lossless."""
     apart = ("lossless", "device", "dtype", "generation_config")
     named = ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in combined.items() if role not in apart)
     kind = "lossless" if combined["lossless"] else "NOT lossless"

@@ -1,4 +1,4 @@
-"""The options that say how tokens are chosen and when a continuation ends; a prompt's own JSON line may say otherwise."""
+"""Options for sampling and for the end of continuations. Parameters in a prompt's JSON line win over the options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 NEAR = 0.8
-"""How like a parameter's name a key has to be to be taken for a slip: of 1 for the same, 0 for no letter in common."""
+"""Similarity from which a key counts as a misspelt parameter: 1: equal, 0: no letter in common. At 0.8 one or two letters of
+a usual name may be wrong."""
 
 
 def number(name: str, meaning: str, kind: Number) -> Callable[..., Any]:
@@ -42,7 +43,7 @@ SAMPLING = (
     number("--typical-p", "Sample from the most typical tokens that make up this probability.", SHARE),
     number("--repetition-penalty", "Divide the scores of tokens that occurred by this.", Number(0, above=True)),
     number("--presence-penalty", "Subtract this from the scores of tokens that were generated before.", Number()),
-    whole("--min-new-tokens", "No end before this many tokens."),
+    whole("--min-new-tokens", "End no continuation before this many tokens."),
     click.option(
         "--stop",
         metavar="TEXT",
@@ -51,17 +52,17 @@ SAMPLING = (
         allow_from_autoenv=False,
         help="End with this text; may be given more than once.",
     ),
-    number("--max-time", "End a continuation this many seconds after it was taken up.", Number(0, above=True)),
+    number("--max-time", "End a continuation this many seconds after its start.", Number(0, above=True)),
     whole("--logprobs", "Write log-probabilities, and those of the N most likely tokens.", least=0),
     whole("--samples", "Continuations of every prompt, at most 10,000.", 1, most=MOST_SAMPLES),
 )
-"""What `specframe.Sampling` takes, as options."""
+"""Options for the parameters of `specframe.Sampling`."""
 
 sampling_options = with_options(SAMPLING)
 
 
 def taken(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the sampling options out of a command's options; those that were not given are None."""
+    """Remove the sampling options from a command's options and return them; options not given are None."""
     if ctx := click.get_current_context(silent=True):
         refuse_idle(ctx, "logprobs", "output", "log-probabilities are written to its file and shown nowhere else")
     known = sampling_options(click.Command("sampling")).params
@@ -70,12 +71,12 @@ def taken(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Prompt], list[Sampling]]:
-    """Return the sampling parameters of each prompt, its own before those of the command.
+    """Return the sampling parameters of each prompt: the prompt's own parameters win over the command's.
 
-    A prompt whose own are wrong has a fault, like one that cannot be read.
+    A prompt with wrong parameters has a fault, like an unreadable prompt.
 
     Raises:
-        OptionError: a value of the command's is outside of what it accepts.
+        OptionError: an option of the command does not accept its value.
     """
     from specframe.text.sampling import Sampling
 
@@ -95,7 +96,7 @@ def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Pr
 
 
 def name_misspelt(prompts: Iterable[Prompt], known: list[str]) -> None:
-    """Warn of each key of prompts that is no parameter, but nearly the name of one; other keys are a data set's own."""
+    """Warn of each key of prompts that looks like a misspelt parameter; other keys belong to the data set."""
     places: dict[str, str] = {}
     for prompt in prompts:
         for key in prompt.parameters:

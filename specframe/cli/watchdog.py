@@ -1,4 +1,4 @@
-"""A line on standard error when one call of a strategy takes long: whose it is, so that a run that hangs says where."""
+"""Watchdog of strategies: a line on standard error names the strategy whose call takes long, so that a hanging run is explained."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from collections.abc import Callable, Iterator
 import click
 
 PATIENCE = 60.0
-"""Seconds a call may take before it is told: longer than anything but a very long prompt, or layers that are compiled."""
+"""Seconds after which a call is reported: only very long prompts and compilation normally take longer."""
 
 PACE = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks: short against :data:`PATIENCE`, and at almost no cost."""
 
 
 class Watchdog:
-    """Looks at the call that is under way; each is told once."""
+    """Checks the current call of a strategy, and reports each call once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._told = clock, None
 
     def look(self) -> str | None:
-        """Return a line on the call under way when it has taken long and was not told yet."""
-        guard = sys.modules.get("specframe.engine.guard")  # torch comes with it: where nothing decodes there is none
+        """Return a line on the current call if it has taken long and was not reported yet."""
+        guard = sys.modules.get(
+            "specframe.engine.guard"
+        )  # not imported here, since it imports torch; absent until something decodes
         now = guard.RUNNING.now if guard else None
         if guard is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
             return None
@@ -36,7 +38,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Look now and then while the block runs, in one thread that ends with it."""
+    """Check regularly while the block runs, in a thread that ends with the block."""
     over, dog = threading.Event(), Watchdog()
 
     def watch() -> None:

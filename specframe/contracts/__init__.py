@@ -1,1 +1,1 @@
-"""What a plugin author reads: the types that strategies are given and return, and the roles as protocols."""
+"""Contracts for plugin authors: the types that strategies get and return, and the roles as protocols."""

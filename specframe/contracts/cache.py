@@ -1,4 +1,4 @@
-"""Keys and values: where tokens are placed, and what stores them.
+"""Placement of tokens in the cache, and storage of keys and values.
 
 Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 """
@@ -30,20 +30,21 @@ class Placement:
     key_order_BS: torch.Tensor
     """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
     used_B: torch.Tensor | None = None
-    """Where every slot's place is its number: tokens per row after this forward, int32.
+    """Tokens per row after this forward, int32, if the token in slot s of a row is the row's token s; else None.
 
-    In a row with fewer than are fed, the first of those are padding.
+    In a row with fewer tokens than are fed, the first fed places are padding.
     """
     sees_BTT: torch.Tensor | None = None
-    """Which fed tokens (last axis) each fed token sees, (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
+    """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
 
     def visible(
         self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: int | None = None
     ) -> torch.Tensor:
         """Return whether a query attends to a slot; the three indices are broadcast against each other.
 
-        It does when the slot holds a token of an order up to its own and, of the tokens fed together in a tree, an ancestor.
-        Padding, whose order is negative, sees what the token of order 0 sees, so that its output is finite.
+        A query attends to slots with tokens of an order up to its own. Among the tokens of a tree fed together, it attends only to
+        its ancestors and itself. Padding has a negative order and sees the same slots as the token of order 0, so that its output
+        is finite.
 
         Args:
             row, query, slot: indices of rows, fed tokens and slots.
@@ -52,7 +53,7 @@ class Placement:
         return self.rule(window)(row, query, slot)
 
     def rule(self, window: int | None = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return :meth:`visible` for one window, with all that it looks up prepared: for kernels that call it per score."""
+        """Return :meth:`visible` for one window as a function of prepared tensors, for kernels that call it for every score."""
         order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
         fed_BS = None if sees_BTT is None else self._fed()
 
@@ -84,7 +85,7 @@ class Placement:
         return {one: seen_BTS if one is None else seen_BTS & _within(order_BT1, key_B1S, one) for one in windows}
 
     def _fed(self) -> torch.Tensor:
-        """Return which fed token each slot receives, (B, S), -1 for none; slots beyond the extent attended to are left out."""
+        """Return the index of the fed token for each attended slot, (B, S); -1: none."""
         rows, width = self.slots_BT.shape
         extent = self.key_order_BS.shape[1]
         fed_BS = self.slots_BT.new_full((rows, extent + 1), -1)
@@ -103,7 +104,7 @@ def _within(order: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor
 
 
 def _in(values_BN: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Return the row in which to look values up: there may be one for all."""
+    """Return the row index into ``values_BN``: 0 if it has one row for all."""
     return 0 * row if len(values_BN) == 1 else row
 
 
@@ -147,11 +148,11 @@ class KVStore(Protocol):
 
     @property
     def rows(self) -> int:
-        """Sequences it has room for; those of the batch in stores without fixed rows."""
+        """Number of sequences that the store has room for; in stores without fixed rows, the batch's sequences."""
 
     @property
     def slots(self) -> int | None:
-        """Slots per row of what it hands out, where the memory never moves: forwards over it can be recorded. None: they cannot."""
+        """Slots per row of the store's views, if their memory never moves, so that CUDA graphs can record forwards; else None."""
 
     @property
     def first(self) -> int:
@@ -161,25 +162,25 @@ class KVStore(Protocol):
         """Make ``sequences`` the rows of the forwards to come, in this order."""
 
     def expect(self, placement: Placement) -> None:
-        """Announce where the keys and values of the forward about to run go, and the slots it attends to.
+        """Announce the placement of the next forward: the slots to write and the slots to attend to.
 
-        A store that grows drops the columns from the first one to be written on.
+        A store that grows drops all columns from the first written one on.
         """
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
-        """Write (B, H, T, D) keys and values where they are expected, and return the slots attended to."""
+        """Write (B, H, T, D) keys and values into the expected slots, and return a view of the attended slots."""
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of the batch's rows, all at once: slot ``targets_BT[i, t]`` of row i takes that of ``sources_BT[i, t]``.
+        """Move slots of the batch's rows, all at once: in row i, slot ``sources_BT[i, t]`` is copied to slot ``targets_BT[i, t]``.
 
-        ``targets_BT`` None: the first T slots take them, and a store that grows holds no others.
+        ``targets_BT`` None: the targets are the first T slots, and a store that grows drops all other slots.
         """
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room for a sequence of so many tokens; return how many of its first ones are cached already."""
+        """Make room for a sequence of ``tokens`` tokens; return the number of its first tokens that are cached already."""
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence: nothing needs its keys and values any more."""
+        """Release a sequence, whose keys and values are no longer needed."""
 
     @property
     def nbytes(self) -> int:
@@ -191,8 +192,8 @@ class KVBackend(Protocol):
 
     needs: frozenset[str]
     offers: frozenset[str]
-    """What its stores can do: of "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
-    columns than the capacity), and the kind of view they hand out, "dense" or "paged"."""
+    """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
+    columns than the capacity), and the kind of their views, "dense" or "paged"."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

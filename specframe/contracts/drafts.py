@@ -1,4 +1,4 @@
-"""Drafts, and what becomes of them.
+"""Drafts, their verdicts, and the reports of rounds.
 
 Tensor names carry their shape: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed or scored per row,
 V vocabulary, D size of a hidden state.
@@ -19,7 +19,7 @@ from specframe.contracts.round import Batch, Sequence
 
 @attrs.frozen
 class Budget:
-    """The most that a round may draft: the length of a path, and the nodes of all paths. 0 is plain decoding."""
+    """Limits of a round's draft: the length of its longest path, and the number of its nodes. 0 is plain decoding."""
 
     depth: int
     nodes: int = attrs.field()
@@ -36,11 +36,11 @@ class Draft:
     tokens_BN: torch.Tensor
     """The tokens, each after its parent."""
     logits_BNV: torch.Tensor | None = None
-    """The drafter's logits that each token was drawn by; None: the tokens are certain, not drawn at random."""
+    """The drafter's logits that each token was sampled from; None: the tokens were not sampled and have probability 1."""
     parents_BN: torch.Tensor | None = None
     """The node that each token follows, -1 for the row's last token; None: each follows the one before it."""
     counts_B: torch.Tensor | None = None
-    """The number of nodes meant for each row, its first ones; the rest is filler, never judged or counted. None: all are meant."""
+    """Number of real nodes of each row, which come first. Other nodes are filler, never accepted or counted. None: no filler."""
     depth: int = attrs.field()
     """Nodes of the longest path, known on the host so that the shapes of a round are static."""
 
@@ -48,7 +48,7 @@ class Draft:
     def _all_in_one_path(self) -> int:
         return (
             self.tokens_BN.shape[1] if getattr(self.tokens_BN, "ndim", 0) == 2 else 0
-        )  # what is no draft is told by its guard
+        )  # the guard reports a wrong shape
 
     @property
     def nodes(self) -> int:
@@ -58,16 +58,17 @@ class Draft:
 
 @attrs.frozen(eq=False, slots=False)
 class Block:
-    """The tokens that are fed to a model in one forward, and where they hang.
+    """The tokens fed to a model in one forward, and their places in the rows.
 
-    The first has ``lengths_B + start`` tokens of its row before it (its *order*); the others follow it, or their parents. Places
-    before a row's first token are padding.
+    The *order* of a token is the number of its row's tokens before it. The first token of the block has the order
+    ``lengths_B + start``. Each further token follows the token before it, or its parent. Places before a row's first token are
+    padding.
     """
 
     ids_BT: torch.Tensor
     start: int = 0
     parents_BT: torch.Tensor | None = None
-    """The place in the block that each token follows, always an earlier one, -1 for what comes before the block; None: a chain."""
+    """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block; None: a chain."""
 
     @property
     def width(self) -> int:
@@ -76,12 +77,12 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The order after the last token of a chain, less the row's length."""
+        """Order after the last token of a chain, minus the row's length."""
         return self.start + self.width
 
     @functools.cached_property
     def sees_BTT(self) -> torch.Tensor | None:
-        """Which places of the block (last axis) each place sees: itself and its ancestors; None for a chain."""
+        """Whether a place of the block sees another place (last axis): itself and its ancestors; None for a chain."""
         if self.parents_BT is None:
             return None
         places_T = torch.arange(self.width, device=self.ids_BT.device)
@@ -110,7 +111,7 @@ class Scores:
 
 @attrs.frozen(eq=False)
 class Verdict:
-    """The part of a draft that stands: per row, ``accepted_B`` draft tokens along one path and one token of the target's own."""
+    """The accepted part of a draft: per row, ``accepted_B`` draft tokens along one path and the target's bonus token."""
 
     accepted_B: torch.Tensor
     tokens_BT: torch.Tensor
@@ -152,26 +153,26 @@ class Verdict:
         return packed.astype(bool)
 
     def bring(self, counts_B: torch.Tensor) -> None:
-        """Take the draft's counts to the host with the rest."""
+        """Copy the draft's counts to the host together with the verdict."""
         self._counts.append(counts_B)
 
     @property
     def counts(self) -> np.ndarray | None:
-        """Draft tokens meant for each row, (B,), on the host; None where all are."""
+        """Number of real draft tokens of each row, (B,), on the host; None: no filler."""
         if not self._counts:
             return None
         self.host()
         return self._host[3][:, 0] if self._host[3].size else self._counts[0].cpu().numpy()
 
     def within(self, counts_B: torch.Tensor) -> Verdict:
-        """Return the verdict without filler: no more of a row's draft stands than the nodes that were meant for it."""
+        """Return the verdict without filler: at most each row's real nodes are accepted."""
         if self.path_BT is None:
             return attrs.evolve(self, accepted_B=self.accepted_B.minimum(counts_B))
         meant_B = (self.path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
         return attrs.evolve(self, accepted_B=self.accepted_B.minimum(meant_B))
 
     def once_on_host(self, check: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        """Have ``check(accepted, tokens)`` called as soon as both are on the host; it raises where they cannot be."""
+        """Call ``check(accepted, tokens)`` as soon as both are on the host. The check raises an error for impossible values."""
         self._checks.append(check)
         if self._host:
             check(*self._host[:2])
@@ -187,10 +188,10 @@ def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """A round as drafters are told it, after the verdict and before the next round; also a piece of a prompt that was read."""
+    """A finished round for drafters, told before the next round; also a piece of a prompt that the target has read."""
 
     batch: Batch
-    """The rows. Their lengths are those before the round."""
+    """The rows, with their lengths before the round."""
     draft: Draft
     scores: Scores
     verdict: Verdict | None
@@ -199,7 +200,7 @@ class Outcome:
 
 @attrs.frozen(eq=False)
 class RoundReport:
-    """What observers are told once per round. Arrays are per row, on the host."""
+    """A finished round for observers. Arrays have one entry per row and are on the host."""
 
     number: int
     sequences: list[Sequence]
@@ -209,14 +210,14 @@ class RoundReport:
     lengths: np.ndarray
     """Lengths before the round."""
     drafted: np.ndarray
-    """Draft tokens that were meant for each row and that it had room for."""
+    """Number of real draft tokens of each row, up to the row's limit."""
     accepted: np.ndarray
-    """Accepted draft tokens that stand."""
+    """Number of accepted draft tokens that were committed."""
     gained: np.ndarray
-    """Tokens each row gained, cut at its stop."""
+    """Number of tokens that each row gained, cut at its stop."""
     finished: list[Sequence]
     logits_BTV: torch.Tensor | None = None
-    """The target's own logits of this round along the path that stands, (B, K + 1, V), on the device, where the next round may
-    write over them."""
+    """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
+    them."""
     scores_BTV: torch.Tensor | None = None
     """The logits after each row's processors."""

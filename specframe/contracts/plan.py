@@ -1,4 +1,4 @@
-"""What the logits of one sequence go through before a token is chosen."""
+"""Plans: the logits processors of one sequence."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ POSITIONWISE = (
     hf.InfNanRemoveLogitsProcessor,
     hf.LogitNormalization,
 )
-"""Processors that look at the scores of one position alone, so that all positions can go through at once.
+"""Processors that depend on the scores of one position only, so that one call processes all positions.
 
-A class that inherits from one of them may look at the prefix."""
+A subclass may depend on the prefix and is not among them."""
 
 
 @attrs.frozen(eq=False)
 class Plan:
-    """What the logits of one sequence go through before a token is chosen.
+    """The logits processors of one sequence, in two parts.
 
-    ``prefixed`` ends with the last processor that looks at the prefix: each position is a call of its own, on the exact prefix. The
-    processors after it look at one position alone, and take all positions of all rows that share them in one call.
+    ``prefixed`` ends with the last processor that depends on the prefix. Its processors are called for each position, with the
+    exact prefix. ``positionwise`` are the processors after it. One call processes all positions of all rows that share them.
     """
 
     prefixed: tuple[Any, ...] = ()
     positionwise: tuple[Any, ...] = ()
     greedy: bool = True
     lead: tuple[int, ...] = ()
-    """Ids shown to processors before the sequence's own: the padding that transformers' ``generate`` shows them."""
+    """Ids put before the sequence's ids for processors: the padding, as in transformers' ``generate``."""
     own: bool = False
-    """Whether a user's own processors are among them: what they return is looked at."""
+    """Whether the user's own processors are among them. Their scores are checked."""
 
     @classmethod
     def split(cls, processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = ()) -> Plan:

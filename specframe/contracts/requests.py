@@ -1,4 +1,4 @@
-"""Requests and results: what is asked of a run, and what it answers."""
+"""Requests to a run, and its results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ FinishReason = Literal["eos", "length", "stop", "error", "abort"]
 
 
 class StopCheck(Protocol):
-    """Finds where in a block a sequence ends."""
+    """Check for the end of a sequence inside a block."""
 
     def first(self, ids: np.ndarray, prompt_length: int, fresh: int) -> int | None:
         """Return the first of the last ``fresh`` tokens at which the sequence ends, counted from 0, or None.
 
         Args:
             ids: the sequence's tokens, prompt included, (L,).
-            prompt_length: how many of them are the prompt's.
-            fresh: how many of them this round added.
+            prompt_length: number of the prompt's tokens.
+            fresh: number of tokens added in this round.
         """
 
 
 @attrs.frozen
 class Request:
-    """What was asked for: one prompt and when its continuation ends.
+    """A request for a run: one prompt, and the end of its continuation.
 
     ``max_new_tokens`` counts generated tokens; ``stop_token_ids`` end a sequence and stay in its output.
     """
@@ -38,29 +38,29 @@ class Request:
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     plan: Plan = GREEDY
-    """What its logits go through before a token is chosen."""
+    """Logits processors of the request."""
     stream: int = 0
-    """Which stream of random numbers is its own."""
+    """Index of the request's stream of random numbers."""
     arrival: float = 0.0
-    """Seconds after the start of the run at which it may first be seen."""
+    """Arrival time in seconds after the start of the run. The run does not see the request earlier."""
     stop_checks: tuple[StopCheck, ...] = ()
-    """What else may end it, looked at token by token."""
+    """Further checks for the end, evaluated for each token."""
     max_time: float | None = None
-    """Seconds after it was taken up at which it ends."""
+    """Most seconds from the start of the request's decoding to its end."""
     sample: int = 0
-    """Which of several continuations of the prompt ``index`` it is: they share the reading of the prompt."""
+    """Number of the continuation among all samples of the prompt ``index``. The samples share the reading of the prompt."""
     logprobs: int | None = None
-    """How many of the most likely tokens to tell log-probabilities of beside each token's own; None: tell nothing."""
+    """Number of most likely tokens with log-probabilities, besides each token's own; None: no log-probabilities at all."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """The place of its result among all results."""
+        """Sort key of the request's result among all results."""
         return self.index, self.sample
 
 
 @attrs.define
 class SequenceMetrics:
-    """Counts of one sequence, in vLLM's names; the acceptance histogram leaves the bonus token out."""
+    """Counts of one sequence, under vLLM's names. The acceptance histogram does not count the bonus token."""
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
@@ -68,7 +68,7 @@ class SequenceMetrics:
     acceptance_histogram: dict[int, int] = attrs.Factory(dict)
 
     def count(self, drafted: int, accepted: int) -> None:
-        """Count one round in which ``drafted`` tokens were proposed and ``accepted`` stood."""
+        """Count one round with ``drafted`` proposed and ``accepted`` accepted draft tokens."""
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
@@ -95,26 +95,26 @@ class Result:
     finish_reason: FinishReason
     metrics: SequenceMetrics
     error: str | None = None
-    """Why it failed, when ``finish_reason`` is "error"."""
+    """Reason of the failure, if ``finish_reason`` is "error"."""
     prompt_tokens: int = 0
     latency: float = 0.0
-    """Seconds from its arrival to its end, on the run's clock."""
+    """Seconds from the request's arrival to its end, on the run's clock."""
     sample: int = 0
-    """Which of several continuations of its prompt it is."""
+    """Number of the continuation among the samples of its prompt."""
     logprobs: list[float] | None = None
-    """The target's log-probability of each token, where they were asked for."""
+    """The target's log-probability of each token, if asked for."""
     top_logprobs: list[dict[int, float]] | None = None
     """The log-probabilities of the most likely tokens at each place, the most likely first."""
 
 
 @attrs.frozen
 class Chunk:
-    """What one round adds to one continuation."""
+    """The piece that one round adds to one continuation."""
 
     index: int
     sample: int
     text: str
-    """Whole characters only: those that could still change, or begin a stop string, come with a later chunk."""
+    """Whole characters only. Characters that may still change or begin a stop string come with a later chunk."""
     token_ids: list[int]
     result: Result | None = None
-    """The whole continuation, with its last chunk."""
+    """The complete result, in the last chunk only."""

@@ -1,4 +1,4 @@
-"""The roles, as protocols. A strategy is any object that has these members; nothing needs to be inherited.
+"""The roles, as protocols. A strategy is any object with these members; it needs no base class.
 
 Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed per row, V vocabulary.
 """
@@ -21,7 +21,7 @@ from specframe.contracts.run import Run
 class Strategy(Protocol):
     """The members that every role has.
 
-    ``needs`` and ``offers`` are words of one open vocabulary: a combination is refused where nobody offers what one needs.
+    ``needs`` and ``offers`` are words of one open vocabulary. A combination is refused if no strategy offers a needed word.
     The words of specframe itself are in docs/plugins.md; a plugin may add its own.
     """
 
@@ -33,60 +33,60 @@ class Started(Strategy, Protocol):
     """The members of every role that takes part in a round."""
 
     def start(self, run: Run) -> None:
-        """Prepare for a run: open caches, keep what is needed of ``run``. Called once, before the first round."""
+        """Prepare for a run, for example open caches and keep a reference to ``run``. Called once, before the first round."""
 
 
 class Drafter(Started, Protocol):
-    """Decides which tokens to propose. Offers "chain" or "tree", and "logits" where its tokens have distributions."""
+    """Decides which tokens to propose. Offers "chain" or "tree", and "logits" if its tokens are sampled from logits."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return a draft within the budget for every row; an empty one in the round that ends the reading of prompts."""
+        """Return a draft within the budget for every row; an empty draft in the round that ends the reading of prompts."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a round, or from a piece of a prompt that the target has read."""
 
 
 class Verifier(Started, Protocol):
-    """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" where its scores have hidden states."""
+    """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" if its scores have hidden states."""
 
     def score(self, batch: Batch, draft: Draft) -> Scores:
         """Return the target's scores after each row's last token and after each draft token: logits (B, N + 1, V).
 
-        Where the batch reads prompts the draft is empty and ``run.target.read(batch)`` feeds them.
+        If the batch reads prompts, the draft is empty, and ``run.target.read(batch)`` feeds the prompts.
         """
 
 
 class AcceptanceRule(Started, Protocol):
-    """Decides how many draft tokens stand, and the bonus token.
+    """Decides how many draft tokens are accepted, and the bonus token.
 
-    Needs "logits" where it compares the target's distribution with the draft's. Offers "lossless" where the output is distributed
-    as the target's own, "samples" where rows decoded greedily are handed over as distributions with all mass on one token,
-    "draft-invariant" where the tokens are the same whatever was drafted, and "tree" where it judges trees.
+    Needs "logits" if it compares the target's distribution with the draft's. Offers "lossless" if the output has the target's
+    distribution, "samples" if it samples, so that greedy rows are passed as distributions with probability 1 on one token,
+    "draft-invariant" if the output does not depend on the draft, and "tree" if it judges trees.
     """
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return what stands, from the target's shaped logits (B, N + 1, V), without leaving the device."""
+        """Return the verdict, from the target's shaped logits (B, N + 1, V), without leaving the device."""
 
 
 class Alignment(Started, Protocol):
-    """Decides where tokens sit and what happens to rejected ones.
+    """Decides the slots of tokens, and what happens to rejected tokens.
 
-    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless" and, where it places trees, "tree".
+    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless" and, if it can place trees, "tree".
     """
 
     scheduler: str
-    """The scheduler it asks for unless told otherwise."""
+    """Name of the alignment's default scheduler."""
     kv: str
-    """The KV backend it asks for unless told otherwise."""
+    """Name of the alignment's default KV backend."""
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Forget what was rejected in the target's cache and return the verdict that stands."""
+        """Drop rejected tokens from the target's cache and return the committed verdict."""
 
 
 class Scheduler(Strategy, Protocol):
@@ -108,7 +108,7 @@ class BudgetPolicy(Strategy, Protocol):
         """Return the budget of this round, up to ``maximum``."""
 
     def observe(self, report: RoundReport) -> None:
-        """Learn from a finished round whose budget this policy gave."""
+        """Learn from a finished round that used this policy's budget."""
 
 
 @attrs.frozen

@@ -15,18 +15,18 @@ from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 
 
 class State(enum.Enum):
-    """The stages of a sequence's life, in their order. One that gives its row back begins again."""
+    """The states of a sequence, in order. A sequence that gives its row back starts again."""
 
     WAITING = enum.auto()
-    """It has no row yet."""
+    """The sequence has no row yet."""
     READING = enum.auto()
-    """It has a row, and its prompt is read, in one piece or in several."""
+    """The sequence has a row, and its prompt is being read, in one or several pieces."""
     STARTING = enum.auto()
-    """It has a copy of its parent's row, and feeds the prompt's last token instead of reading the prompt."""
+    """The sequence has a copy of its parent's row, and feeds the prompt's last token instead of reading the prompt."""
     DECODING = enum.auto()
-    """Its prompt is cached and it has generated a token: its rounds draft."""
+    """The prompt is cached and a token is generated. Rounds draft from now on."""
     FINISHED = enum.auto()
-    """It has ended."""
+    """The sequence has ended."""
 
 
 @attrs.define(eq=False)
@@ -35,51 +35,51 @@ class Sequence:
 
     request: Request
     limit: int
-    """Length at which it ends: prompt and new tokens, never beyond the target's context."""
+    """Length at which the sequence ends, prompt included, at most the target's context."""
     state: State = State.WAITING
     unread: int = 0
-    """Tokens before its end that no round has read yet; reading a long prompt may take several."""
+    """Number of last tokens not read yet. Reading a long prompt may take several rounds."""
     parent: Sequence | None = None
-    """The sequence of the same prompt whose row it copies, instead of reading the prompt again: it is a fork of that one."""
+    """Parent of a fork: a sequence of the same prompt, whose row the fork copies instead of reading the prompt again."""
     forks: int = 0
-    """Live sequences that have yet to copy its row."""
+    """Number of live forks that have not copied the row yet."""
     taken_up: float = 0.0
     """When it became live, on the pool's clock; 0 where its time is not limited."""
     token_ids: list[int] = attrs.Factory(list)
-    """The generated tokens; filled when it finishes, or has to give its row back."""
+    """The generated tokens; set when the sequence finishes or gives its row back."""
     finish_reason: FinishReason | None = None
-    """Why it ended; "error": no token could be chosen after its last one."""
+    """Reason of the end; "error": no token could be chosen after the last token."""
     waited: int = 0
-    """Rounds since it was last in a batch, the bound schedulers keep."""
+    """Rounds since the sequence was last in a batch, which schedulers have to bound."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
 
     @property
     def start_ids(self) -> list[int]:
-        """What is read before it goes on: its prompt, and what it had generated when it last lost its row."""
+        """Tokens to read before decoding goes on: the prompt, and the tokens generated before the row was given back."""
         return [*self.request.prompt_ids, *self.token_ids]
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the sequence has ended."""
         return self.state is State.FINISHED
 
     @property
     def ready(self) -> bool:
-        """Whether its prompt has been read, by itself or by its parent, so that it can decode."""
+        """Whether the prompt has been read, by the sequence or its parent, so that the sequence can decode."""
         reader = self.parent if self.parent and self.state is State.WAITING else self
         return reader.state in (State.DECODING, State.FINISHED)
 
     @property
     def gone(self) -> bool:
-        """Whether nothing needs its row any more."""
+        """Whether the sequence's row is no longer needed."""
         return self.finished and not self.forks
 
     def finish(self, reason: FinishReason) -> None:
-        """End it for this reason."""
+        """End the sequence for this reason."""
         self.state, self.finish_reason = State.FINISHED, reason
 
     def wait(self) -> None:
-        """Make it a sequence without a row: it reads its prompt, and what it has generated, before it goes on."""
+        """Take the row away. The sequence then reads its prompt and its generated tokens again before it decodes on."""
         self.state, self.unread, self.parent, self.forks, self.waited = State.WAITING, 0, None, 0, 0
 
 
@@ -89,7 +89,7 @@ class Batch:
 
     sequences: list[Sequence]
     tokens_BS: torch.Tensor
-    """Token ids of each row from place 0; what lies beyond a row's length means nothing."""
+    """Token ids of each row from place 0; ids beyond a row's length have no meaning."""
     lengths_B: torch.Tensor
     """Number of real tokens of each row."""
     lengths: np.ndarray
@@ -97,15 +97,15 @@ class Batch:
     limits: np.ndarray
     """The length at which each row ends, on the host."""
     streams_B: torch.Tensor
-    """Which stream of random numbers is each row's own."""
+    """Index of each row's stream of random numbers."""
     prefill: bool
-    """Whether this round reads prompts: the draft length is then 0 and no row has anything cached."""
+    """Whether this round reads prompts. The draft length is then 0, and no row has cached tokens."""
     unread: int = 0
-    """Tokens before the end of each row, or all of a shorter one, that this round starts to read."""
+    """Number of last tokens of each row that are unread before this round; in a shorter row, all tokens."""
     left: int = 0
-    """How many of those it leaves to later rounds: where there are any, it gives no token."""
+    """Number of these tokens that stay unread for later rounds. If it is above 0, the round generates no token."""
     starts: bool = False
-    """Whether its rows are fresh copies of their parents': their first token, too, is not drafted."""
+    """Whether the rows are fresh copies of their parents' rows. The first token is not drafted, as after reading a prompt."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -122,6 +122,6 @@ class Batch:
     def last_tokens(self, width: int, offset: int = 0) -> torch.Tensor:
         """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width).
 
-        Places before a row's first token repeat that token: they are padding to whoever feeds them.
+        Places before a row's first token repeat that token. They are padding.
         """
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))

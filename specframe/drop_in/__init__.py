@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 TURN = threading.RLock()
-"""Held by the call that decodes: how a model attends and its modes are set on the model, for one call at a time."""
+"""Lock held while a call decodes, since the attention backend and train/eval mode are set on the model itself."""
 
 
 def assisted(
@@ -37,23 +37,23 @@ def assisted(
     kv: Any = DEFAULTS.kv,
     streamer: BaseStreamer | list[BaseStreamer] | None = None,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
-    """Return what ``model.generate(**batch, custom_generate=...)`` takes: assisted generation for batches of any size.
+    """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
 
-    Greedy output is that of ``generate`` without an assistant, token for token; sampled output is distributed as it is, with
-    random numbers that follow ``torch.manual_seed``. Rows that have ended are padded on the right, as ``generate`` does, and their
-    scores and logits are 0 there. What drafts do not go with is decoded by transformers' own loop, and a
-    :class:`specframe.errors.SpecframeWarning` says why. Calls from several threads take turns.
+    Greedy output equals the output of ``generate`` without an assistant, token for token. Sampled output has the same distribution;
+    its random numbers follow ``torch.manual_seed``. Rows that have ended are padded on the right, as in ``generate``, with scores
+    and logits of 0. A call that cannot be decoded with drafts is decoded by transformers' own loop, and a
+    :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other.
 
     Args:
         draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
         draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
         align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
-        streamer: told the prompt's ids and then every round's; a list has one for each row. One streamer serves one row; that which
-            ``generate`` is given is told of steps, one token of every row.
+        streamer: a streamer for one row, or a list with one for each row. It gets the prompt's ids, then the ids of every round.
+            A streamer given to ``generate`` itself gets steps instead: one token of every row.
 
     Raises:
-        SpecframeError: at once, a draft, draft length or strategy that cannot be had; on the call, before any work, what
-            ``generate`` was asked for and cannot be had here, by name.
+        SpecframeError: at once, for a draft, draft length or strategy that does not exist or does not fit; at the call, before any
+            work, for an option of ``generate`` that is not supported; the error names the option.
     """
     check(draft, draft_length, align, accept, kv)
 
@@ -85,7 +85,7 @@ def assisted(
 
 
 def looked_up(call: Call) -> tuple[str, int] | None:
-    """Return the drafter and the draft length of a call that asks for prompt lookup; None where it does not."""
+    """Return the drafter and the draft length of a call that asks for prompt lookup, else None."""
     if not call.config.prompt_lookup_num_tokens:
         return None
     ngram = call.config.max_matching_ngram_size

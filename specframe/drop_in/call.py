@@ -1,4 +1,4 @@
-"""What transformers' ``generate`` prepared for the loop that decodes."""
+"""The arguments that transformers' ``generate`` prepares for a decoding loop."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 DECODING = (hf.GenerationMode.GREEDY_SEARCH, hf.GenerationMode.SAMPLE, hf.GenerationMode.ASSISTED_GENERATION)
-"""What ``generate`` may be set to do."""
+"""Modes of ``generate`` that are supported."""
 
 
 @attrs.frozen(eq=False, slots=False)
 class Call:
-    """One call of ``generate``: what it hands to the loop that decodes."""
+    """One call of ``generate``: its arguments for the decoding loop."""
 
     model: PreTrainedModel
     input_ids: torch.Tensor
-    """(B, S), what each row starts with, padding included; (B, 0) where the prompt is given as embeddings."""
+    """Ids of each row's prompt, padding included, (B, S); (B, 0) if the prompt is given as embeddings."""
     processors: hf.LogitsProcessorList
     criteria: hf.StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any]
-    """What else the model is fed: its mask, its positions, its cache."""
+    """Other inputs of the model, such as mask, positions and cache."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     @functools.cached_property
     def real_BS(self) -> torch.Tensor:
-        """Which of the ids are tokens and no padding, (B, S): as the attention mask says."""
+        """Whether an id is a token, not padding, bool (B, S), from the attention mask."""
         mask_BS = self.inputs.get("attention_mask")
         return torch.ones_like(self.input_ids, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
 
     @functools.cached_property
     def prompts(self) -> list[list[int]]:
-        """Each row's own ids, its padding on the left taken away."""
+        """Each row's ids without the padding on the left."""
         counts = self.real_BS.sum(1).tolist()
         return [row[len(row) - count :] for row, count in zip(self.input_ids.tolist(), counts, strict=True)]
 
@@ -53,12 +53,12 @@ class Call:
 
     @property
     def new(self) -> int:
-        """Tokens generated for each row, at most."""
+        """Most tokens generated for each row."""
         lengths = [one.max_length for one in self.criteria if isinstance(one, hf.MaxLengthCriteria)]
         return min([self.config.max_length, *lengths]) - self.input_ids.shape[1]
 
     def require_decoding(self) -> None:
-        """Raise :class:`OptionError` naming what is no decoding of rows by a decoder."""
+        """Raise :class:`OptionError` naming the options that are not supported, such as beam search."""
         mode = self.config.get_generation_mode()
         asked = {
             "an encoder-decoder model": self.model.config.is_encoder_decoder,

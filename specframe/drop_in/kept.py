@@ -1,4 +1,4 @@
-"""What the drop-in decodes with: a pipeline, kept from one call for the next."""
+"""The pipeline of the drop-in, kept from one call for the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specframe.plugins.registry import registry
 
 
 def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> None:
-    """Raise :class:`SpecframeError` for what no pipeline can be made of, before there is a target."""
+    """Raise :class:`SpecframeError` for wrong arguments of ``assisted``, before there is a target."""
     named = draft is None or isinstance(draft, str | os.PathLike | torch.nn.Module)
     if (isinstance(draft, str) and draft == "auto") or not (named or hasattr(draft, "propose")):
         raise OptionError(
@@ -37,13 +37,13 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
 
 
 class Kept:
-    """The pipeline of the latest call, for the next one on the same models.
+    """The pipeline of the latest call, kept for the next call on the same models.
 
-    It is one, so that a model which is no longer decoded with is let go of. While it is lent it is nobody else's: a call from
-    within a call, as a processor may make one, has a pipeline of its own.
+    Only one pipeline is kept, so that models no longer in use are freed. A pipeline in use is not shared: a nested call, which a
+    processor may make, gets a pipeline of its own.
 
     Args:
-        make: (target, draft, draft length) -> a pipeline.
+        make: makes a pipeline from a target, a draft and a draft length.
     """
 
     def __init__(self, make: Callable[[PreTrainedModel, Any, Any], Pipeline]) -> None:
@@ -53,7 +53,7 @@ class Kept:
 
     @contextlib.contextmanager
     def lend(self, target: PreTrainedModel, draft: Any, draft_length: Any) -> Iterator[Pipeline]:
-        """Yield a pipeline on these models as they are now; it is kept unless the block fails."""
+        """Yield a pipeline for these models in their present state; keep it unless the block fails."""
         state = (state_of(target), state_of(draft), draft_length)
         pipe = self._pipe if state == self._state else None
         self._state = self._pipe = None
@@ -63,9 +63,9 @@ class Kept:
 
 
 def state_of(given: Any) -> Any:
-    """Return what a pipeline takes from a model when it is made, so that a change of it tells: its place, precision and sizes.
+    """Return the state of a model that a pipeline depends on, to notice a change: device, dtype, attention and configuration.
 
-    Anything else, such as a model's name, is returned as it is.
+    Anything else, such as a model's name, is returned unchanged.
     """
     if not isinstance(given, PreTrainedModel):
         return given

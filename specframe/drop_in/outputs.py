@@ -1,4 +1,4 @@
-"""What ``generate`` returns beside the tokens."""
+"""Outputs of ``generate`` besides the tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StepOutputs(Watcher):
-    """Keeps the target's logits and scores of every generated token, when ``generate`` was asked for them."""
+    """Observer that keeps the target's logits and scores of every generated token, if ``generate`` was asked for them."""
 
     def __init__(self, config: GenerationConfig) -> None:
         wanted = config.return_dict_in_generate
@@ -27,7 +27,7 @@ class StepOutputs(Watcher):
         self._kept: dict[str, dict[int, list[torch.Tensor]]] = {kind: defaultdict(list) for kind in self._kinds}
 
     def round(self, report: RoundReport) -> None:
-        """Keep a float32 copy of what the gained tokens were chosen from."""
+        """Keep float32 copies of the logits and scores of the gained tokens."""
         for kind in self._kinds:
             given_BTV = report.scores_BTV if kind == "scores" else report.logits_BTV
             assert given_BTV is not None
@@ -36,7 +36,7 @@ class StepOutputs(Watcher):
                 self._kept[kind][sequence.request.index].append(values_TV)
 
     def steps(self, kind: str, rows: int, count: int) -> tuple[torch.Tensor, ...] | None:
-        """Return one (B, V) tensor for each of ``count`` generated tokens, or None when they were not asked for."""
+        """Return one (B, V) tensor for each of ``count`` generated tokens; None if ``generate`` was not asked for them."""
         if kind not in self._kinds:
             return None
         values = [torch.cat(self._kept[kind][row]) for row in range(rows)]
@@ -45,7 +45,7 @@ class StepOutputs(Watcher):
 
 
 def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Return what ``generate`` returns: prompts and continuations, padded on the right."""
+    """Return the result of ``generate``: prompts and continuations, padded on the right."""
     longest = max(len(result.token_ids) for result in results)
     new_BN = call.input_ids.new_full((len(results), longest), call.pad)
     for row, result in enumerate(results):

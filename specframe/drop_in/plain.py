@@ -1,4 +1,4 @@
-"""Calls in which nothing can be drafted: transformers' own loop decodes them, and a warning says why."""
+"""Calls that cannot be drafted. Transformers' own loop decodes them, and a warning gives the reason."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from specframe.drop_in.streams import Sink
 
 PER_TOKEN = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
-"""Tensors a decoder is fed that say which tokens there are, and where."""
+"""Inputs of a decoder that give its tokens and their places."""
 
 UNDERSTOOD = PER_TOKEN | {"past_key_values", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}
-"""What ``generate`` feeds a model that is fed here, too, for rows of other lengths."""
+"""Inputs of ``generate`` that the drop-in can also feed, for rows of different lengths."""
 
 IN_ORDER = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWatermarkLogitsProcessor)
-"""Processors of transformers that count on being called once per generated token, in order, with all rows."""
+"""Processors of transformers that have to be called once per generated token, in order, with all rows."""
 
 
 def obstacles(call: Call) -> list[str]:
-    """Return what drafts do not go with in a call, by the names a user knows."""
+    """Return the features of a call that rule out drafting, under the names of ``generate``."""
     found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and not nothing(value))
     found += [type(one).__name__ for one in call.processors if isinstance(one, IN_ORDER)]
     cache = call.inputs.get("past_key_values")
@@ -45,7 +45,7 @@ def obstacles(call: Call) -> list[str]:
         "prefill_chunk_size along with return_dict_in_generate": lambda: returns_the_last_chunk(call),
         "criteria of your own without an eos id": lambda: goes_on_after_the_end(call),
     }
-    for name, holds in checks.items():  # each takes for granted that those before it do not hold
+    for name, holds in checks.items():  # each check assumes that the checks before it do not hold
         if not found and holds():
             found.append(name)
     if found:
@@ -55,19 +55,19 @@ def obstacles(call: Call) -> list[str]:
 
 
 def nothing(value: Any) -> bool:
-    """Return whether an input says nothing: None, or the empty dictionary that a model of images and text gets for text alone."""
+    """Return whether an input is empty: None, or the empty dictionary of a model of images and text without an image."""
     return value is None or (isinstance(value, dict) and not value)
 
 
 def static(cache: Any) -> bool:
-    """Return whether a cache has room for more than it holds: attention weights have a place for all of it."""
+    """Return whether a cache is static. Attention weights then have entries for its unused slots, too."""
     return cache is not None and cache.is_compileable
 
 
 def prepares_otherwise(call: Call) -> bool:
-    """Return whether a model with a ``prepare_inputs_for_generation`` of its own feeds itself more than ids, mask and positions.
+    """Return whether a model's own ``prepare_inputs_for_generation`` adds inputs beyond ids, mask and positions.
 
-    Models tuned by prompts or prefixes do: they put embeddings or a cache before the tokens.
+    Models with prompt or prefix tuning add some: embeddings or a cache before the tokens.
     """
     own: Any = call.model.prepare_inputs_for_generation
     if getattr(own, "__func__", None) is GenerationMixin.prepare_inputs_for_generation:
@@ -80,7 +80,7 @@ def prepares_otherwise(call: Call) -> bool:
 
 
 def padded_on_the_left(call: Call) -> bool:
-    """Return whether every row has a token, and padding before its tokens at most."""
+    """Return whether every row has a token, and padding only before its tokens."""
     real_BS = call.real_BS
     if real_BS.shape != call.input_ids.shape:
         return False
@@ -98,15 +98,15 @@ def counted_from_0(call: Call) -> bool:
 
 
 def beyond_context(call: Call) -> bool:
-    """Return whether a row may become longer than the context that the model was made for: ``generate`` only warns."""
+    """Return whether a row may become longer than the model's context. ``generate`` only warns of this."""
     context = getattr(call.model.config.get_text_config(), "max_position_embeddings", None)
     return context is not None and max(map(len, call.prompts)) + call.new > context
 
 
 def changes_factors(call: Call) -> bool:
-    """Return whether some row is, or may become, so long that all rows get other rotary factors: rope type "longrope".
+    """Return whether rotary factors may change during the call: rope type "longrope" changes them with the longest row.
 
-    Rows go together where all begin beyond that length, or none ever gets there: the last token is never fed.
+    They do not change if every prompt is longer than the bound, or if no row reaches the bound. The last token is never fed.
     """
     told = getattr(call.model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [told] if "rope_type" in told else told.values()
@@ -116,19 +116,19 @@ def changes_factors(call: Call) -> bool:
 
 
 def returns_the_last_chunk(call: Call) -> bool:
-    """Return whether outputs are asked for of a prompt read in chunks: ``generate`` returns those of its last chunk."""
+    """Return whether a prompt is read in chunks and outputs are returned: ``generate`` returns only the last chunk's outputs."""
     return bool(call.config.prefill_chunk_size and call.config.return_dict_in_generate)
 
 
 def goes_on_after_the_end(call: Call) -> bool:
-    """Return whether ``generate`` would go on with rows that have ended, until all have: it does where there is no eos id."""
+    """Return whether ``generate`` would continue ended rows until all rows have ended, as it does without an eos id."""
     ends = any(isinstance(one, hf.EosTokenCriteria) for one in call.criteria)
     own = any(not isinstance(one, hf.MaxLengthCriteria | hf.MaxTimeCriteria) for one in call.criteria)
     return len(call) > 1 and own and not ends
 
 
 def decode_plainly(call: Call, why: list[str], sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Warn that nothing is drafted, and let the loop decode that ``generate`` uses without an assistant."""
+    """Warn that nothing is drafted, and decode with the loop that ``generate`` uses without an assistant."""
     warnings.warn(
         f"nothing is drafted, for drafts do not go with {', '.join(why)}: transformers' own loop decodes this call",
         SpecframeWarning,

@@ -1,7 +1,7 @@
-"""What ``generate`` returns of its forwards: its cache, hidden states and attention weights.
+"""Cache, hidden states and attention weights in the output of ``generate``.
 
-Drafted tokens are decoded in other forwards than those. So the tokens that were found are read once more, in the two forwards that
-give the same: one for the prompts, one for all that follows.
+Speculative decoding runs other forwards than ``generate``. So the finished sequences are read once more, in two forwards with
+the same values: one for the prompts, one for the generated tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specframe.drop_in.call import Call
 
 
 def wanted(call: Call) -> bool:
-    """Return whether anything of the forwards will be seen: in what is returned, or in a cache of the user's own."""
+    """Return whether the user sees values of the forwards: in the returned outputs, or in the user's own cache."""
     cache = call.inputs.get("past_key_values")
     return bool(call.config.return_dict_in_generate) or getattr(cache, "_is_user_defined", False)
 
@@ -23,8 +23,8 @@ def read(call: Call, sequences_BS: torch.Tensor) -> dict[str, Any]:
     """Feed all tokens but the last into the cache that ``generate`` prepared.
 
     Returns:
-        ``past_key_values``, and of ``hidden_states`` and ``attentions`` those asked for: for each generated token a tuple of
-        tensors, one for each layer, the first for the whole prompt, the others for one token.
+        ``past_key_values`` and, if asked for, ``hidden_states`` and ``attentions``: for each generated token a tuple with one
+        tensor per layer. The first tuple covers the whole prompt, each other tuple one token.
     """
     width, total = call.input_ids.shape[1], sequences_BS.shape[1] - 1
     prompt = _feed(call, sequences_BS[:, :width], width)
@@ -46,7 +46,7 @@ def read(call: Call, sequences_BS: torch.Tensor) -> dict[str, Any]:
 
 
 def _feed(call: Call, ids_BS: torch.Tensor, count: int) -> Any:
-    """Feed the last ``count`` tokens as ``generate`` does, with mask and positions of all of them."""
+    """Feed the last ``count`` tokens as ``generate`` does, with mask and positions for all tokens."""
     inputs, added = dict(call.inputs), ids_BS.shape[1] - call.input_ids.shape[1]
     if (mask_BS := inputs.get("attention_mask")) is not None:
         inputs["attention_mask"] = torch.cat([mask_BS, mask_BS.new_ones(len(call), added)], dim=1)
@@ -66,7 +66,7 @@ def _window(call: Call, layer: int) -> int | None:
 
 
 def _seen(weights_BHTS: torch.Tensor, step: int, window: int | None, width: int) -> torch.Tensor:
-    """Return one token's weights (B, H, 1, S), for the keys that there were when it alone was fed."""
+    """Return the attention weights of one token, (B, H, 1, S), for the keys that exist when ``generate`` feeds it alone."""
     fed, keys = weights_BHTS.shape[2:]
     place = width + step
     end = keys - fed + step + 1 if keys <= width + fed else keys

@@ -1,4 +1,4 @@
-"""Rows that ``generate`` prepared, as requests."""
+"""Requests made from the rows of a call of ``generate``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specframe.text.stopping import Criteria
 
 
 def for_row(processor: Any, row: int, rows: int) -> Any:
-    """Return a processor as it treats one of the ``rows`` that it was made for."""
+    """Return a processor for one row, from a processor made for ``rows`` rows."""
     if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
@@ -36,7 +36,7 @@ def for_row(processor: Any, row: int, rows: int) -> Any:
 
 
 def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
-    """Return a request per row, with what ``generate`` prepared for it."""
+    """Return a request for each row of the call, with the row's processors and criteria."""
     width, device, prompts = call.input_ids.shape[1], pipe.target_model.device, call.prompts
     stops: set[int] = set()
     others = []

@@ -1,4 +1,4 @@
-"""Streamers of transformers, told of tokens while they come: in rounds where they are drafted, in steps where they are not."""
+"""Streamers of transformers. They get tokens after each round if tokens are drafted, else after each step."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def streamer_of_generate() -> BaseStreamer | None:
-    """Return the streamer that the ``generate`` under way was given.
+    """Return the streamer given to the current call of ``generate``, or None.
 
-    It keeps it to itself: it gives a streamer the prompt, and a loop of one's own no streamer, so that who reads from it would
-    wait for ever. So it is looked up in the call that is under way.
+    ``generate`` does not pass its streamer to a custom loop, so that a reader of the streamer would wait forever. The streamer is
+    therefore looked up in the local variables of the current call of ``generate``.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not GENERATE:
@@ -35,10 +35,10 @@ def streamer_of_generate() -> BaseStreamer | None:
 
 
 def sink_of(given: BaseStreamer | list[BaseStreamer] | None, call: Call) -> Sink | None:
-    """Return what tells the streamers that ``assisted`` or ``generate`` was given; None where there are none.
+    """Return the sink of the streamers given to ``assisted`` or ``generate``; None without streamers.
 
     Raises:
-        OptionError: both were, or there is not one for each row.
+        OptionError: both got a streamer, or the number of streamers is not the number of rows.
     """
     outer = streamer_of_generate()
     if given is None:
@@ -53,28 +53,28 @@ def sink_of(given: BaseStreamer | list[BaseStreamer] | None, call: Call) -> Sink
 
 
 class Sink(Watcher):
-    """Tells streamers of tokens. It is an observer where tokens are drafted, and a streamer where transformers decodes."""
+    """Passes tokens to streamers: as an observer if tokens are drafted, as a streamer if transformers decodes."""
 
     def round(self, report: RoundReport) -> None:
-        """Tell what each row gained."""
+        """Pass on the tokens that each row gained."""
         _, tokens = report.verdict.host()
         for row, sequence in enumerate(report.sequences):
             self.tell(sequence.request.index, tokens[row, : report.gained[row]].tolist(), sequence.finished)
 
     @abstractmethod
     def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:
-        """Tell of a row's next tokens, and whether it ends with them."""
+        """Pass on a row's next tokens; ``finished``: the row ends with them."""
 
     @abstractmethod
     def put(self, tokens_B: torch.Tensor) -> None:
-        """Tell of the next token of every row."""
+        """Pass on the next token of every row."""
 
     @abstractmethod
     def end(self) -> None:
-        """Tell everybody who was not told yet that there will be no more."""
+        """End each streamer that has not ended yet."""
 
     def noting(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-        """Return criteria that let this object know which rows have ended."""
+        """Return criteria that report to this object which rows have ended."""
         return criteria
 
     def __enter__(self) -> Sink:
@@ -85,7 +85,7 @@ class Sink(Watcher):
 
 
 class InSteps(Sink):
-    """Tells one streamer of all rows' tokens as ``generate`` does: step by step, with the pad id for rows that have ended."""
+    """Passes all rows' tokens to one streamer as ``generate`` does: step by step, with the pad id for ended rows."""
 
     def __init__(self, streamer: BaseStreamer, rows: int, pad: int) -> None:
         self._streamer, self._pad = streamer, pad
@@ -93,7 +93,7 @@ class InSteps(Sink):
         self._live, self._steps, self._open = set(range(rows)), 0, True
 
     def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:
-        """Keep a row's tokens, and put the steps for which all rows have theirs."""
+        """Keep a row's tokens, and put each step for which all rows have a token."""
         self._told[row].extend(tokens)
         if finished:
             self._live.discard(row)
@@ -114,7 +114,7 @@ class InSteps(Sink):
 
 
 class PerRow(Sink):
-    """Tells each row's own streamer of its prompt, of its tokens, and of its end."""
+    """Passes each row's prompt, tokens and end to the row's own streamer."""
 
     def __init__(self, streamers: list[BaseStreamer], input_ids: torch.Tensor) -> None:
         self._live = dict(enumerate(streamers))
@@ -136,7 +136,7 @@ class PerRow(Sink):
                 self.tell(row, [token], done)
 
     def end(self) -> None:
-        """End the streamers of rows that nothing has ended."""
+        """End the streamers of rows that have not ended."""
         while self._live:
             self._live.popitem()[1].end()
 
@@ -149,7 +149,7 @@ class PerRow(Sink):
 
 
 class Noting(StoppingCriteriaList):
-    """Criteria that tell ``note`` what they said."""
+    """Criteria that report their answers to ``note``."""
 
     def __init__(self, criteria: StoppingCriteriaList, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__(criteria)

@@ -1,1 +1,1 @@
-"""The loop and what feeds it: requests, rows, rounds."""
+"""The decoding loop: requests, rows, rounds."""

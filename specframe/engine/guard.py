@@ -1,4 +1,4 @@
-"""What strategies return, held against their contract, and what they raise, told with their name and their distribution's.
+"""Guards around strategies: results are checked against the contract, and errors name the strategy and its distribution.
 
 :func:`guarded` puts an object around each strategy of a composition. It looks at types, shapes, dtypes and devices, which the
 host knows, in every round. Numbers are looked at where that costs no synchronisation: on a CPU, and where they come to the host
@@ -34,7 +34,7 @@ from specframe.plugins.registry import Entry, Registry, registry
 
 @attrs.define
 class Running:
-    """The call of a strategy that is under way: whose, of which member, since when (seconds of ``time.monotonic``)."""
+    """The current call of a strategy: the strategy, the member, and the start in seconds of ``time.monotonic``."""
 
     now: tuple[Guard, str, float] | None = None
 
@@ -44,14 +44,14 @@ RUNNING = Running()
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether an error is to be seen as it is: a sentence already, a warning made an error, or memory that ran out."""
+    """Return whether an error is passed on unchanged: specframe's own errors, warnings turned into errors, and lack of memory."""
     if isinstance(error, SpecframeError | Warning | MemoryError):
         return True
     return isinstance(error, RuntimeError) and out_of_memory(error)
 
 
 class Guard:
-    """A strategy whose calls are watched; it has all members of the strategy itself."""
+    """Guard of a strategy: checks its calls, and has all members of the strategy."""
 
     kind: ClassVar[str]
 
@@ -73,7 +73,7 @@ class Guard:
         return self._watched(member, getattr(self.__wrapped__, member), *arguments)
 
     def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the strategy's; what it raises becomes a sentence."""
+        """Call a function of the strategy; turn its error into one sentence."""
         outer, RUNNING.now = RUNNING.now, (self, member, time.monotonic())
         try:
             return function(*arguments)
@@ -111,7 +111,7 @@ class Guard:
             self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
 
     def _floats(self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str) -> None:
-        """Check logits: floats whose first dimensions are ``shape``, and a last one for the vocabulary."""
+        """Check logits: floats with the dimensions ``shape`` and a last dimension for the vocabulary."""
         if not isinstance(given, torch.Tensor):
             self._refuse(member, f"{name} as a tensor", got(given))
         if not given.is_floating_point():
@@ -179,7 +179,7 @@ class GuardedDrafter(Guard):
         return draft
 
     def _check_tree(self, batch: Batch, draft: Draft, budget: Budget) -> None:
-        """Check the shapes of what a draft says of its nodes, and their numbers where that costs no synchronisation."""
+        """Check the shapes of a draft's tensors, and their values if that needs no synchronisation."""
         rows, nodes, like = len(batch), draft.nodes, batch.tokens_BS
         if draft.counts_B is not None:
             right = getattr(draft.counts_B, "shape", None) == (rows,)
@@ -255,7 +255,7 @@ class GuardedAlignment(Guard):
         return GuardedLayout(layout, self)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Return the verdict that stands after checking it."""
+        """Return the committed verdict after checking it."""
         stands = self._with_batch("commit", batch, draft, verdict)
         if stands is not verdict:
             self._verdict("commit", stands, batch, draft, self._vocabulary)
@@ -263,7 +263,7 @@ class GuardedAlignment(Guard):
 
 
 class GuardedLayout:
-    """A layout whose calls are watched as those of its alignment."""
+    """Guard of a layout; errors name the layout's alignment."""
 
     def __init__(self, inner: Any, alignment: Guard) -> None:
         self.__wrapped__, self._alignment = inner, alignment
@@ -349,7 +349,7 @@ class GuardedBackend(Guard):
             store.write = checked
 
     def _look_at(self, name: str, given: Any, fed: torch.Tensor) -> None:
-        """Check the shape of the keys, or values, of all slots against that of what was written."""
+        """Check the shape of all slots' keys or values against the shape of the written ones."""
         rows, heads, _, size = fed.shape
         shape = tuple(getattr(given, "shape", ()))
         if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
@@ -358,7 +358,7 @@ class GuardedBackend(Guard):
 
 
 STORES: weakref.WeakKeyDictionary[Any, GuardedBackend] = weakref.WeakKeyDictionary()
-"""The stores that are open, and whose they are."""
+"""The open stores, each with its KV backend."""
 
 
 class GuardedPolicy(Guard):
@@ -443,7 +443,7 @@ GUARDS: dict[str, type[Guard]] = {
 
 
 def guard(kind: str, strategy: Any) -> Any:
-    """Return a strategy with its guard around it; one that has it already is returned as it is."""
+    """Return a strategy inside its guard; a guarded strategy is returned unchanged."""
     return strategy if isinstance(strategy, Guard) else GUARDS[kind](strategy)
 
 
@@ -462,7 +462,7 @@ def guarded(use: Composition) -> Composition:
 
 
 class Tolerated:
-    """An observer that a plugin has for every run: when it raises, it is told nothing more, and the run goes on."""
+    """Guard of a plugin's observer. After an error the observer is not called again, and the run goes on."""
 
     def __init__(self, observer: Any, entry: Entry) -> None:
         self._observer, self._entry = observer, entry
@@ -512,7 +512,7 @@ def versions(batch: Batch) -> tuple[int, ...]:
 
 
 def called(kind: str, strategy: Any) -> str:
-    """Return what errors call a strategy: its role, and the name and distribution it is registered by where it is."""
+    """Return a strategy's name for errors: its role, and its registered name and distribution, if any."""
     made = type(unwrapped(strategy))
     known = list(registry())
     for entry in known:
@@ -523,14 +523,14 @@ def called(kind: str, strategy: Any) -> str:
 
 
 def got(value: Any) -> str:
-    """Return a value that is not what was asked for, in words on one line."""
+    """Return a wrong value in words on one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return " ".join(shown(value).split())
 
 
 def unwrapped(strategy: Any) -> Any:
-    """Return a strategy without what was put around it."""
+    """Return a strategy without its wrappers."""
     while (inner := getattr(strategy, "__wrapped__", None)) is not None:
         strategy = inner
     return strategy
@@ -551,7 +551,7 @@ def module_of(entry: Entry) -> str:
 IDS_ON_CUDA = (
     " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
 )
-"""What is added to the device's own words."""
+"""Advice added to the device's own message."""
 
 
 def told(error: BaseException, strategy: Any) -> str:

@@ -83,7 +83,7 @@ def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> 
 
 
 def within_reach(budget: Budget, batch: Batch) -> Budget:
-    """Return the budget cut to what the row with the most tokens still to come can use.
+    """Return the budget, cut to the most tokens that any row can still gain.
 
     A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft. Rules whose
     output depends on the draft keep theirs: a row's tokens must not depend on its neighbours' lengths.

@@ -51,7 +51,7 @@ class Pool:
 
     @torch.inference_mode(False)  # an inference tensor would not count who writes to it
     def _furnish(self, rows: int) -> None:
-        """Allocate what is kept per row."""
+        """Allocate the state of the rows."""
         self.rows = rows
         self._seating = Seating(rows, anywhere=True)
         self._batch: list[Sequence] = []
@@ -181,7 +181,7 @@ class Pool:
 
     @property
     def _taken(self) -> int:
-        """Rows of live sequences, seated already or not, and of finished ones whose forks have yet to start."""
+        """Number of rows in use: of live sequences, with a row or about to get one, and of finished parents whose forks wait."""
         parents = {id(sequence.parent): sequence.parent for sequence in self.live if sequence.parent}
         return len(self.live) + sum(parent.finished and not parent.gone for parent in parents.values())
 
@@ -196,7 +196,7 @@ class Pool:
         return len(sequence.start_ids) if row is None else int(self._lengths[row])
 
     def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
-        """Return these live sequences as a batch, seated in adjacent rows.
+        """Return these live sequences as a batch, in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
         None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
@@ -242,7 +242,7 @@ class Pool:
         return slice(self._seating.first, self._seating.first + len(self._batch))
 
     def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
-        """Write the prompts of sequences that have just been seated, in empty rows or in copies of their parents'."""
+        """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
         rows = fresh + forked
         if not rows:
             return
@@ -267,7 +267,7 @@ class Pool:
         logits_BTV: torch.Tensor | None = None,
         scores_BTV: torch.Tensor | None = None,
     ) -> RoundReport:
-        """Append what the verdict gives each row, cut at its stop, and let finished sequences go.
+        """Append the verdict's tokens to each row, cut at the row's stop, and release finished sequences.
 
         The logits and scores it was judged by are handed on to observers.
         """
@@ -292,7 +292,7 @@ class Pool:
 
         drafted = draft.nodes if verdict.counts is None else verdict.counts
         if draft.parents_BN is None:
-            drafted = np.minimum(drafted, room - 1)  # what it would get alone: the token at its limit is the bonus
+            drafted = np.minimum(drafted, room - 1)  # as for the row alone: its token at the limit is the bonus token
         drafted = np.broadcast_to(drafted, room.shape)
         standing = np.minimum(np.minimum(accepted, gained), np.minimum(drafted, room - 1))
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
@@ -320,7 +320,7 @@ class Pool:
         )
 
     def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
-        """Return the rows whose time is up: they end with what this round gave them."""
+        """Return the rows whose ``max_time`` has passed. They keep the tokens of this round."""
         limits = [sequence.request.max_time for sequence in batch.sequences]
         if all(limit is None for limit in limits):
             return {}
@@ -332,7 +332,7 @@ class Pool:
         }
 
     def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
-        """Return the rows that their own stop checks end, after cutting what they gained."""
+        """Return the rows ended by their stop checks, after cutting their gained tokens."""
         reasons: dict[int, FinishReason] = {}
         for row, sequence in enumerate(batch.sequences):
             request = sequence.request
@@ -378,7 +378,7 @@ def begin_decoding(batch: Batch) -> None:
 
 
 def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:
-    """Cut what rows gained before the first place at which no token could be chosen, and return the rows that end there."""
+    """Return the rows in which no token can be chosen at some place, after cutting their gained tokens before the place."""
     if (undecided := verdict.undecided) is None:
         return {}
     places = np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1])

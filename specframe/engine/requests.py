@@ -35,7 +35,7 @@ def listed(prompts: Any) -> list[Any]:
 
 
 def token_ids(prompt: Any) -> list[int]:
-    """Return a prompt's token ids as plain numbers; raise :class:`PromptError` where it is no list of whole numbers."""
+    """Return a prompt's token ids as plain numbers; raise :class:`PromptError` unless it is a list of whole numbers."""
     held = None if isinstance(prompt, bytes | Mapping | Set) else entries(plain(prompt))
     if held is None:
         raise PromptError(f"expected a text, a list of token ids or a list of messages, got {shown(prompt)}")
@@ -46,7 +46,7 @@ def token_ids(prompt: Any) -> list[int]:
 
 
 def plain(value: Any) -> Any:
-    """Return what an array or a tensor holds as Python's own numbers, anything else as it is."""
+    """Return the entries of an array or a tensor as Python numbers; return anything else unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -56,7 +56,7 @@ def is_token_id(value: Any) -> bool:
 
 
 def is_ids(prompt: Prompt) -> bool:
-    """Return whether a prompt needs no tokenizer: it is neither a text nor the messages of a chat."""
+    """Return whether a prompt needs no tokenizer, being neither a text nor the messages of a chat."""
     return not isinstance(prompt, str) and not is_chat(prompt)
 
 

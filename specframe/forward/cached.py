@@ -53,7 +53,7 @@ class CachedModel:
         return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, attention=how, layers=layers)
 
     def capture(self, layers: Iterable[int]) -> None:
-        """Have the scores of every later feed hold these hidden states, beside those asked for before.
+        """Add these hidden states to the scores of every later feed, besides those asked for before.
 
         Args:
             layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm.
@@ -71,7 +71,7 @@ class CachedModel:
         return self.store.first == 0
 
     def release(self) -> None:
-        """Let go of the cache and of what was recorded over it."""
+        """Release the cache and the CUDA graphs recorded over it."""
         del self.store, self.layout, self._forward, self._chain
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
@@ -149,6 +149,6 @@ class CachedModel:
         return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
 
     def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i, of which the last are a path of the tree fed last."""
+        """Drop all but the first ``kept[i]`` tokens of row i, the last of which are a path of the tree fed last."""
         with self._watch.stage("align"):
             self.layout.keep(batch, kept, path_BT)

@@ -21,7 +21,7 @@ from specframe.forward.ongoing import ONGOING, own
 
 OPERATOR = "specframe::attend"
 BACKEND = "inductor"
-"""What compiles the graphs."""
+"""Backend of torch.compile."""
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:

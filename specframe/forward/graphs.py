@@ -34,11 +34,11 @@ class Forward(Protocol):
 
 
 LONGEST = 32
-"""Tokens per row from which a forward reads prompts: those shapes hardly repeat, and are not recorded."""
+"""Tokens per row from which a forward counts as reading prompts. Shapes of prompts hardly repeat, so they are not recorded."""
 
 
 class Recording(Protocol):
-    """A function of no arguments that returns tensors; :meth:`replay` executes it on what its buffers hold now."""
+    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers."""
 
     def replay(self, rows: int) -> Outputs:
         """Execute the function and return the first rows of each tensor, in memory of their own."""
@@ -159,7 +159,7 @@ class Shelf:
         return self._kept[key]
 
     def _give_up(self, error: RuntimeError) -> None:
-        """Let go of all recordings and go on without: the memory is short, or the model does what cannot be recorded."""
+        """Release all recordings and go on without, because memory is short or the model cannot be recorded."""
         self._given_up = True
         self._kept.clear()
         if torch.cuda.is_available():
@@ -216,7 +216,7 @@ class Recorded:
 
 
 class RecordedChain:
-    """Several forwards, each fed what was chosen after the one before, recorded as one.
+    """Several forwards in one recording; each is fed the tokens chosen after the previous one.
 
     Everything they need follows from the rows' lengths on the device, so the layout has to be one whose places do (``static``).
 
@@ -270,7 +270,7 @@ class RecordedChain:
 def chain(
     step: Callable[[Block], torch.Tensor], batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose
 ) -> torch.Tensor:
-    """Feed tokens that end at each row's length, then ``count - 1`` times what was chosen; return what was chosen, (B, count).
+    """Feed tokens that end at each row's length, then ``count - 1`` times the chosen tokens; return all chosen tokens, (B, count).
 
     ``step`` is (block) -> logits (B, 1, V).
     """
@@ -297,4 +297,4 @@ RECORDINGS: dict[str, Callable[[torch.device], Callable[..., Recording] | None]]
     "on": lambda device: CudaRecording if device.type == "cuda" else EagerRecording,
     "off": lambda device: None,
 }
-"""What ``graphs=`` means on a device."""
+"""Meanings of ``graphs=`` on a device."""

@@ -76,7 +76,7 @@ def _tapped(
     take: Callable[[tuple[Any, ...], Any], torch.Tensor],
     found: dict[int, torch.Tensor],
 ) -> Callable[..., Any]:
-    """Return a function that calls another one and puts what ``take`` makes of its arguments and output into ``found``."""
+    """Return a wrapper of a function that also stores ``take(arguments, output)`` in ``found``."""
 
     def forward(*arguments: Any, **options: Any) -> Any:
         output = inner(*arguments, **options)

@@ -1,4 +1,4 @@
-"""The forward under way in each thread, and what forwards change of a model that several threads may use.
+"""The current forward of each thread, and changes to a model that several threads may use.
 
 The state of a forward is in a context variable: threads do not see each other's. A model's configuration and modules are seen by
 all. What a forward changes of them says the same for everybody, is made by the first forward that needs it and undone by the last;

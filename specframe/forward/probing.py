@@ -1,4 +1,4 @@
-"""Stores that a model is tried with before it is used."""
+"""Stores for the self-tests of a model before its use."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.Weak
 
 
 class Rope:
-    """What the lengths of sequences mean to a model's rotary factors; nothing, for most models.
+    """Dependence of a model's rotary factors on sequence lengths; most models have none.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""What strategies are handed when a run starts."""
+"""The run, given to strategies at their start."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ SMALL_LAYER = 1_000_000
 
 
 _faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
-"""What :meth:`ModelRunner.without_masks` found out about a model, by way, device and precision."""
+"""Results of self-tests in :meth:`ModelRunner.without_masks` of a model, by attention backend, device and dtype."""
 
 
 class ModelRunner:
@@ -249,7 +249,7 @@ class ModelRunner:
         return self._wrong_window(attends.windows)
 
     def _wrong_window(self, seen: list[int | None]) -> str | None:
-        """Say in which way the windows that layers ask for, one after the other, are not those of the configuration."""
+        """Describe how the sliding windows that layers ask for differ from the configuration's."""
         kinds = getattr(self.config, "layer_types", None)
         told = [self.windows[kind] for kind in kinds] if kinds else [self.windows["all"]] * len(seen)
         bounded = [[window if window and window < self.context else None for window in given] for given in (seen, told)]
@@ -343,7 +343,7 @@ class ModelRunner:
 
     @property
     def _tolerance(self) -> float:
-        """What logits may be off by where they should be equal, in their standard deviations."""
+        """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
         return 0.02 if self.model.dtype == torch.float32 else 0.5
 
     @functools.cached_property
@@ -422,5 +422,5 @@ def attention_windows(config: Any, role: str) -> dict[str, int | None]:
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the largest difference of logits, in standard deviations of those that are wanted; NaN where one is not finite."""
+    """Return the largest difference of logits in standard deviations of the expected logits; NaN if a logit is not finite."""
     return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))

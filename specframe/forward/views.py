@@ -1,4 +1,4 @@
-"""A KV store as a transformers model sees one: a cache that writes what it is given and returns what is attended to."""
+"""A KV store as a transformers cache: it writes new keys and values and returns the attended ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StoreCache(Cache):
         super().__init__(layers=[])
         self._write, self._extent, self._contiguous = store.write, extent, contiguous
         self.paged: dict[int, Paged] = {}
-        """What attention reads in the place of keys and values, by layer, where a store keeps pages."""
+        """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -52,7 +52,7 @@ class Unwritten(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is given."""
+        """Return the arguments unchanged."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Short names for models: those that plugins offer, and the user's own."""
+"""Aliases: short names for models, from plugins and from the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specframe.models.local import CONFIG, holds, state
 from specframe.plugins.registry import ModelAlias, is_plugin_folder, registry, the_one
 
 HOME_VARIABLE = "SPECFRAME_HOME"
-"""Environment variable: the folder of the user's ``models.toml``; ``~/.config/specframe`` when it is not set."""
+"""Environment variable with the folder of the user's ``models.toml``. Default: ``~/.config/specframe``."""
 
 
 class AliasRow(NamedTuple):
@@ -31,12 +31,12 @@ class AliasRow(NamedTuple):
 def resolve(name: str) -> str:
     """Return the directory or hub id that a name stands for.
 
-    An alias wins over a directory of the same name (``./name`` is the directory); a name with a ``/`` is returned as it
-    is, save for a leading ``~``.
+    An alias wins over a directory of the same name (``./name`` is the directory). A name with a ``/`` is returned unchanged,
+    except that a leading ``~`` is expanded.
 
     Raises:
-        UnknownNameError: the name stands for nothing.
-        PluginError: several plugins offer it, or it is that of a plugin that cannot be used.
+        UnknownNameError: no model has the name.
+        PluginError: several plugins offer the alias, or the name belongs to a plugin that failed to load.
     """
     if "/" in name:
         location = os.path.expanduser(name)
@@ -64,7 +64,7 @@ def paired_target(alias: str) -> str | None:
 
 
 def paired_drafter(target: str) -> str | None:
-    """Return an alias that drafts for a target, given by its alias or by what that stands for, or None."""
+    """Return the alias of a draft model for a target, or None; the target is given by alias or by location."""
     known = _locations()
     meant = known.get(target, os.path.expanduser(target))
     for model in _offered():
@@ -74,17 +74,17 @@ def paired_drafter(target: str) -> str | None:
 
 
 def _offered() -> list[ModelAlias]:
-    """Return all that plugins offer."""
+    """Return the aliases of all plugins."""
     return [model for offers in registry().models.values() for model in offers]
 
 
 def _locations() -> dict[str, str]:
-    """Return what every alias stands for; the user's own come first."""
+    """Return the location of every alias; the user's aliases win."""
     return {model.alias: model.location for model in _offered()} | user_aliases()
 
 
 def known_aliases() -> list[AliasRow]:
-    """Return every alias, sorted; the user's own have the distribution "you" and hide those of plugins."""
+    """Return every alias, sorted. The user's aliases have the distribution "you" and hide plugins' aliases of the same name."""
     yours = user_aliases()
     rows = [
         AliasRow(model.alias, model.location, model.target, model.distribution, state(model.location))
@@ -123,10 +123,10 @@ def add_alias(alias: str, path: str | os.PathLike[str]) -> None:
 
 
 def remove_alias(alias: str) -> str:
-    """Take an alias out of the user's file and return what it stood for.
+    """Remove an alias from the user's file and return its location.
 
     Raises:
-        ModelError: the alias is a plugin's.
+        ModelError: the alias belongs to a plugin.
         UnknownNameError: there is no such alias.
     """
     yours = user_aliases()

@@ -1,4 +1,4 @@
-"""Models by alias, directory or hub id: how they are loaded."""
+"""Loading of models and tokenizers by alias, directory or hub id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HUB_SECONDS = 10
-"""How long the hub may take to answer before a model that is not on disk counts as out of reach."""
+"""Seconds to wait for the hub's answer: enough for a slow network, and a user without one is told soon."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -55,13 +55,13 @@ def load_model(
 ) -> PreTrainedModel:
     """Return a causal language model, ready for inference.
 
-    What is on disk, hub cache included, is read without asking the hub. A loaded model is returned as it is: where it
-    is and in what precision is its owner's choice.
+    Files on disk, the hub's cache included, are read without asking the hub. A loaded model is returned unchanged: its device
+    and dtype are its owner's choice.
 
     Args:
         name_or_model: an alias, a directory, a hub id or a loaded model.
         role: "target" or "draft", for errors.
-        device, dtype: where and in what precision a model is loaded.
+        device, dtype: device and dtype to load a named model with.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a causal language model.
@@ -81,7 +81,7 @@ def load_model(
 
 
 def load_tokenizer(name_or_model: str | os.PathLike[str] | PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """Return a model's tokenizer; None for a loaded model whose tokenizer is not on disk where the model came from.
+    """Return a model's tokenizer; None for a loaded model without a tokenizer in the folder it was loaded from.
 
     Raises:
         ModelError: a named model's tokenizer cannot be found or read.
@@ -94,10 +94,10 @@ def load_tokenizer(name_or_model: str | os.PathLike[str] | PreTrainedModel) -> P
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    """Return the ids that end a sequence: those that ``generate`` stops at.
+    """Return the stop token ids, the same ids that ``generate`` stops at.
 
-    They are the generation config's. Where that has none, they are those of the first that has any: the model's configuration, the
-    language model's own, the tokenizer.
+    They are taken from the first of these that has any: the generation config, the model's configuration, the language model's
+    configuration, the tokenizer.
     """
     owners = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer)
     found = (getattr(owner, "eos_token_id", None) for owner in owners)
@@ -107,7 +107,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
 
 @attrs.frozen
 class _Source:
-    """A model on disk or on the hub; as text, what errors call it."""
+    """A model on disk or on the hub. ``str()`` gives its name for error messages."""
 
     role: str
     name: str
@@ -117,21 +117,21 @@ class _Source:
         return f"{self.role} {self.name!r}" + (f" ({self.location})" if self.location != self.name else "")
 
     def read(self, part: str, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
-        """Return ``factory.from_pretrained`` of a part that is in any of ``files``; every error is one sentence."""
+        """Return ``factory.from_pretrained`` of a part stored in any of ``files``; every error is one sentence."""
         try:
             return self._read(factory, files, local_files_only=True, trust_remote_code=False, **options)
         except ModelError:
             raise
-        except Exception as error:  # what transformers raises on a broken file depends on the file
+        except Exception as error:  # the type of transformers' error depends on the file
             raise ModelError(f"the {part} of {self} cannot be read: {sentence(error)}{self._hint(files)}") from error
 
     def _read(self, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
-        """Read from disk, and ask the hub only for what is not there: its client retries for 23 s without a network."""
+        """Read from disk; ask the hub only for missing files, since its client retries for 23 s without a network."""
         present, is_folder = holds(on_disk(self.location), files), os.path.isdir(self.location)
         if is_folder and not present:
             raise FileNotFoundError(f"expected one of {', '.join(files)} in the directory, got none")
         try:
-            if present:  # from a model's files without its vocabulary, transformers makes an empty tokenizer
+            if present:  # without vocabulary files, transformers would make an empty tokenizer
                 return factory.from_pretrained(self.location, **options)
         except OSError:
             if is_folder:
@@ -140,13 +140,13 @@ class _Source:
         return factory.from_pretrained(self.location, **options | {"local_files_only": False})
 
     def _hint(self, files: tuple[str, ...]) -> str:
-        """Name the packages that a tokenizer of the older kind takes; transformers' error may name another."""
+        """Name the packages that a ``tokenizer.model`` needs; transformers' error may name another package."""
         folder = on_disk(self.location)
         older = files == VOCABULARIES and holds(folder, ("*.model",)) and not holds(folder, ("tokenizer.json",))
-        return " (a tokenizer.model takes the packages sentencepiece and protobuf)" if older else ""
+        return " (a tokenizer.model needs the packages sentencepiece and protobuf)" if older else ""
 
     def _require_hub(self) -> None:
-        """Raise :class:`ModelError` unless the hub says soon that it has this model."""
+        """Raise :class:`ModelError` unless the hub confirms within :data:`HUB_SECONDS` that it has this model."""
         fault = _ask_hub(self.location)
         if fault is None:
             return
@@ -167,7 +167,7 @@ def _source(role: str, name: str | os.PathLike[str]) -> _Source:
 
 
 def _require_causal(source: _Source) -> None:
-    """Refuse what ``AutoModelForCausalLM`` does not know, and the encoders that it does know."""
+    """Refuse models unknown to ``AutoModelForCausalLM``, and encoders, which it knows but which cannot decode."""
     require_model_folder(str(source), source.location)
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
@@ -176,7 +176,7 @@ def _require_causal(source: _Source) -> None:
 
 
 def _require_language_model(model: PreTrainedModel, role: str) -> None:
-    """Refuse loaded models of other kinds: base models, classifiers, models of images, encoder-decoder models."""
+    """Refuse loaded models of other kinds: base models, classifiers, image models, encoder-decoder models."""
     if model.config.is_encoder_decoder or not model.can_generate():
         kind = (
             "an encoder-decoder model"
@@ -187,29 +187,29 @@ def _require_language_model(model: PreTrainedModel, role: str) -> None:
 
 
 def _ask_hub(repository: str) -> Exception | None:
-    """Return why the hub does not offer a repository, after :data:`HUB_SECONDS` at most; None when it does."""
+    """Return why the hub does not offer a repository, or None if it does; waits at most :data:`HUB_SECONDS`."""
     faults: list[Exception] = [TimeoutError(f"no answer in {HUB_SECONDS} s")]
 
     def ask() -> None:
         try:
             HfApi().model_info(repository, timeout=HUB_SECONDS)
             faults.clear()
-        except Exception as error:  # the client's HTTP library, and so its errors, differ between releases
+        except Exception as error:  # the client's error types differ between its releases
             faults[:] = [error]
 
-    thread = threading.Thread(target=ask, daemon=True)  # the look-up of a host's address takes no time limit
+    thread = threading.Thread(target=ask, daemon=True)  # the client's time limit does not cover the address look-up
     thread.start()
     thread.join(HUB_SECONDS)
     return faults[0] if faults else None
 
 
 def unwrapped(given: Any, role: str) -> Any:
-    """Return the transformers model inside what torch.compile or PEFT put around one; anything else as it is.
+    """Return the transformers model inside a wrapper of torch.compile or PEFT; return anything else unchanged.
 
-    Adapters in a model's layers, such as LoRA's, go on working there.
+    Adapters inside a model's layers, such as LoRA, stay active.
 
     Raises:
-        ModelError: what PEFT added is not in the model's layers but before its tokens.
+        ModelError: the PEFT adapter adds learned keys or embeddings before the tokens, which lie outside the model's layers.
     """
     if not isinstance(given, torch.nn.Module):
         return given

@@ -1,4 +1,4 @@
-"""What of a model is on disk."""
+"""Look-up of model files on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def on_disk(location: str) -> Path | None:
     """Return a directory, or the folder of the hub's cache that holds a model's config.json."""
     if os.path.isdir(location):
         return Path(location)
-    from huggingface_hub import try_to_load_from_cache  # brings an HTTP library: later than the help of commands
+    from huggingface_hub import try_to_load_from_cache  # imports an HTTP library, too slow for a command's --help
     from huggingface_hub.errors import HFValidationError
 
     with contextlib.suppress(HFValidationError):
@@ -33,7 +33,7 @@ def holds(folder: Path | None, files: tuple[str, ...]) -> bool:
 
 
 def require_model_folder(called: str, location: str) -> None:
-    """Raise :class:`ModelError` for a file, or a folder that holds no model; what is not on disk may be on the hub."""
+    """Raise :class:`ModelError` for a file, or for a folder without a model; other names may be on the hub."""
     if os.path.isfile(location):
         raise ModelError(f"{called} is a file: expected the directory of a saved model")
     if os.path.isdir(location) and not holds(Path(location), CONFIG):

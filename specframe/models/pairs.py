@@ -1,4 +1,4 @@
-"""Which target, drafter and draft model are meant. Nothing here imports torch: a name that stands for nothing is told at once."""
+"""Choice of target, drafter and draft model from names. The module does not import torch, so that a wrong name fails at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from specframe.plugins.registry import parse_specification, registry
 
 
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
-    """Return the target, the drafter strategy and the draft model (or None) that were meant.
+    """Return the target, the drafter strategy, and the draft model or None.
 
     Args:
-        target: an alias, a directory, a hub id or a loaded model; None: what ``drafter`` drafts for, or the embedded ``tiny``.
-        drafter: the same, or a drafter's name with options, or an object; None: no draft. "auto": the model that drafts for
-            ``target``.
+        target: an alias, a directory, a hub id or a loaded model; None: the target paired with ``drafter``, or ``tiny``.
+        drafter: a model as for ``target``, a drafter's name with options, or a drafter object; None: plain decoding; "auto": the
+            draft model paired with ``target``.
 
     Raises:
-        OptionError: the target is none of these, or no draft model is known for it.
-        UnknownNameError, PluginError: the drafter is the name of nothing, or of a plugin that cannot be used.
-        ModelError: the target is not there, where a draft model had to be found for it.
+        OptionError: the target has another type, or "auto" finds no draft model for it.
+        UnknownNameError, PluginError: no drafter or model has the name, or its plugin failed to load.
+        ModelError: "auto" was given and the target's directory is missing.
     """
     target, drafter = as_text(target), as_text(drafter)
     if target is None:
@@ -54,18 +54,18 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
 
 
 def as_text(given: Any) -> Any:
-    """Return a path as text, anything else as it is."""
+    """Return a path as text, and anything else unchanged."""
     return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def is_module(given: Any) -> bool:
-    """Return whether this is a torch module. There is none where torch was never imported."""
+    """Return whether an object is a torch module; False if torch was never imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(given, torch.nn.Module)
 
 
 def check_target(target: Any) -> None:
-    """Raise :class:`OptionError` for what is neither a name nor a model."""
+    """Raise :class:`OptionError` if the target is neither a name nor a model."""
     model = target.strip() if isinstance(target, str) else is_module(target) and hasattr(target, "config")
     if not model:
         raise OptionError(
@@ -74,7 +74,7 @@ def check_target(target: Any) -> None:
 
 
 def check_location(role: str, name: str) -> None:
-    """Raise the error that says why a name stands for no model, where that can be told: a hub id may be anything."""
+    """Raise :class:`ModelError` if a name is a path without a model. A name that may be a hub id is not checked."""
     location = aliases.resolve(name)
     called = f"{role} {name!r}" + (f" ({location})" if location != name else "")
     require_model_folder(called, location)

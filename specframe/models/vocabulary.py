@@ -1,4 +1,4 @@
-"""Whether the token ids of a draft model mean what they mean to the target, and what drafts where they do not."""
+"""Comparison of the target's and the draft model's vocabularies, and the drafter for models that share none."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VOCABULARY_SLACK = 256
-"""How many entries two vocabularies may differ by: the padding of an embedding, or tokens added to one of them."""
+"""Most entries by which two vocabularies may differ: an embedding may be padded, or one vocabulary may have added tokens."""
 
 
 PROBE = "Two words, 3 lines:\n  one.\n"
-"""A text that a tokenizer has to give back as it was."""
+"""Text that a tokenizer has to reproduce exactly after encoding and decoding."""
 
 
 def fitting_drafter(
@@ -23,10 +23,10 @@ def fitting_drafter(
     target_tokenizer: PreTrainedTokenizerBase | None,
     draft_tokenizer: PreTrainedTokenizerBase | None,
 ) -> str:
-    """Return the drafter for two models: "model" where they share a vocabulary, else "translated", by way of text.
+    """Return the drafter for two models: "model" if they share a vocabulary, else "translated", which drafts by way of text.
 
     Raises:
-        ModelError: the vocabularies differ, and one of the models has no tokenizer, or one that changes text.
+        ModelError: the vocabularies differ, and a model's tokenizer is missing or changes text.
     """
     try:
         check_vocabularies(target_model, draft_model, target_tokenizer, draft_tokenizer)
@@ -34,14 +34,14 @@ def fitting_drafter(
         for role, tokenizer in (("target", target_tokenizer), ("draft", draft_tokenizer)):
             if fault := text_fault(tokenizer):
                 raise ModelError(
-                    f"{error}; drafting by way of text takes both tokenizers, and the {role} {fault}"
+                    f"{error}; drafting by way of text needs both tokenizers, and the {role} {fault}"
                 ) from error
         return "translated"
     return "model"
 
 
 def text_fault(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """Return why a model cannot be spoken to in text, or None when it can."""
+    """Return why a tokenizer cannot translate text exactly, or None if it can."""
     if tokenizer is None:
         return "has none: name the model by a directory or hub id that holds one"
     ids = tokenizer(PROBE, add_special_tokens=False).input_ids
@@ -55,14 +55,15 @@ def check_vocabularies(
     target_tokenizer: PreTrainedTokenizerBase | None,
     draft_tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
-    """Refuse a draft model whose token ids do not mean what they mean to the target.
+    """Refuse a draft model whose token ids have other meanings than the target's.
 
-    With both tokenizers, whatever the embeddings' sizes: an id known to both is the same token, a token known to both
-    has the same id, and at most :data:`VOCABULARY_SLACK` tokens are known to one alone (special tokens that a later
-    release added). Without, the embeddings' sizes may differ by as much (padding).
+    With both tokenizers, the tokens are compared and the embeddings' sizes do not matter. An id known to both has to be the same
+    token, and a token known to both has to have the same id. At most :data:`VOCABULARY_SLACK` tokens may be known to only one
+    tokenizer, such as special tokens added by a later release. Without both tokenizers, the embeddings' sizes are compared:
+    they may differ by :data:`VOCABULARY_SLACK` (padding).
 
     Raises:
-        ModelError: the vocabularies differ; where tokens are known, with the first that does and its ids.
+        ModelError: the vocabularies differ. With tokenizers, the error names the first different token and its ids.
     """
     if target_tokenizer is not None and draft_tokenizer is not None:
         _compare_tokens(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())

@@ -1,1 +1,1 @@
-"""Observers of a run: stages, seconds, counts."""
+"""Observers of a run: seconds per stage, counts, log-probabilities, environment."""

@@ -1,4 +1,4 @@
-"""Figures of a run that are counted, and the report that every run gives."""
+"""Counted figures of a run, and the report of every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specframe.observe.watch import Watcher
 
 
 class Counts(Watcher):
-    """What can be counted without a clock: forwards, rounds, padding, grouping, acceptance."""
+    """Counts of a run: forwards, rounds, padding, grouping, acceptance."""
 
     def __init__(self) -> None:
         self.forwards: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class Counts(Watcher):
         self.forwards[model] += 1
 
     def round(self, report: RoundReport) -> None:
-        """Count a round and what it finished."""
+        """Count a round and the sequences that ended in it."""
         self.tokens += int(report.gained.sum())
         for sequence in report.finished:
             self.sequences += sequence.finish_reason != "error"
@@ -69,7 +69,7 @@ class RunReport:
     seconds: float
     """Wall-clock time of all rounds, prompt reading included."""
     rounds: int
-    """Rounds that decoded, prompt reading left out."""
+    """Decoding rounds; rounds that read prompts are not counted."""
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -78,9 +78,9 @@ class RunReport:
     acceptance_histogram: dict[int, int]
     stage_seconds: dict[str, float]
     padding_share: float
-    """Of the rectangle rows × longest row, the share that holds no token; over decoding rounds."""
+    """Share of empty slots in the rectangle rows × longest row, over all decoding rounds."""
     grouping_rate: float
-    """Of decoding rounds with more than one row, the share whose rows all had one length."""
+    """Share of rounds with rows of equal length, among decoding rounds with more than one row."""
     target_forwards: int
     draft_forwards: int
     peak_kv_bytes: int
@@ -98,17 +98,17 @@ class RunReport:
 
     @property
     def realign_share(self) -> float:
-        """Share of stage "align": time spent moving what is cached."""
+        """Share of stage "align": time spent on moving keys and values in the cache."""
         return self.stage_shares.get("align", 0.0)
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures by name, the derived ones among them."""
+        """Return all figures by name, derived figures included."""
         derived = {name: getattr(self, name) for name in ("tokens_per_second", "stage_shares", "realign_share")}
         return attrs.asdict(self) | derived
 
 
 def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int) -> RunReport:
-    """Return the figures that the counts and the clock hold so far."""
+    """Return the report of a run up to now."""
     total = counts.total
     return RunReport(
         sequences=counts.sequences,

@@ -1,4 +1,7 @@
-"""Log-probabilities of the tokens that stand, from the target's own logits."""
+"""Log-probabilities of committed tokens, from the target's logits.
+
+Shape letters: A rows that ask for log-probabilities, T tokens of a round, N most likely tokens, B K V as elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from specframe.observe.watch import Watcher
 
 @attrs.frozen(eq=False)
 class _Part:
-    """What one round adds for one row: T tokens and their N most likely alternatives, on the device."""
+    """Values of one row in one round, on the device: of its T tokens, and of the N most likely tokens at each."""
 
     chosen_T: torch.Tensor
     top_TN: torch.Tensor
@@ -22,7 +25,7 @@ class _Part:
 
 
 class Logprobs(Watcher):
-    """Keeps, for sequences that ask for them, log-softmax values of the target's logits before any processor.
+    """Observer that keeps log-probabilities for the sequences that ask for them.
 
     They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation. Those of a
     sequence that was aborted go with it.
@@ -32,7 +35,7 @@ class Logprobs(Watcher):
         self._parts: weakref.WeakKeyDictionary[Sequence, list[_Part]] = weakref.WeakKeyDictionary()
 
     def round(self, report: RoundReport) -> None:
-        """Keep the values of the tokens that this round gave."""
+        """Keep the values of the tokens gained in this round."""
         asking = [row for row, sequence in enumerate(report.sequences) if sequence.request.logprobs is not None]
         if not asking or report.logits_BTV is None:
             return

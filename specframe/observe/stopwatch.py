@@ -14,10 +14,10 @@ from specframe.observe.watch import Watcher
 class Stopwatch(Watcher):
     """Seconds per stage, and of all rounds together.
 
-    On CUDA a mark is an event: the device's own time between marks, read once both have passed, with no synchronisation. Time
-    that the caller spends between rounds is nobody's.
+    On CUDA a mark is an event. The time between two events is the device's own time; it is read after both events have passed,
+    without synchronisation. The caller's time between rounds is not counted.
 
-    It is also the clock that requests arrive by: the time of all rounds, and the idle time that was jumped over.
+    The stopwatch is also the clock for the arrival of requests: the time of all rounds plus the skipped idle time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Stopwatch(Watcher):
         self._open.append(stage)
 
     def leave(self, stage: str) -> None:
-        """Stop this stage and go on with the surrounding one."""
+        """Stop this stage and resume the surrounding stage."""
         self._cut(self._open.pop())
 
     def round(self, report: RoundReport) -> None:
@@ -50,12 +50,12 @@ class Stopwatch(Watcher):
 
     @property
     def now(self) -> float:
-        """Seconds since the run began, the time between rounds left out."""
+        """Seconds since the run began, without the time between rounds."""
         open_round = time.perf_counter() - self._round_started if self._round_started is not None else 0.0
         return self.seconds + self.idle + open_round
 
     def jump(self, moment: float) -> None:
-        """Go on at a later moment: nothing happens until then."""
+        """Advance the clock to a later moment, since nothing is to be done until then."""
         self.idle += max(0.0, moment - self.now)
 
     def stages(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Tell observers what a run does, at no cost when there are none."""
+"""Calls of a run's observers; without observers they cost nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Watch:
-    """The observers of one run. Stages nest: time inside an inner stage is the inner stage's."""
+    """The observers of one run. Stages nest: time in an inner stage counts for the inner stage only."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = list(observers)
@@ -44,7 +44,7 @@ class Watch:
 
 
 class Watcher:
-    """An observer that does nothing: subclass it and write the methods you need."""
+    """An observer that does nothing. Subclass it and override the methods you need."""
 
     def enter(self, stage: str) -> None:
         """Called when a stage begins."""

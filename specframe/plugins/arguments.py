@@ -1,4 +1,4 @@
-"""Arguments of the Python interface, checked on the call: the error names the argument, what it accepts and what was given."""
+"""Checks of arguments of the Python interface. The error names the argument, the accepted values and the given value."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def seconds(given: Any) -> list[float]:
 
 
 def tokenizer(given: Any) -> Any:
-    """Return a tokenizer or None; raise :class:`OptionError` for what cannot be asked for tokens and text."""
+    """Return a tokenizer or None; raise :class:`OptionError` for an object that cannot encode and decode."""
     if given is not None and not (callable(given) and callable(getattr(given, "decode", None))):
         raise OptionError(
-            f"tokenizer: expected a loaded tokenizer, which can be called and decodes, got {shown(given)}"
+            f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {shown(given)}"
         )
     return given

@@ -68,7 +68,7 @@ class Composition:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is the target's own: what the acceptance rule and the alignment both promise."""
+        """Whether the output is the target's own: acceptance rule and alignment both offer "lossless"."""
         return "lossless" in self.rule.offers & self.alignment.offers
 
     def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
@@ -162,7 +162,7 @@ def _views(words: Set[str]) -> str:
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
-    """Return what an alignment asks for unless told otherwise; raise :class:`PluginError` when there is none of that name."""
+    """Return an alignment's default for a role; raise :class:`PluginError` if no strategy has its name."""
     try:
         registry.entry(kind, parse_specification(specification)[0])
     except UnknownNameError as fault:

@@ -1,7 +1,7 @@
-"""What a strategy says of itself, read from its source: listing strategies and checking their names imports no torch.
+"""Facts of a strategy: docstring, traits and options, read from source text, so that listing strategies does not import torch.
 
-A strategy that is registered by reference is looked up as text: the class in its module, its bases in theirs. Where that does
-not tell everything (a default that is computed, a decorator that writes the constructor) the module is imported after all.
+A strategy registered by reference is read from its module's source, and its base classes from theirs. If the source is not enough
+(a computed default, a decorator that writes the constructor), the module is imported.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import attrs
 import click
 
 TRAITS = ("needs", "offers", "scheduler", "kv")
-"""What listings show beside a strategy's docstring."""
+"""Class attributes shown in listings besides a strategy's docstring."""
 
 REQUIRED = inspect.Parameter.empty
-"""Stands for the default of an option that has none."""
+"""Marks an option without a default."""
 
 
 @attrs.frozen
 class Facts:
-    """A strategy's docstring, traits and options, as its class has them."""
+    """A strategy's docstring, traits and options, from its class."""
 
     origin: str
-    """Where it is, ``module:name``."""
+    """Place of the class, ``module:name``."""
     documentation: str
     traits: Mapping[str, Any]
-    """The values of :data:`TRAITS` that the class has; what depends on the options is not among them."""
+    """Values of the :data:`TRAITS` in the class; values that depend on options are missing."""
     options: Mapping[str, Any]
-    """Its options and their defaults; :data:`REQUIRED` where there is none."""
+    """Options with their defaults; :data:`REQUIRED`: an option without a default."""
     open: bool = False
     """Whether it takes options of any name."""
 
@@ -43,7 +43,7 @@ class Facts:
         return self.documentation.partition("\n")[0]
 
     def able(self, trait: str) -> frozenset[str]:
-        """Return ``needs`` or ``offers``, nothing where it is no set of words."""
+        """Return ``needs`` or ``offers``; an empty set if the trait is no set of words."""
         given = self.traits.get(trait, ())
         return frozenset(filter(is_text, given)) if isinstance(given, frozenset | set | list | tuple) else frozenset()
 
@@ -54,7 +54,7 @@ def is_text(value: Any) -> bool:
 
 
 def of_object(factory: Callable[..., Any]) -> Facts:
-    """Return what a class, function or command that is there says of itself."""
+    """Return the facts of an imported class, function or command."""
     where, text = (factory.callback, factory.help) if isinstance(factory, click.Command) else (factory, factory.__doc__)
     any_name, variadic = (
         inspect.Parameter.VAR_KEYWORD,
@@ -62,7 +62,7 @@ def of_object(factory: Callable[..., Any]) -> Facts:
     )
     try:
         parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # some built-in callables do not tell
+    except (TypeError, ValueError):  # some built-in callables have no signature
         parameters = [inspect.Parameter("options", any_name)]
     found = {trait: getattr(factory, trait, None) for trait in TRAITS}
     plain = bool | str | frozenset | set | list | tuple
@@ -76,7 +76,7 @@ def of_object(factory: Callable[..., Any]) -> Facts:
 
 
 def of_reference(reference: str) -> Facts | None:
-    """Return what the class at ``"package.module:Name"`` says of itself; None where the source does not tell everything."""
+    """Return the facts of the class at ``"package.module:Name"``; None if its source is not enough."""
     module, _, name = reference.partition(":")
     try:
         return _Source(module, name).facts()
@@ -85,7 +85,7 @@ def of_reference(reference: str) -> Facts | None:
 
 
 class _UnreadableError(Exception):
-    """The source alone does not tell."""
+    """The source text is not enough to read the facts."""
 
 
 def _tree(module: str) -> ast.Module:
@@ -100,7 +100,7 @@ def _tree(module: str) -> ast.Module:
 
 
 class _Source:
-    """A class as its module's source has it."""
+    """The source text of a class."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._tree = module, _tree(module)
@@ -109,7 +109,7 @@ class _Source:
             raise _UnreadableError(name)
 
     def facts(self) -> Facts:
-        """Return what it says of itself."""
+        """Return the facts of the class."""
         lineage = list(self._lineage())
         traits: dict[str, Any] = {}
         for one in lineage:
@@ -132,7 +132,7 @@ class _Source:
         return bound[0]
 
     def _lineage(self) -> Iterator[_Source]:
-        """Yield the class and those it inherits from, nearest first; several bases with bases are left to Python's own rules."""
+        """Yield the class and its base classes, nearest first. Multiple inheritance is not read from source."""
         yield self
         named = [base.id if isinstance(base, ast.Name) else None for base in self._class.bases]
         if named in ([], ["object"]):
@@ -157,7 +157,7 @@ class _Source:
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def _traits(self) -> dict[str, Any]:
-        """Return the traits in the class's body; None for one that is no plain value but, say, a property."""
+        """Return the traits in the class's body; None for a trait that is no plain value, such as a property."""
         found: dict[str, Any] = {}
         for node in self._class.body:
             for trait in _bound(node) & {*TRAITS}:
@@ -189,7 +189,7 @@ class _Source:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """Return the names that a statement binds; an import's and a branch's count, so that nothing is taken for the only one."""
+    """Return the names that a statement binds, also in imports and branches, so that a name bound twice is noticed."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):

@@ -36,7 +36,7 @@ def specframe_register_drafters(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Drafter`.
-    Must: propose from its own state and the batch alone; keep what it caches over rounds.
+    Must: propose from its own state and the batch only; keep its cache over rounds.
     Must not: feed a sequence's prefix to its model again; write to the batch.
     """
 
@@ -48,18 +48,18 @@ def specframe_register_verifiers(register: Register) -> None:
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.Verifier`.
     Must: return the target's scores after the last token and after every draft token: logits (B, N + 1, V).
-    Must not: decide how many tokens stand.
+    Must not: decide how many tokens are accepted.
     """
 
 
 @hookspec
 def specframe_register_acceptance_rules(register: Register) -> None:
-    """Offer acceptance rules: they decide how many draft tokens stand, and the bonus token.
+    """Offer acceptance rules: they decide how many draft tokens are accepted, and the bonus token.
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.AcceptanceRule`.
     Must: judge on the device, every row on its own; give K + 1 tokens on full acceptance.
-    Must not: synchronise host and device; claim ``lossless`` where the output distribution is not the target's.
+    Must not: synchronise host and device; claim ``lossless`` if the output distribution is not the target's.
     """
 
 
@@ -69,7 +69,7 @@ def specframe_register_alignments(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Alignment`.
-    Must: derive positions from explicit state; say in ``needs`` what the KV backend has to be able to do.
+    Must: derive positions from explicit state; list in ``needs`` the features needed of the KV backend.
     Must not: look for pad ids in tokens; reach into a KV backend's tensors.
     """
 
@@ -91,8 +91,8 @@ def specframe_register_kv_backends(register: Register) -> None:
 
     Called: once per process, at discovery.
     Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.cache.KVBackend`.
-    Must: list in ``offers`` what its stores can do; keep a sequence's keys and values until it has finished.
-    Must not: interpret positions; allocate per round where the layout is static.
+    Must: list in ``offers`` the features of its stores; keep a sequence's keys and values until it has finished.
+    Must not: interpret positions; allocate memory in each round if the layout is static.
     """
 
 
@@ -125,7 +125,7 @@ def specframe_register_models(register: RegisterModels) -> None:
     Called: once per process, at discovery.
     Argument: ``register(alias, location, target=None)``; location is a directory or a hub id, ``target`` the alias of the
     target this model drafts for.
-    Must: name an alias nobody else names.
+    Must: use an alias that no other plugin uses.
     Must not: load or look for the model.
     """
 
@@ -136,7 +136,7 @@ def specframe_register_observers(register: Register) -> None:
 
     Called: once per process, at discovery; every run makes one observer from each factory.
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Observer`.
-    Must: return quickly; treat what it is given as read-only.
+    Must: return quickly; treat its arguments as read-only.
     Must not: synchronise host and device.
     """
 
@@ -160,5 +160,5 @@ def specframe_register_commands(register: Register) -> None:
     Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one, which is imported when the
     command runs or the commands are listed. Commands are listed in the order in which they are registered.
     Must: raise a ``SpecframeError`` with one sentence on a user's mistake: it is printed, and the exit status is 2.
-    Must not: import torch at module level; take a name that is taken: nobody's command of that name can be used then.
+    Must not: import torch at module level; use the name of another command: neither command can be used then.
     """

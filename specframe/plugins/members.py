@@ -1,4 +1,4 @@
-"""What a strategy has to have: the members of its role's protocol, looked for before it is used."""
+"""Check that a strategy has the members of its role's protocol, before its first use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROTOCOLS: Mapping[str, type] = {
 METHOD = "method"
 
 TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str, "frozenset[str]": Set, "Budget": Budget}
-"""What a protocol's attribute has to be, by its annotation."""
+"""Types of protocols' attributes, by annotation."""
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def members(kind: str) -> Mapping[str, str]:
 def fault(kind: str, given: Any, also: str = "") -> str | None:
     """Return why ``given`` is no strategy of a kind, as part of a sentence; None where it is one.
 
-    The object is looked at, not used: a method may still take other arguments than the protocol's.
+    The object's methods are not called, so that wrong parameters of a method do not show here.
 
     Args:
         kind: a role of :data:`specframe.plugins.registry.ROLES`, or "observer".

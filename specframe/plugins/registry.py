@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def facts(self) -> Facts:
-        """What it says of itself, from its source where that tells everything; raise as :attr:`factory` does where not."""
+        """Facts of the entry, from source text if that is enough; else from the :attr:`factory`, with its errors."""
         known = of_reference(self.reference) if isinstance(self.reference, str) else None
         return known or of_object(self.factory)
 
@@ -151,7 +151,7 @@ class Registry:
         return the_one(self.entries[kind][name])
 
     def excuse(self, name: str) -> str | None:
-        """Return why a plugin of a name offers nothing, where there is one: it failed to load, or is not installed."""
+        """Return why the plugin of a name offers nothing (it failed to load, or is not installed), or None."""
         for distribution, fault in self.failures.items():
             if normal(name) == normal(distribution) or f"plugin {name!r} (" in fault:
                 return f"{name!r} cannot be used: {distribution} was skipped: {fault}"
@@ -182,7 +182,7 @@ class Registry:
             raise OptionError(f"{kind} {name!r}: {error}") from error
         except SpecframeError:
             raise
-        except (Exception, SystemExit) as error:  # a stranger's constructor may raise anything
+        except (Exception, SystemExit) as error:  # a plugin's constructor may raise any error
             raise PluginError(f"{entry} could not be made: {type(error).__name__}: {sentence(error)}") from error
 
     def __iter__(self) -> Iterator[Entry]:
@@ -192,7 +192,7 @@ class Registry:
 
 
 def check_options(entry: Entry, given: Iterable[str]) -> None:
-    """Raise :class:`OptionError` for an option that a strategy does not take, with those it does."""
+    """Raise :class:`OptionError` for an option that a strategy does not have; the error lists its options."""
     facts = entry.facts
     unknown = ", ".join(sorted(set(given) - set(facts.options)))
     if unknown and not facts.open:
@@ -260,7 +260,7 @@ def offer(registry: Registry, plugin: Any, distribution: str) -> None:
 
 
 def add_entry(registry: Registry, distribution: str, kind: str, name: str, factory: Callable[..., Any] | str) -> None:
-    """Put one entry into the registry; what is the same twice counts once, and a name that is no text is a failure."""
+    """Put one entry into the registry. An equal entry is registered once; a name that is no text is a failure."""
     if not isinstance(name, str) or not name:
         registry.fail(distribution, f"{kind} {shown(name)}: expected a name, a text")
         return

@@ -1,4 +1,4 @@
-"""A record of every sequence, kept apart from the pool, that what the pool holds can be compared with."""
+"""An independent record of every sequence, to compare the pool's state with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specframe.errors import InvariantError
 
 @attrs.define(eq=False)
 class Account:
-    """What is known of one sequence apart from the pool: its tokens, and when it must end."""
+    """Independent record of one sequence: its tokens, and when it must end."""
 
     number: int
     sequence: Sequence
@@ -22,10 +22,10 @@ class Account:
     stops: frozenset[int]
     limit: int
     parent: int | None
-    """The number of the sequence whose row it copied."""
+    """Number of the parent sequence, whose row was copied; None: the sequence is no fork."""
 
     def continuation(self, tokens: list[int]) -> list[int]:
-        """Return the tokens that may be added, cut at the first stop and at the limit."""
+        """Return the tokens that may be added: cut after the first stop token, and at the limit."""
         tokens = tokens[: self.limit - len(self.tokens)]
         for place, token in enumerate(tokens):
             if token in self.stops:
@@ -34,14 +34,14 @@ class Account:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the sequence has ended, so that no token may follow."""
         return len(self.tokens) >= self.limit or (
             len(self.tokens) > self.prompt_length and self.tokens[-1] in self.stops
         )
 
 
 class Accounts:
-    """The accounts of a run's sequences, and the number of the round that is under way."""
+    """The accounts of a run's sequences, and the number of the current round."""
 
     def __init__(self) -> None:
         self.round_number = 1
@@ -49,7 +49,7 @@ class Accounts:
         self._numbers = itertools.count()
 
     def account(self, sequence: Sequence) -> Account:
-        """Return what is known of a sequence; at first sight its request tells."""
+        """Return a sequence's account; a new sequence's account is made from its request."""
         if id(sequence) not in self._accounts:
             request = sequence.request
             prompt = list(request.prompt_ids)
@@ -66,11 +66,11 @@ class Accounts:
         return self._accounts[id(sequence)]
 
     def fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
-        """Raise the error that names what broke."""
+        """Raise the error that names the broken invariant."""
         raise InvariantError(invariant, self.round_number, row, account.index, detail)
 
     def batch(self, batch: Batch) -> list[Account]:
-        """Check that the batch holds the sequences' own tokens, and return their accounts."""
+        """Check that each row holds the tokens of its sequence, and return the sequences' accounts."""
         accounts = [self.account(sequence) for sequence in batch.sequences]
         on_device, rows = batch.lengths_B.tolist(), batch.tokens_BS.tolist()
         for row, account in enumerate(accounts):
@@ -79,7 +79,7 @@ class Accounts:
                 got = f"{batch.lengths[row]} on the host and {on_device[row]} on the device"
                 self.fail("row", row, account, f"the row's length is {got}, expected its {length} tokens")
             if rows[row][:length] != account.tokens:
-                self.fail("row", row, account, "the row's tokens are not those its sequence was given")
+                self.fail("row", row, account, "the row's tokens differ from its sequence's tokens")
             if account.ended:
                 self.fail("stop", row, account, "the row decodes on after its end")
             if account in accounts[:row]:

@@ -1,10 +1,10 @@
-"""Invariant checks: a run that verifies, forward by forward and round by round, what every lossless combination keeps.
+"""Invariant checks: in every forward and every round, a run verifies the invariants of lossless decoding.
 
 =========  ==========================================================================================
 position   position of a token = number of real tokens before it in its row
 mask       a query sees exactly its row's tokens up to itself
-cache      what is cached for a row describes the row's tokens, each once, and nothing that was rejected
-bonus      what stands of a draft and the token after it are the target's own
+cache      the visible slots of a row hold the row's tokens, each once, and no rejected token
+bonus      accepted draft tokens and the bonus token after them are the target's own choices
 stop       a row ends at its first stop token or at its limit, and nothing follows
 row        a row's tokens, keys and values are those of its own sequence
 =========  ==========================================================================================
@@ -41,7 +41,7 @@ class Checks(Accounts, Watcher, Listener):
         return attrs.evolve(use, rule=rule, alignment=TappedAlignment(use.alignment, self))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
-        """Return a run whose models check what they are fed."""
+        """Return a run whose models check each forward."""
         return CheckedRun(*args, **kwargs, checks=self)
 
     def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
@@ -76,7 +76,7 @@ class Checks(Accounts, Watcher, Listener):
             if batch.sequences[row] is not sequence:
                 self.fail("row", row, account, "the row's sequence changed during the alignment's commit")
             if accepted != host_accepted[row] or (tokens_BT[row] != host_tokens[row])[: accepted + 1].any():
-                self.fail("bonus", row, account, "the tokens that stand differ between host and device")
+                self.fail("bonus", row, account, "the committed tokens differ between host and device")
             longer = not 0 <= accepted <= given_B[row]
             if longer or (tokens_BT[row] != rule_BT[row])[: accepted + 1].any():
                 differ.append(row)
@@ -92,7 +92,7 @@ class Checks(Accounts, Watcher, Listener):
         given_B: np.ndarray,
         rule_BT: np.ndarray,
     ) -> None:
-        """Tell rows that have each other's verdicts from rows with tokens of nobody's."""
+        """Raise the error for wrong verdicts: either rows have one another's verdict, or a row's tokens are no row's."""
         row = differ[0]
         account, count = self.account(order[row]), int(accepted_B[row]) + 1
         others = [
@@ -101,12 +101,14 @@ class Checks(Accounts, Watcher, Listener):
             if other != row and given_B[other] + 1 >= count and (tokens_BT[row] == rule_BT[other])[:count].all()
         ]
         if len(differ) > 1 and others:
-            self.fail("row", row, account, f"the row was given what stands of row {others[0]}")
+            self.fail("row", row, account, f"the row has the committed tokens of row {others[0]}")
         got, expected = tokens_BT[row, :count].tolist(), rule_BT[row, : given_B[row] + 1].tolist()
-        self.fail("bonus", row, account, f"the tokens {got} stand, expected {expected} as judged, or their start")
+        self.fail(
+            "bonus", row, account, f"the tokens {got} are committed, expected {expected} as judged, or their start"
+        )
 
     def round(self, report: RoundReport) -> None:
-        """Check what every row gained, and that it ended where it had to."""
+        """Check each row's gained tokens, and that the row ended where it had to."""
         for row, sequence in enumerate(report.sequences):
             account, gained = self.account(sequence), int(report.gained[row])
             accepted = int(report.verdict.host()[0][row])

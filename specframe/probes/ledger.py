@@ -1,4 +1,4 @@
-"""A second KV cache beside each model's own, in which every slot holds the name of the token that was written there.
+"""Cache checks: a shadow KV cache beside each model's cache, with the name of a token in every slot.
 
 The ledger's store is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
 which token. It is moved and written exactly as the cache itself, so what a query is about to see can be read back and
@@ -128,14 +128,14 @@ class Ledger(Listener):
                 self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
 
     def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
-        """Return a row's tokens up to its end + ``offset``: its own, then those of the chain drafted in this round."""
+        """Return a row's tokens up to its end + ``offset``: its own tokens, then this round's drafted chain."""
         if offset < 0:
             return np.array(account.tokens[:offset], dtype=np.int64)
         drafted = [int(self._drafted[place][row]) for place in range(offset)]
         return np.array(account.tokens + drafted, dtype=np.int64)
 
     def _paths(self, row: int, account: Account, block: Block) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the fed tokens of each path, by their places in the block, and all tokens of the row up to the path's end."""
+        """Yield, for each path, its fed tokens' places in the block and all tokens of the row up to the path's end."""
         if block.sees_BTT is None:
             yield np.arange(block.width), self._tokens(row, account, block.end)
             return
@@ -183,7 +183,7 @@ class Ledger(Listener):
                     self._check_path(row, account, logits_BTV[row, heard - skipped], tokens_P)
 
     def _check_path(self, row: int, account: Account, logits_TV: torch.Tensor, tokens_P: np.ndarray) -> None:
-        """Compare the choices after the last tokens of a path with those computed without a cache."""
+        """Compare the choices after a path's last tokens with choices computed without a cache."""
         first = len(tokens_P) - len(logits_TV)
         afresh_TV = self._afresh(tokens_P)[first:]
         choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
@@ -206,7 +206,7 @@ class Ledger(Listener):
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
-    """Return the names in a row's slots, those of its prompt as its own where another sequence of the same prompt wrote them."""
+    """Return the names in a row's slots. In a fork, the prompt's names from the parent count as the fork's own."""
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
     owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
@@ -215,21 +215,21 @@ def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
 
 @attrs.frozen(eq=False)
 class View:
-    """What the queries of one row see."""
+    """View of the queries of one row: the slots they see, with the names in them."""
 
     names: np.ndarray
-    """The name in each slot, (S, 3)."""
+    """Name in each slot, (S, 3)."""
     visible: np.ndarray
-    """Which query sees which slot, (T, S)."""
+    """Whether a query sees a slot, bool (T, S)."""
     places: np.ndarray
-    """The place of each query's token, (T,)."""
+    """Place of each query's token in its sequence, (T,)."""
 
     def fault(self, number: int, tokens_P: np.ndarray) -> tuple[str, str] | None:
-        """Return the invariant that is broken and how, or None.
+        """Return the broken invariant and a description, or None.
 
         Args:
-            number: the row's sequence.
-            tokens_P: its tokens, up to the last one fed.
+            number: number of the row's sequence.
+            tokens_P: the sequence's tokens up to the last fed token.
         """
         owner_S, place_S, token_S = self.names.T
         seen_S, filled_S = self.visible.any(0), place_S >= 0

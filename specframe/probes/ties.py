@@ -1,21 +1,21 @@
-"""When two logits are as good as equal: rounding decides then which token is the most likely one.
+"""Ties: two logits so close that rounding decides which token is the most likely.
 
 A decoder layer rounds the residual stream twice, after attention and after its feed-forward block; with the embedding
-and the head that is 2 L + 2 roundings for L layers. Each errs by up to eps / 2 of what it rounds, with a standard
+and the head that is 2 L + 2 roundings for L layers. A rounding has a relative error of up to eps / 2, with a standard
 deviation of eps / sqrt(12), where eps is the distance from 1 to the next number of the dtype. The errors of different
-roundings are as good as independent, so they add up like a random walk, and what one logit loses another may gain:
+roundings are nearly independent, so they add up like a random walk, and two logits may err in opposite directions:
 the distance between two logits of size M has a standard deviation of sqrt(2) * sqrt(2 L + 2) * eps / sqrt(12) * M.
-Five of those make the bound,
+The bound is five standard deviations,
 
     bound = 2 * sqrt(2 L + 2) * eps * M, with M the largest logit's size.
 
-It supposes that a model passes errors on as they are. One that magnifies them (sharp attention, or a router of experts
-that is itself near a tie) has a wider bound where that can be shown without any of specframe: twice the largest error,
-over the vocabulary, of the model's own forward in its dtype against float64 at that very place, as it is and with
-roundings like those of all layers, sqrt(2 L + 2) * eps / sqrt(12), put on the embeddings at random.
+The bound assumes that a model does not magnify errors. Sharp attention magnifies them, and so does a router of experts
+that is itself near a tie. For such a model the bound may be wider, if a measurement without specframe shows it: twice the
+largest error, over the vocabulary, of the model's own forward in its dtype against float64 for the same tokens. The error
+is measured twice: with unchanged embeddings, and with random relative errors of sqrt(2 L + 2) * eps / sqrt(12) on them.
 
-Two batch shapes add up the same numbers in different orders, so either may pick either of two tokens whose logits are
-that close. A wrong position, mask or cache moves logits by a good part of M itself.
+Two batch shapes add up the same numbers in different orders, so either shape may pick either of two tied tokens. A wrong
+position, mask or cache moves logits by far more, a large part of M.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
-"""Rows, and tokens fed at once (None: all), of the forwards whose errors are measured."""
+"""Shapes of the forwards whose errors are measured: rows, and tokens fed at once (None: all)."""
 
 STEPPED = 16
-"""How many tokens at the end are fed in steps; what comes before them is fed at once."""
+"""Number of last tokens fed in steps. The tokens before them are fed at once, to save time."""
 
 
 def roundings(model: PreTrainedModel) -> float:
-    """Return the relative size that all roundings of one forward add up to."""
+    """Return the relative error that all roundings of one forward add up to."""
     layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 1))
     return math.sqrt(2 * layers + 2) * torch.finfo(model.dtype).eps
 
@@ -50,23 +50,23 @@ def tie_bound(model: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
 
 @attrs.frozen
 class Weighed:
-    """How good some tokens are, by the target's logits in float64."""
+    """Comparison of some tokens with the best token, by the target's float64 logits."""
 
     gap: float
-    """Distance of the two best logits."""
+    """Distance between the two best logits."""
     short: float
-    """How far the least of the tokens is from the best."""
+    """Distance from the best logit to the lowest logit among the tokens."""
     bound: float
-    """Largest distance that rounding explains."""
+    """Largest distance that rounding can explain."""
 
     @property
     def tie(self) -> bool:
-        """Whether each of the tokens is as good as the best."""
+        """Whether every token is tied with the best."""
         return self.short <= self.bound
 
 
 class Scales:
-    """Weighs tokens with a float64 copy of a model, made when it is first needed."""
+    """Comparison of tokens by a float64 copy of a model. The copy is made at first use."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -76,9 +76,9 @@ class Scales:
     def weigh(
         self, ids: list[int], tokens: Sequence[int], noised: Callable[..., torch.Tensor] = torch.clone
     ) -> Weighed:
-        """Weigh the tokens as continuations of ``ids``; with no token the shortfall is infinite.
+        """Compare the tokens as continuations of ``ids``; without tokens, ``short`` is infinite.
 
-        ``noised`` makes of the logits (V,) those whose best is chosen.
+        ``noised`` turns logits (V,) into the scores whose best token is chosen, for example by adding Gumbel noise.
         """
         exact_V = self._logits(ids)
         score_V = noised(exact_V)
@@ -96,7 +96,7 @@ class Scales:
             with torch.inference_mode(False):
                 self._copy = copy.deepcopy(self._model).double()
             if hasattr(self._copy.config, "_experts_implementation"):
-                self._copy.config._experts_implementation = "eager"  # the others have no float64
+                self._copy.config._experts_implementation = "eager"  # the other implementations do not support float64
         return _forward(self._copy, ids, 1, None)[0]
 
     def _error(self, ids: list[int], exact_V: torch.Tensor, rows: int, step: int | None) -> float:
@@ -107,7 +107,7 @@ class Scales:
 
 @contextlib.contextmanager
 def _erring(model: PreTrainedModel) -> Iterator[None]:
-    """Put random roundings on the embeddings of all rows but the first, the same ones every time."""
+    """Add random rounding errors to the embeddings of all rows but the first. The errors are equal in every call."""
     size, place = roundings(model) / math.sqrt(12), 0
 
     def round_off(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def _erring(model: PreTrainedModel) -> Iterator[None]:
 
     try:
         hook = model.get_input_embeddings().register_forward_hook(round_off)
-    except (AttributeError, NotImplementedError):  # a model of another making, without embeddings
+    except (AttributeError, NotImplementedError):  # a model of unusual structure, without input embeddings
         yield
         return
     try:
@@ -130,7 +130,7 @@ def _erring(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _forward(model: PreTrainedModel, ids: list[int], rows: int, step: int | None) -> torch.Tensor:
-    """Return the logits after some tokens, (B, V), when they are fed to ``rows`` rows, ``step`` of them at once."""
+    """Return the logits after the tokens, (B, V), with the tokens fed to ``rows`` equal rows, ``step`` tokens at once."""
     tokens_BT = torch.tensor([ids] * rows, device=model.device)
     positions_BT = torch.arange(len(ids), device=model.device).expand(rows, -1)
     head = len(ids) if step is None else max(1, len(ids) - STEPPED)

@@ -85,7 +85,7 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layer_types": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a model type needs beside :data:`SIZES`, for the parts of its configuration, too."""
+"""Further settings of model types besides :data:`SIZES`, also for the parts of their configurations."""
 
 
 def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
@@ -115,7 +115,7 @@ def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
 
 
 def shrunk(config: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a configuration like ``config`` tiny, those of its parts included."""
+    """Return the settings that make a configuration like ``config`` tiny, with settings for its parts."""
     fields = {name: SIZES[name] for name in vars(config) if name in SIZES} | own
     parts = {name: part for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
     return fields | {

@@ -151,7 +151,7 @@ Right = int | Mapping[int, int] | Callable[[int, int], int] | None
 
 
 class ScriptedDrafter:
-    """Proposes what a script says: a number of right tokens, then wrong ones.
+    """Drafter that follows a script: a number of right tokens, then wrong tokens.
 
     Args:
         truth: the target's own continuation of each request, by request index; longer than what will be generated.

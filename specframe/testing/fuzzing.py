@@ -1,4 +1,4 @@
-"""Inputs drawn at random, the same ones from the same seed, and what every refusal of one has to be.
+"""Random inputs, reproducible by their seed, and the requirements on every refusal.
 
 ``SPECFRAME_FUZZ`` says how many inputs the tests draw in all, 100 where it is not set, and ``SPECFRAME_FUZZ_SEED`` from which seed.
 """
@@ -49,7 +49,7 @@ TEXTS: tuple[str, ...] = (
 
 
 def inputs(kind: str) -> pytest.MarkDecorator:
-    """Return what runs a test once for each input of a kind, with its ``number``."""
+    """Return a decorator that runs a test once for each input of a kind, with its ``number``."""
     return pytest.mark.parametrize("number", range(max(1, COUNT * SHARES[kind] // 100)))
 
 

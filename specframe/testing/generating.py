@@ -35,7 +35,7 @@ def both(
     options: dict[str, Any] | None = None,
     **asked: Any,
 ) -> tuple[Any, Any]:
-    """Return what ``generate`` gives without an assistant and with the drop-in.
+    """Return the outputs of ``generate`` without an assistant and with the drop-in.
 
     Args:
         model, draft: the target and what drafts for it.

@@ -1,4 +1,4 @@
-"""Decode requests through a pipeline, hold them against the reference decoder, and watch what was fed.
+"""Decode requests through a pipeline, compare results with the reference decoder, and record fed tokens.
 
 A request's stop ids and length are its own here, so that one batch can hold rows that end in different ways.
 """
@@ -79,7 +79,7 @@ def continuation(model: PreTrainedModel, prompt: Sequence[int], count: int) -> l
 
 
 def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) -> list[list[int]]:
-    """Return the continuation of every request, by index and ``beyond`` its end: what a scripted drafter goes by."""
+    """Return the continuation of every request, by index, and ``beyond`` its end; it is the script of a scripted drafter."""
     found: list[list[int]] = [[] for _ in range(1 + max(request.index for request in asked))]
     for request in asked:
         found[request.index] = continuation(model, request.prompt_ids, request.max_new_tokens + beyond)
@@ -99,7 +99,7 @@ def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
 
 
 def assert_exact(model: PreTrainedModel, asked: Sequence[Request], results: Sequence[Result]) -> None:
-    """Assert that results are those of the reference decoder, token for token, in the order asked."""
+    """Assert that results equal those of the reference decoder, token for token, in the order of the requests."""
     assert [result.index for result in results] == [request.index for request in asked]
     for request, result in zip(asked, results, strict=True):
         tokens, reason = expected(model, request)
@@ -136,7 +136,7 @@ def check(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
 
 @attrs.frozen
 class Round:
-    """What one round fed: (rows, tokens per row) of each forward pass."""
+    """Forward passes of one round, each as (rows, tokens per row)."""
 
     report: RoundReport
     target: list[tuple[int, int]]

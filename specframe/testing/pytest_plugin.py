@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that need CUDA where there is none."""
+    """Skip tests that need CUDA on a machine without CUDA."""
     if item.get_closest_marker("cuda") is not None:
         import torch
 

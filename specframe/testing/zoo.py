@@ -90,7 +90,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 NAMES = tuple(_MODELS)
 CHARACTERS = ("<eos>", "\n", *map(chr, range(32, 127)))
-"""What the tokens of :func:`character_tokenizer` stand for, by id: as many as the vocabulary has."""
+"""Texts of the tokens of :func:`character_tokenizer`, by id; one for each id of the vocabulary."""
 
 
 def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
@@ -120,7 +120,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_pair(folder: Path) -> list[str]:
-    """Save a target, a draft that often agrees with it, and their tokenizer; return the options that name the two."""
+    """Save a target, a draft model that often agrees with it, and a tokenizer; return the options that name both models."""
     target, tokenizer = build("qwen3"), character_tokenizer()
     for name, model in {"target": target, "drafter": good_draft(target)}.items():
         model.save_pretrained(folder / name)

@@ -1,4 +1,4 @@
-"""Prompts that are the messages of a chat."""
+"""Prompts given as chat messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of messages, put through the tokenizer's chat template, up to where the answer begins.
+    """Return the token ids of the messages under the tokenizer's chat template, up to the start of the answer.
 
     Raises:
         PromptError: the tokenizer has no chat template, or its template refuses the messages.
@@ -29,5 +29,5 @@ def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     chat = [dict(one) for one in messages]
     try:
         return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-    except Exception as error:  # a template is a program of the checkpoint's and may raise anything
+    except Exception as error:  # a template is code from the checkpoint and may raise any error
         raise PromptError(f"the target's chat template refuses the messages: {sentence(error)}") from error

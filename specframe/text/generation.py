@@ -1,6 +1,6 @@
-"""How a request is decoded: what its :class:`Sampling` says and, where that says nothing, the target's generation config.
+"""Decoding settings of a request: its :class:`Sampling` and, for each setting left open there, the target's generation config.
 
-Names and meanings are those of transformers' ``GenerationConfig``, and so are the processors and their order.
+Names, meanings, processors and their order are those of transformers' ``GenerationConfig``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Place:
-    """What some processors have to know of a request."""
+    """Facts about a request that some logits processors need."""
 
     prompt_length: int
     """Tokens of the prompt."""
     limit: int
     """Length at which the sequence ends, prompt included."""
     stops: list[int]
-    """Ids that end it."""
+    """Token ids that end the sequence."""
     device: str
-    """Where the logits are."""
+    """Device of the logits."""
     begin: int
-    """Length at which the first token that may be chosen freely is: the prompt's, or one more where the first is forced."""
+    """Length at which the first free choice of a token happens: the prompt's length, plus 1 if the first token is forced."""
 
 
 COLDEST, STRONGEST = 1e-30, 1e30
-"""A temperature below and a penalty beyond these act as they do, and scores in float32 would overflow: to nan, or an error."""
+"""Lowest temperature and strongest penalty handed to transformers. More extreme values have the same effect, but float32 scores
+would overflow to nan."""
 
 Make = Callable[[Any, Place], Any]
 
@@ -68,7 +69,7 @@ PROCESSORS: Mapping[str, Make] = {
         list(ids), at.begin, device=at.device
     ),
 }
-"""What is done to logits, in the order of ``generate``: the maker of each processor, by the setting that asks for it."""
+"""Makers of logits processors, by setting, in the order in which ``generate`` applies them."""
 
 WARPERS: Mapping[str, Make] = {
     "temperature": lambda value, at: hf.TemperatureLogitsWarper(max(float(value), COLDEST)),
@@ -80,7 +81,7 @@ WARPERS: Mapping[str, Make] = {
     "epsilon_cutoff": lambda value, at: hf.EpsilonLogitsWarper(value),
     "eta_cutoff": lambda value, at: hf.EtaLogitsWarper(value, device=at.device),
 }
-"""What is done after that, where tokens are drawn."""
+"""Makers of the warpers, applied after the processors when tokens are sampled."""
 
 MAKERS = {**PROCESSORS, **WARPERS, "renormalize_logits": lambda wanted, at: hf.LogitNormalization()}
 
@@ -88,27 +89,28 @@ PLACED = frozenset(
     {"presence_penalty", "bad_words_ids", "min_length", "min_new_tokens", "forced_eos_token_id"}
     | {"exponential_decay_length_penalty", "begin_suppress_tokens"}
 )
-"""Settings whose processors are made for one request; those of the others are shared, so that rows can be shaped together."""
+"""Settings that need one processor per request. Processors of other settings are shared, so that rows are shaped together."""
 
 FOR_STOPS = frozenset({"min_length", "min_new_tokens", "exponential_decay_length_penalty"})
-"""Settings that mean nothing where no id ends a sequence."""
+"""Settings without effect for a request that has no stop ids."""
 
 NEUTRAL: Mapping[str, Any] = dict.fromkeys(("repetition_penalty", "temperature", "top_p", "typical_p"), 1)
-"""The value of a setting that changes nothing, where it is another than 0, false or nothing."""
+"""Neutral values, which change nothing, of settings whose neutral value is not 0, false or None."""
 
 ENDS = ("max_time", "stop_strings")
-"""Settings that are taken from a generation config beside those of :data:`MAKERS`.
+"""Settings read from a generation config in addition to :data:`MAKERS`.
 
-``max_new_tokens`` and ``max_length`` are none: how many tokens are generated is an argument of :meth:`Pipeline.generate`.
+``max_new_tokens`` and ``max_length`` are not read: the number of tokens is an argument of :meth:`Pipeline.generate`.
 """
 
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50}
-"""What ``generate`` takes where a generation config with ``do_sample`` does not say."""
+"""Defaults of ``generate`` for a generation config with ``do_sample`` that leaves these settings open."""
 
 ALIASES = {"stop": "stop_strings", "forced_eos": "forced_eos_token_id"}
-"""The generation config's names of what :class:`Sampling` calls otherwise."""
+"""Names in a generation config of settings that :class:`Sampling` names differently."""
 
 NEEDS_TEMPERATURE = ("top_k", "top_p", "min_p", "typical_p")
+"""Settings that have an effect only if tokens are sampled."""
 
 NOT_DONE: Mapping[str, Any] = {
     "num_beams": 1,
@@ -119,7 +121,7 @@ NOT_DONE: Mapping[str, Any] = {
     "watermarking_config": None,
     "token_healing": False,
 }
-"""Settings that change the output of ``generate`` and are not honoured, with their values that change nothing."""
+"""Unsupported settings that change the output of ``generate``, with their neutral values."""
 
 
 def idle(name: str, value: Any) -> bool:
@@ -128,11 +130,11 @@ def idle(name: str, value: Any) -> bool:
 
 
 def of_checkpoint(config: GenerationConfig | None, draws: bool) -> dict[str, Any]:
-    """Return the settings of a generation config that are honoured, by name.
+    """Return the supported settings of a generation config, by name.
 
     Args:
-        config: the target's; None: there are none.
-        draws: whether tokens may be drawn; if not, ``do_sample`` counts for nothing.
+        config: the target's generation config; None: no settings.
+        draws: whether tokens may be sampled; if not, ``do_sample`` is ignored.
     """
     if config is None:
         return {}
@@ -147,7 +149,7 @@ def of_checkpoint(config: GenerationConfig | None, draws: bool) -> dict[str, Any
 
 
 def not_done(config: GenerationConfig | None) -> str:
-    """Return the settings of a generation config that are not honoured, as text; empty where there are none."""
+    """Return the unsupported settings of a generation config as text; empty if there are none."""
     asked = {name: getattr(config, name, None) for name in NOT_DONE}
     return told({name: value for name, value in asked.items() if value is not None and value != NOT_DONE[name]})
 
@@ -159,11 +161,11 @@ def told(settings: Mapping[str, Any]) -> str:
 
 @attrs.frozen(eq=False, slots=False)
 class Settings:
-    """How requests that share a :class:`Sampling` are decoded.
+    """Decoding settings of the requests that share a :class:`Sampling`.
 
     Args:
-        sampling: what was asked for.
-        checkpoint: what holds where that says nothing, see :func:`of_checkpoint`.
+        sampling: the user's parameters.
+        checkpoint: the generation config's settings, for parameters the user left open, see :func:`of_checkpoint`.
     """
 
     sampling: Sampling
@@ -171,15 +173,15 @@ class Settings:
 
     @functools.cached_property
     def given(self) -> dict[str, Any]:
-        """What was asked for, by the generation config's names."""
+        """The user's settings, under the generation config's names."""
         return {ALIASES.get(name, name): value for name, value in self.sampling.given.items()}
 
     @functools.cached_property
     def inherited(self) -> dict[str, Any]:
-        """What comes from the generation config and has an effect."""
+        """Settings that come from the generation config and have an effect."""
         left = {name: value for name, value in self.checkpoint.items() if name not in self.given}
         if "min_new_tokens" in self.given:
-            left.pop("min_length", None)  # the two are one bound, counted with the prompt and without
+            left.pop("min_length", None)  # the same bound, but min_length counts the prompt too
         if self.greedy:
             left = {name: value for name, value in left.items() if name not in WARPERS}
         kept = {name: value for name, value in left.items() if not idle(name, value)}
@@ -187,7 +189,7 @@ class Settings:
 
     @property
     def temperature(self) -> float:
-        """The temperature that tokens are drawn at; 0: the most likely ones are taken."""
+        """Temperature of sampling; 0: greedy decoding."""
         return self.given.get("temperature", self.checkpoint.get("temperature", 0.0))
 
     @property
@@ -196,15 +198,15 @@ class Settings:
         return self.temperature == 0
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a setting that is not idle; None where it has no effect."""
+        """Return the value of a setting; None if the setting has no effect."""
         value = self.given.get(name, self.inherited.get(name))
         return None if value is None or idle(name, value) else value
 
     def check(self, max_new_tokens: int, vocabulary: int) -> Settings:
-        """Return these settings; raise :class:`OptionError` where a value that was asked for has no effect or no meaning.
+        """Return these settings; raise :class:`OptionError` if a value from the user has no effect or no meaning.
 
         Args:
-            max_new_tokens: tokens to generate where the sampling parameters do not say.
+            max_new_tokens: tokens to generate if the sampling parameters leave the number open.
             vocabulary: number of token ids.
         """
         asked = [name for name in NEEDS_TEMPERATURE if not idle(name, self.given.get(name))]
@@ -226,16 +228,16 @@ class Settings:
         return self
 
     def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:
-        """Return what the logits of one request go through, in the order transformers applies it.
+        """Return the logits processors of one request, in the order in which transformers applies them.
 
         Args:
             prompt_length: tokens of the prompt.
             limit: length at which the sequence ends, prompt included.
-            stop_token_ids: ids that end it.
-            device: where the logits are.
+            stop_token_ids: ids that end the sequence.
+            device: device of the logits.
 
         Raises:
-            OptionError: a value that transformers does not take.
+            OptionError: transformers refuses a value.
         """
         begin = prompt_length + (prompt_length == 1 and self["forced_bos_token_id"] is not None)
         at = Place(prompt_length, limit, list(stop_token_ids), str(device), begin)
@@ -266,5 +268,5 @@ class Settings:
 
 
 def inherited(settings: Iterable[Settings]) -> dict[str, Any]:
-    """Return what any of some requests has from the generation config."""
+    """Return the settings that at least one request takes from the generation config."""
     return {name: value for one in settings for name, value in one.inherited.items()}

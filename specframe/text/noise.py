@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, and on nothing else.
+"""Random numbers that depend only on their purpose.
 
-A number is a hash of (seed, sequence, position, stream), so a sequence draws the same numbers whatever its row, its batch or the
-number of rounds it took. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), in int64 arithmetic that wraps
-alike on every device.
+A number is a hash of (seed, sequence, position, stream). So a sequence draws the same numbers in any row, in any batch and
+after any number of rounds. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Its int64 arithmetic wraps
+around identically on every device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECOND = -7723592293110705685  # 0x94D049BB133111EB
 
 
 class Stream(IntEnum):
-    """What a random number is for: numbers of different streams are independent."""
+    """Purpose of a random number. Numbers of different streams are independent."""
 
     TARGET = 1
     """Choosing the target's own token."""

@@ -1,6 +1,6 @@
-"""What one request asks for: how its tokens are chosen, when it ends, what is told of it.
+"""Sampling parameters of one request, and the shaping of logits by them.
 
-Tokens are chosen through transformers' own logits processors, at every position of a block.
+Transformers' own logits processors shape the logits, at every position of a block.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "logprobs": functools.partial(whole, least=0),
     "samples": functools.partial(whole, least=1, most=MOST_SAMPLES),
 }
-"""What raises :class:`OptionError` for a value that a parameter does not accept, by the parameter."""
+"""Checks of values, by parameter. A check raises :class:`OptionError` for a value that the parameter does not accept."""
 
 NOT_LOGITS = frozenset({"processors", "criteria", "max_new_tokens", "logprobs", "samples"})
-"""Parameters that no generation config speaks of, or that are left to :meth:`specframe.Pipeline.generate`."""
+"""Parameters that a generation config does not have, or that :meth:`specframe.Pipeline.generate` handles."""
 
 
 def each(name: str, values: Any, accepts: Callable[[Any], bool], expected: str) -> None:
-    """Raise :class:`OptionError` unless ``values`` is a list or a tuple of what is accepted."""
+    """Raise :class:`OptionError` unless ``values`` is a list or a tuple of accepted values."""
     if not isinstance(values, tuple | list) or not all(map(accepts, values)):
         raise OptionError(f"{name}: expected {expected}, got {shown(values)}")
 
@@ -60,7 +60,7 @@ def is_id(value: Any) -> bool:
 
 
 def is_word(value: Any) -> bool:
-    """Return whether a value is a list of token ids, at least one."""
+    """Return whether a value is a list of at least one token id."""
     return isinstance(value, tuple | list) and len(value) > 0 and all(map(is_id, value))
 
 
@@ -70,39 +70,39 @@ def is_text(value: Any) -> bool:
 
 
 def is_callable(value: Any) -> bool:
-    """Return whether a value can be called and is no class, whose objects can."""
+    """Return whether a value can be called and is not a class: a class is mostly passed by mistake for its object."""
     return callable(value) and not isinstance(value, type)
 
 
 def several(given: Any) -> Any:
-    """Return one text as a tuple of it, anything else as it is."""
+    """Return one text as a tuple; return anything else as it is, with lists as tuples."""
     return (given,) if isinstance(given, str) else frozen(given)
 
 
 def frozen(value: Any) -> Any:
-    """Return lists as tuples, however deep."""
+    """Return a value with its lists, nested ones included, as tuples."""
     return tuple(map(frozen, value)) if type(value) is list else value
 
 
 @attrs.frozen
 class Sampling:
-    """How the tokens of one request are chosen, when it ends and what is told of it.
+    """Parameters of one request: how its tokens are chosen, when it ends and what its result holds.
 
-    A parameter that is not given (None) is what the target's generation config says, and else what changes nothing: without either,
-    decoding is greedy. Names and meanings are those of transformers' ``GenerationConfig``, and beyond it:
+    A parameter left open (None) takes the value of the target's generation config. Without a value there it has no effect, so
+    that decoding is greedy by default. Names and meanings are those of transformers' ``GenerationConfig``. In addition:
 
     - ``presence_penalty`` is subtracted from the score of every token that occurs in the generated part.
-    - ``forced_eos``: the last token that the length allows is an eos id.
-    - ``processors`` are a user's own ``LogitsProcessor`` objects, applied first; ``criteria`` a user's own ``StoppingCriteria``.
-    - ``stop``: strings that end the continuation. Its tokens reach to the one that completes the string, its text to before it.
-      None is looked for among the first ``min_new_tokens`` tokens.
-    - ``max_new_tokens`` takes the place of the number given for all prompts.
-    - ``max_time``: seconds after the prompt was taken up at which the continuation ends, with the round that is under way.
-    - ``logprobs``: tell the target's log-probability of each token, and of so many of the most likely ones (0: of none).
-    - ``samples``: continuations of the prompt, each with random numbers of its own; the prompt is read once.
+    - ``forced_eos``: the last token within the length limit is an eos id.
+    - ``processors`` are the user's ``LogitsProcessor`` objects, applied first. ``criteria`` are the user's ``StoppingCriteria``.
+    - ``stop``: strings that end the continuation. The token ids include the token that completes the string; the text ends before
+      the string. The first ``min_new_tokens`` tokens are not searched.
+    - ``max_new_tokens`` overrides the number given for all prompts.
+    - ``max_time``: seconds from the start of the prompt's decoding until its continuation ends; the current round is completed.
+    - ``logprobs``: the result holds the target's log-probability of each token, and of this many most likely tokens (0: none).
+    - ``samples``: number of continuations of the prompt, each with its own random numbers; the prompt is read once.
 
     Raises:
-        OptionError: a value outside of what it accepts.
+        OptionError: a parameter does not accept its value.
     """
 
     temperature: float | None = None
@@ -132,14 +132,14 @@ class Sampling:
 
     @classmethod
     def parameters(cls) -> list[str]:
-        """Return the names of what can be written down: everything but objects."""
+        """Return the names of the parameters that can be written as text or JSON: all but ``processors`` and ``criteria``."""
         return [field.name for field in attrs.fields(cls) if field.name not in ("processors", "criteria")]
 
     def with_parameters(self, given: Mapping[str, Any]) -> Sampling:
-        """Return these parameters with those given in the place of some.
+        """Return a copy with the given parameters replaced.
 
         Raises:
-            OptionError: an unknown name, or a value outside of what it accepts.
+            OptionError: a name is unknown, or a parameter does not accept its value.
         """
         for name in given:
             if name not in self.parameters():
@@ -148,7 +148,7 @@ class Sampling:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The parameters that were given and that a generation config may speak of, too."""
+        """The parameters with a value that a generation config may have, too."""
         values = attrs.asdict(self, recurse=False)
         return {name: value for name, value in values.items() if name not in NOT_LOGITS and value is not None}
 
@@ -159,7 +159,7 @@ class Sampling:
 
 
 class PresencePenalty(hf.LogitsProcessor):
-    """Subtracts a constant from the score of every token that was generated before."""
+    """Logits processor that subtracts a constant from the score of every token generated before."""
 
     def __init__(self, penalty: float, prompt_length: int) -> None:
         self._penalty, self._prompt_length = penalty, prompt_length
@@ -173,13 +173,13 @@ class PresencePenalty(hf.LogitsProcessor):
 def shape(
     batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return logits shaped by each row's plan, float32 when anything is done to them.
+    """Return logits shaped by each row's plan; float32 if any row has processors.
 
     Args:
         batch: the rows.
-        drafted_BN: the draft tokens that follow the rows' own.
-        logits_BTV: logits of the T last positions, T at most N + 1; of a chain the last follows all of ``drafted_BN``.
-        parents_BN: the node that each draft token follows, -1 for the row's last token; None: a chain.
+        drafted_BN: the N draft tokens of each row.
+        logits_BTV: logits of the last T positions, T at most N + 1. In a chain, the last position follows all of ``drafted_BN``.
+        parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
     """
     plans = [sequence.request.plan for sequence in batch.sequences]
     if not any(plan.prefixed or plan.positionwise for plan in plans):
@@ -198,9 +198,9 @@ def shape(
 
 
 def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
-    """Return scores in which rows decoded greedily have all their mass on the most likely token.
+    """Return scores in which the most likely token of every greedy row has probability 1.
 
-    Rules that compare probabilities, or add noise, need it to decode such rows greedily.
+    Acceptance rules that compare probabilities or add noise then decode these rows greedily.
     """
     greedy = [sequence.request.plan.greedy for sequence in batch.sequences]
     if not any(greedy):
@@ -212,9 +212,10 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
 
 
 def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
-    """Return where a user's own processors leave no token to choose, (B, T): a score is nan, or none is above minus infinity.
+    """Return the positions at which a user's processors leave no token to choose, as a bool tensor (B, T).
 
-    None where no row has processors of its own. Nothing leaves the device.
+    At such a position a score is nan, or all scores are minus infinity. None if no row has user processors. The result stays
+    on the device.
     """
     own = [sequence.request.plan.own for sequence in batch.sequences]
     if not any(own):
@@ -226,7 +227,7 @@ def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
 def prefixes(
     own_L: torch.Tensor, drafted_N: torch.Tensor, count: int, parents: list[int] | None
 ) -> Iterator[torch.Tensor]:
-    """Yield the tokens before each of the last ``count`` positions: a row's own, and the draft tokens on the way there."""
+    """Yield the tokens before each of the last ``count`` positions: the row's tokens (L), then the draft tokens of its path."""
     if parents is None:
         everything = torch.cat([own_L, drafted_N])
         yield from (everything[: len(everything) - left] for left in range(count - 1, -1, -1))
@@ -239,7 +240,7 @@ def prefixes(
 
 
 def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:
-    """Return each distinct chain of position-wise processors with the rows that share it."""
+    """Return each distinct list of position-wise processors with the rows that share the list."""
     chains: dict[tuple[int, ...], tuple[tuple[Any, ...], list[int]]] = {}
     for row, plan in enumerate(plans):
         if plan.positionwise:
@@ -249,7 +250,7 @@ def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:
 
 
 def _apply(processors: Rows[Any], tokens_BS: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Put all positions of all rows through processors that look at one position alone."""
+    """Apply position-wise processors, which look at one position only, to all positions of all rows."""
     flat = logits_BTV.flatten(0, 1)
     ids = tokens_BS[:, :1].repeat_interleave(logits_BTV.shape[1], dim=0)
     for processor in processors:

@@ -1,4 +1,4 @@
-"""Processors and criteria of a user's own, tried on the prompt: whether they can be called for one row and one place at a time."""
+"""Trial of a user's processors and criteria on the prompt: can each be called for one row and one position at a time?"""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ ROW_BY_ROW = frozenset(
         StopStringCriteria,
     }
 )
-"""Classes of transformers that go by each row's ids alone. A class that inherits from one of them may do otherwise."""
+"""Classes of transformers that depend only on each row's ids. A subclass may depend on more, so that it is tried."""
 
 SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
-"""What is not copied with an object for its trial: large, and called without a change."""
+"""Types shared with the trial copy of an object, not copied: they are large, and calls do not change them."""
 
 PLAIN = (type(None), str, bytes, int, float)
-"""What is compared as it is."""
+"""Types compared by value."""
 
 MOST = 10_000
-"""Entries of a list or dictionary that are looked at for a change, such as a vocabulary's; of more, their number."""
+"""Most entries of a container compared one by one, to bound the time. Of a larger container only its size is compared."""
 
 ALL = slice(None)
 
 TRIED = 2
-"""Tokens that are added to the prompt, one by one, for further trials."""
+"""Tokens added to the prompt, one by one, for further trial calls."""
 
 
 def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tensor, vocabulary: int) -> list[str]:
-    """Return the processors and criteria that have to be called once per token, with all rows, each with the reason why.
+    """Return the processors and criteria that have to be called once per token with all rows, each with the reason.
 
     Args:
-        processors, criteria: a user's own and others.
+        processors, criteria: the user's objects, possibly among others.
         ids_BS: the prompts, (B, S).
-        vocabulary: tokens that have a score.
+        vocabulary: number of token ids that have a score.
     """
     drawn_BV = torch.randn(len(ids_BS), vocabulary, generator=torch.Generator().manual_seed(0))
     scores_BV = drawn_BV.to(ids_BS.device)
@@ -85,7 +85,7 @@ def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tens
 def warn_of_unfit(
     asked: Iterable[Sampling], prompt_ids: Rows[int], vocabulary: int, device: torch.device | str
 ) -> None:
-    """Warn of the processors and criteria asked for that have to be called once per token, tried on one prompt."""
+    """Warn of each given processor or criterion that has to be called once per token. The trial uses one prompt."""
     distinct = {id(one): one for one in asked}.values()
     processors = {id(one): one for sampling in distinct for one in sampling.processors}.values()
     criteria = {id(one): one for sampling in distinct for one in sampling.criteria}.values()
@@ -102,9 +102,10 @@ def warn_of_unfit(
 def fault(
     one: Any, show: Callable[[Any, torch.Tensor, slice], Any], ids_BS: torch.Tensor, vocabulary: int
 ) -> str | None:
-    """Return why an object cannot be called for one row and one place at a time, as far as can be seen; None if it can.
+    """Return why an object cannot be called for one row and one position at a time; None if no reason shows.
 
-    A copy is called with the prompt, once more with the same, with each row alone, and all of it with some tokens more.
+    A copy is called with the prompt, then again with the prompt, then with each row alone. All calls are repeated with a few
+    tokens added to the prompt.
     """
     devices = [ids_BS.device] if ids_BS.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -121,13 +122,13 @@ def fault(
                     return "compares rows"
                 if noted(twin) != before:
                     return "counts its rows"
-        except Exception as error:  # whatever an object of a stranger raises when it is called in another way
+        except Exception as error:  # a user's object may raise any error when it is called differently
             return f"raises {type(error).__name__} when it is called for one row alone, or twice"
     return None
 
 
 def longer(ids_BS: torch.Tensor, vocabulary: int) -> Iterator[torch.Tensor]:
-    """Yield the prompt, and then the prompt with random tokens, the same in some rows."""
+    """Yield the prompt, then the prompt with random tokens added, some rows getting equal tokens."""
     generator = torch.Generator().manual_seed(0)
     yield ids_BS
     for _ in range(TRIED):
@@ -138,7 +139,7 @@ def longer(ids_BS: torch.Tensor, vocabulary: int) -> Iterator[torch.Tensor]:
 
 
 def twin_of(one: Any) -> Any:
-    """Return a copy of an object that can be called in its place: what it holds is copied, too, where that can be."""
+    """Return a copy of an object for trial calls. Its attributes are copied, too, if they can be."""
     twin = copy.copy(one)
     if not hasattr(twin, "__dict__"):
         return twin
@@ -146,18 +147,18 @@ def twin_of(one: Any) -> Any:
     for name, value in vars(twin).items():
         try:
             vars(twin)[name] = copy.deepcopy(value, dict(shared))
-        except Exception:  # locks, files, objects of other languages: the original serves
+        except Exception:  # locks, files and foreign objects cannot be copied: the copy shares the original
             continue
     return twin
 
 
 def noted(value: Any) -> list[Any]:
-    """Return what an object holds as something to compare: numbers, texts and tensors, and the kinds and sizes of all else."""
+    """Return an object's state in comparable form: numbers, texts and tensors by value, all else by type and size."""
     return [simple(held) for held in within(value, set())]
 
 
 def within(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield an object and what it holds, however deep, but nothing twice, and nothing of what is shared."""
+    """Yield an object and all objects inside it, each once. Objects inside shared ones are left out."""
     if isinstance(value, PLAIN):
         yield value
     elif id(value) not in seen:
@@ -168,7 +169,7 @@ def within(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def parts(value: Any) -> Iterable[Any]:
-    """Return what an object holds itself."""
+    """Return the direct parts of an object."""
     if isinstance(value, (*SHARED, torch.Tensor, np.ndarray)):
         return ()
     if isinstance(value, dict | list | tuple | set | frozenset):
@@ -178,7 +179,7 @@ def parts(value: Any) -> Iterable[Any]:
 
 
 def simple(value: Any) -> Any:
-    """Return a number, a text or a tensor as something to compare; of anything else its kind and size."""
+    """Return a value in comparable form: numbers, texts and tensors by value, anything else by type and size."""
     if isinstance(value, torch.Tensor | np.ndarray):
         array = torch.as_tensor(value).detach().cpu().contiguous()
         return str(array.dtype), tuple(array.shape), array.flatten().view(torch.uint8).numpy().tobytes()
@@ -188,7 +189,7 @@ def simple(value: Any) -> Any:
 
 
 def joined(parts: list[Any]) -> Any:
-    """Return what an object said of each row, as one."""
+    """Return the answers for single rows as one answer."""
     if isinstance(parts[0], torch.Tensor) and parts[0].ndim:
         return torch.cat(parts)
     return all(map(bool, parts))
@@ -203,7 +204,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def named(one: Any) -> str:
-    """Return the name of a class, or a function, with the package it is from."""
+    """Return the name of an object's class, or of a function, with its package."""
     kind = one if hasattr(one, "__name__") else type(one)
     package = kind.__module__.partition(".")[0]
     return kind.__name__ if package == "__main__" else f"{package}.{kind.__name__}"

@@ -44,7 +44,7 @@ def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
 
 
 def positive(rate: str) -> float:
-    """Return a rate; raise :class:`OptionError` when it is no number above 0."""
+    """Return a rate; raise :class:`OptionError` unless the rate is a number above 0."""
     try:
         number = read(rate, float)
     except ValueError:

@@ -11,12 +11,12 @@ import attrs
 from specframe.errors import CompositionError, OptionError
 
 Cell = dict[str, Any]
-"""One value per option: what :class:`specframe.Pipeline` takes."""
+"""One value for each option of :class:`specframe.Pipeline`."""
 
 
 @attrs.frozen
 class Grid:
-    """The cells that can be run, and those whose strategies do not fit each other, with the sentence that says why."""
+    """The cells that can be run, and the excluded cells, each with the reason why its strategies do not fit each other."""
 
     cells: list[Cell]
     refused: list[tuple[Cell, str]] = attrs.Factory(list)

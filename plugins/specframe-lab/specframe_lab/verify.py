@@ -53,7 +53,7 @@ class Divergence:
     gap: float
     """Distance of the target's two best logits there, in float64."""
     short: float
-    """How far the lesser of the two tokens' logits is from the best; infinite where one of them is missing."""
+    """Distance from the best logit to the lower logit of the two tokens; infinite if a token is missing."""
     bound: float
     """Largest distance that rounding explains at that place, see :mod:`specframe.probes.ties`."""
 
@@ -95,7 +95,7 @@ class Agreement:
 
     @property
     def bugs(self) -> int:
-        """Divergences that it does not."""
+        """Number of divergences that rounding does not explain."""
         return len(self.divergences) - self.ties
 
     @property
@@ -114,12 +114,12 @@ class Agreement:
 
 @attrs.frozen
 class Verification:
-    """What came of one cell."""
+    """Outcome of one cell."""
 
     cell: Cell
     sequences: int
     lossless: bool | None = None
-    """What the combination promises."""
+    """Whether the combination promises to be lossless."""
     batch_one: Agreement | None = None
     """Against plain decoding at batch 1."""
     same_batch: Agreement | None = None
@@ -127,7 +127,7 @@ class Verification:
     plain: Agreement | None = None
     """Plain decoding at the same batch, against batch 1."""
     fault: str | None = None
-    """Why it could not be decoded to the end."""
+    """Reason why the cell could not be decoded to the end, or None."""
 
     @property
     def sound(self) -> bool:
@@ -187,7 +187,7 @@ def verify(
 
 
 def check_comparable(cells: Sequence[Cell]) -> None:
-    """Raise :class:`OptionError` for a cell whose rule, when it samples, draws other ids than plain sampling does."""
+    """Raise :class:`OptionError` for a sampling cell whose rule draws other ids than plain sampling."""
     for cell in cells:
         rule = strategy(registry(), "acceptance rule", cell["accept"])
         if not {"samples", "draft-invariant"} <= rule.offers:
@@ -221,7 +221,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
 
 
 def plain_key(cell: Cell) -> tuple[tuple[str, str], ...]:
-    """Return what tells one plain decoding from another."""
+    """Return the settings that distinguish one plain decoding from another."""
     return tuple(sorted((option, repr(value)) for option, value in cell.items()))
 
 
@@ -264,7 +264,7 @@ class References:
 
 
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
-"""What makes a cell plain decoding."""
+"""Options that turn a cell into plain decoding."""
 AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
 """Where plain sampling is the reference."""
 

@@ -291,7 +291,7 @@ def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
     """Models of different vocabularies need both tokenizers, before anything is decoded or when it is."""
     texts = saved(byte_level(5), tmp_path / "texts")
-    with pytest.raises(ModelError, match="takes both tokenizers, and the draft has none: name the model by"):
+    with pytest.raises(ModelError, match="needs both tokenizers, and the draft has none: name the model by"):
         Pipeline(texts, zoo.build("qwen3", vocab_size=1000), device="cpu")
     target, draft, first, _ = different_pair("llama")
     with pytest.raises(CompositionError, match="needs the tokenizers of both models: the draft has none"):

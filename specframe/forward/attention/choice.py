@@ -194,7 +194,7 @@ def fits(way: str, facts: AttentionFacts) -> bool:
 
 @functools.cache
 def agrees(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> bool:
-    """Return whether ``way`` can be had on CUDA and agrees with masked attention: it is tried once.
+    """Return whether the backend ``way`` works on CUDA and agrees with masked attention; the self-test runs once.
 
     Args:
         way: "packed" or "flex".

@@ -41,7 +41,7 @@ class Flex:
 
 
 class Blocks:
-    """What the tokens of one forward may see, by blocks of queries and slots."""
+    """Visibility of one forward's tokens, by blocks of queries and slots."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
@@ -64,14 +64,14 @@ class Blocks:
 
 @functools.cache
 def kernel() -> Any:
-    """Return FlexAttention, compiled when it is called."""
+    """Return FlexAttention, which is compiled at its first call."""
     return torch.compile(flex_attention)
 
 
 def as_written(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, made: BlockMask, scaling: float | None
 ) -> torch.Tensor:
-    """Return what the kernel is to compute, from all scores: those that are seen, within the blocks that it looks at."""
+    """Return the output that the kernel should compute, from all scores of visible pairs within the kernel's blocks."""
     (rows, _heads, queries, _size), slots = query.shape, key.shape[2]
     row_B, query_T, slot_S = (torch.arange(count, device=query.device) for count in (rows, queries, slots))
     seen_BTS = made.mask_mod(row_B[:, None, None], row_B[:1], query_T[:, None], slot_S)

@@ -22,7 +22,7 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     @property
     def lossless(self) -> bool:
-        """What the rule promises."""
+        """Whether the rule promises to be lossless."""
         return "lossless" in self.object().offers
 
     def judge(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
@@ -51,14 +51,14 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     @pytest.mark.parametrize("wrong", [0, 1, 2])
     def test_first_wrong_token_ends_the_draft(self, wrong: int) -> None:
-        """What stands ends before the first wrong token, which the target's own replaces; later luck does not count."""
+        """Acceptance ends before the first wrong token, and the target's token replaces it; later right tokens do not count."""
         self.require_lossless()
         drafted = [3, 4, 5]
         drafted[wrong] = 9
         assert self.judge([[3, 4, 5, 6]], [drafted])[1] == [[3, 4, 5][: wrong + 1]]
 
     def test_rows_are_judged_alone(self) -> None:
-        """Each row is judged by its own tokens, whatever stands beside it."""
+        """Each row is judged by its own tokens, independently of other rows."""
         self.require_lossless()
         choices = [[3, 4, 5], [6, 7, 8], [1, 2, 3]]
         drafted = [[3, 4], [9, 7], [1, 9]]
@@ -66,7 +66,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert self.judge(choices[::-1], drafted[::-1])[1] == [[1, 2], [6], [3, 4, 5]]
 
     def test_empty_draft(self) -> None:
-        """Without a draft one token stands, the target's own."""
+        """Without a draft the verdict is one token, the target's own."""
         assert self.judge([[3], [4]], [[], []])[1] == [[3], [4]]
 
     def test_shapes(self) -> None:
@@ -84,7 +84,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert "draft-invariant" not in rule.offers or "lossless" in rule.offers
 
     def test_an_invariant_rule_does_not_mind_the_draft(self) -> None:
-        """Where a rule says it is invariant, what stands of any draft is the start of the same tokens."""
+        """A draft-invariant rule's committed tokens are a beginning of the same tokens for every draft."""
         if "draft-invariant" not in self.object().offers:
             pytest.skip("the rule does not promise to be invariant")
         logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1))

@@ -24,7 +24,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
 
     @property
     def lossless(self) -> bool:
-        """What the alignment promises."""
+        """Whether the alignment promises to be lossless."""
         return "lossless" in self.object().offers
 
     def surroundings(self) -> Sequence[dict[str, Any]]:
@@ -75,7 +75,7 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))
 
     def test_longest_row_leaves(self) -> None:
-        """When the longest row is gone, what was aligned to it goes on."""
+        """When the longest row has ended, the rows aligned to it decode on correctly."""
         target, draft = fake_pair()
         prompts = harness.random_prompts([30, 3, 1, 25, 2], 61, seed=6)
         asked = harness.requests(prompts, [2, 16, 12, 3, 9])

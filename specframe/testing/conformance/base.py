@@ -1,4 +1,4 @@
-"""What all suites share: one strategy under test, the others around it."""
+"""Base of all suites: one strategy under test, with standard strategies for the other roles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Suite:
         raise NotImplementedError(f"{type(self).__name__}: make() must return a {self.role} or its name")
 
     def object(self) -> Any:
-        """Return the strategy itself, its calls held against the contract."""
+        """Return the strategy, with its calls checked against the contract."""
         return guard(self.role, strategy(registry(), self.role, self.make()))
 
     @property

@@ -1,4 +1,4 @@
-"""What holds whatever the role: the tokens are the reference decoder's."""
+"""Tests for all roles: the tokens equal the reference decoder's."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class DecodingSuite(Stopping):
         self.verify(self.pipeline(target, fakes.fake_draft(target)), harness.requests(prompts, 12))
 
     def test_a_strategy_serves_one_run_after_another(self) -> None:
-        """A run leaves nothing behind that the next one sees, even when it was not finished."""
+        """A run, finished or not, does not influence the next run."""
         target, draft = fake_pair()
         asked = usual_requests(target)
         pipe = self.pipeline(target, draft)

@@ -25,7 +25,7 @@ class DrafterSuite(DecodingSuite):
         return fakes.fake_draft(target, slips) if isinstance(target, fakes.FakeModel) else None
 
     def watch(self, **options: Any) -> list[harness.Round]:
-        """Decode the usual requests and return what the decoding rounds fed."""
+        """Decode the standard requests and return the forward passes of the decoding rounds."""
         target, draft = fake_pair()
         feeds = harness.Feeds()
         self.verify(self.pipeline(target, draft, observers=[feeds], **options), usual_requests(target))

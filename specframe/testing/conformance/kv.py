@@ -78,7 +78,7 @@ class Bookkeeper:
             assert torch.equal(got[row][:, list(known)], want), f"layer {layer} of row {row} holds something else"
 
     def shift(self, offsets: np.ndarray, width: int) -> None:
-        """Shift the rows of the batch and forget what falls off; a shift of nothing only cuts."""
+        """Shift the rows of the batch and drop slots beyond the ends; a shift by 0 only cuts."""
         if offsets.any():
             sources_BT = np.clip(np.arange(width) - offsets[:, None], 0, None)
             self.store.move(torch.from_numpy(sources_BT))
@@ -122,12 +122,12 @@ class KVBackendSuite(DecodingSuite):
         return super().pipeline(target, draft, **{**self.surroundings()[0], **options})
 
     def require(self, *operations: str) -> None:
-        """Skip a test of what the backend does not claim to do."""
+        """Skip a test of a feature that the backend does not offer."""
         if missing := set(operations) - self.object().offers:
             pytest.skip(f"this backend does not offer {', '.join(sorted(missing))}")
 
     def test_serves_an_alignment(self) -> None:
-        """What it offers serves at least one alignment; it may offer words of its own beside."""
+        """The backend's features suffice for at least one alignment; the backend may offer further features."""
         assert self.surroundings()
 
     @pytest.mark.parametrize("seed", range(3))

@@ -13,7 +13,7 @@ from specframe.text.sampling import Sampling
 
 
 class Recorder:
-    """A policy that writes down what another one says."""
+    """Wrapper that records the draft lengths of a policy."""
 
     def __init__(self, policy: Any) -> None:
         self._policy, self.maximum = policy, policy.maximum
@@ -38,7 +38,7 @@ class DraftLengthPolicySuite(DecodingSuite):
     role = "draft-length policy"
 
     def recorded(self, right: fakes.Right) -> tuple[Recorder, harness.Feeds]:
-        """Decode drafts of a given quality and return what the policy said and what was fed."""
+        """Decode with drafts of a given quality; return the policy's draft lengths and the fed tokens."""
         target, _ = fake_pair()
         asked = usual_requests(target, new=24, stop=False)
         recorder, feeds = Recorder(self.object()), harness.Feeds()

@@ -23,7 +23,7 @@ Gains = Callable[[int, int], int]
 
 @attrs.frozen
 class Seen:
-    """One simulated round: the batch's request indices and lengths, and what was live."""
+    """One simulated round: the batch's request indices and lengths, and the live sequences."""
 
     indices: list[int]
     lengths: list[int]
@@ -51,7 +51,7 @@ def simulate(
 
 
 def look(pool: Pool, batch: Batch) -> Seen:
-    """Check one batch and note what it shows."""
+    """Check one batch and record it."""
     sequences = batch.sequences
     assert sequences, "an empty batch"
     assert len({id(sequence) for sequence in sequences}) == len(sequences), "a sequence twice in a batch"
@@ -64,7 +64,7 @@ def look(pool: Pool, batch: Batch) -> Seen:
 
 
 def advance(pool: Pool, batch: Batch, gains: Gains) -> None:
-    """Let every row of a batch gain what it is said to gain."""
+    """Let every row of a batch gain its scripted number of tokens."""
     count = 0 if batch.prefill else DRAFT_LENGTH
     gained = [
         min(count, gains(sequence.request.index, int(length)))
@@ -88,7 +88,7 @@ class SchedulerSuite(DecodingSuite):
     role = "scheduler"
 
     def max_wait(self, batch_size: int) -> int:
-        """Return how many rounds a live sequence may be without one; override it with what the scheduler promises."""
+        """Return the most rounds that a live sequence may wait; override it with the scheduler's own bound."""
         return 10 * self.object().rows(batch_size)
 
     def run(self, count: int, batch_size: int, seed: int) -> list[Seen]:
@@ -126,12 +126,12 @@ class SchedulerSuite(DecodingSuite):
         assert max(round.longest_wait for round in seen) <= self.max_wait(4)
 
     def test_a_stream_of_short_requests_does_not_starve_a_long_one(self) -> None:
-        """Requests that end with the round that reads their prompt do not keep those that decode from their turn."""
+        """Requests that end in the round of their prompt do not delay decoding sequences."""
         seen = simulate(self.object(), [3] * 61, [20, *[1] * 60], 2, lambda index, _: 0)
         assert max(round.longest_wait for round in seen) <= self.max_wait(2)
 
     def test_prompts_and_decoding_do_not_mix(self) -> None:
-        """A batch either reads prompts or decodes: nobody's first round has others' later ones beside it."""
+        """A batch either reads prompts or decodes: first rounds and later rounds are not mixed."""
         read: set[int] = set()
         for round in self.run(24, 4, seed=2):
             assert {index not in read for index in round.indices} == {round.prefill}

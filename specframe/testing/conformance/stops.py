@@ -28,7 +28,7 @@ PLACES = {
     "middle-of-next": 8,
     "bonus-of-next": 10,
 }
-"""Places in a continuation, by what they are when every draft token is right."""
+"""Places of stops in a continuation, named for a draft whose tokens are all right."""
 
 RIGHT = {"all-right": None, "two-right": 2, "all-wrong": 0}
 KINDS = {"eos": "eos", "length": "length", "string": "stop", "criterion": "stop"}

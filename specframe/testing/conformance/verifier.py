@@ -39,7 +39,7 @@ class VerifierSuite(DecodingSuite):
         compare(verifier.score(batch, Draft(draft_BK)).logits_BTV, whole(target, batch, draft_BK))
 
     def test_scores_are_the_targets(self) -> None:
-        """Every score is the target's logit after the tokens before it, and after nothing else."""
+        """Every score is the target's logit after exactly the tokens before it."""
         self.scored(fakes.fake_target(), 3, torch.testing.assert_close)
 
     def test_scores_of_a_real_model(self) -> None:

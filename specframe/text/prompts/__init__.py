@@ -1,4 +1,4 @@
-"""Prompts as commands are given them: arguments, files of many formats, data sets."""
+"""Prompts of commands: from arguments, files of many formats and data sets."""
 
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe.text.prompts.entries import KEYS

@@ -1,4 +1,4 @@
-"""Prompts for a run that was given none."""
+"""Built-in prompts, for a run without prompts."""
 
 from __future__ import annotations
 

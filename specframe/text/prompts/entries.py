@@ -1,4 +1,4 @@
-"""Prompts in entries: objects, texts and lists, of a JSON line, a JSON array or a row of a table."""
+"""Prompts from entries. An entry is an object, a text or a list, from a JSON line, a JSON array or a table's row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Doubled(dict[str, Any]):
 
 
 def load(text: str) -> Any:
-    """Return what JSON holds; an object with a key given twice is :class:`Doubled`.
+    """Return the value of a JSON text; an object with a key given twice is :class:`Doubled`.
 
     Raises:
-        PromptError: it is not JSON, or it is nested too deep, or it holds numbers too long to read.
+        PromptError: the text is not JSON, is nested too deep, or holds numbers too long to read.
     """
     try:
         return json.loads(text, object_pairs_hook=paired)
@@ -49,11 +49,11 @@ def paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_entry(entry: Any, place: str) -> Prompt:
-    """Return the prompt of one entry, or what is wrong with it.
+    """Return the prompt of one entry; a wrong entry gives a prompt with a fault.
 
     Args:
         entry: a text, a list of token ids or of messages, or an object with one of :data:`KEYS`.
-        place: where it is, for messages.
+        place: the entry's place in its file, for messages.
     """
     try:
         prompt = held(given(entry), place)
@@ -74,7 +74,7 @@ def held(content: Given, place: str) -> Prompt:
 
 
 def given(entry: Any) -> Given:
-    """Return what an entry asks to be continued; raise :class:`PromptError` when it asks for nothing."""
+    """Return the text, token ids or messages of an entry; raise :class:`PromptError` if it has none."""
     if isinstance(entry, str | list):
         return any_form("the entry", entry)
     if not isinstance(entry, dict):
@@ -108,14 +108,14 @@ def text(key: str, value: Any, entry: Any = None) -> str:
 
 
 def token_ids(key: str, value: Any, entry: Any = None) -> list[int]:
-    """Return token ids; true and false are none."""
+    """Return a list of token ids; true and false are not token ids."""
     if not isinstance(value, list) or not value or not all(type(one) is int and one >= 0 for one in value):
         raise PromptError(f"{key}: expected a list of token ids, got {json_beginning(value)}")
     return value
 
 
 def first_turn(key: str, value: Any, entry: Any = None) -> str:
-    """Return the first of several turns, as SpecBench has them; the others answer what would have to be generated first."""
+    """Return the first turn of a SpecBench entry. Later turns follow answers that are not generated yet."""
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, str):
         raise PromptError(f"{key}: expected a list of texts, got {json_beginning(value)}")
@@ -123,7 +123,7 @@ def first_turn(key: str, value: Any, entry: Any = None) -> str:
 
 
 def chat(key: str, value: Any, entry: Any = None) -> list[dict[str, Any]]:
-    """Return the messages of a chat up to the last that is not the assistant's: what has to be answered."""
+    """Return the messages of a chat up to the last one not from the assistant: the message to answer."""
     fits = isinstance(value, list) and all(
         isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one for one in value
     )
@@ -138,7 +138,7 @@ def chat(key: str, value: Any, entry: Any = None) -> list[dict[str, Any]]:
 
 
 def conversation(key: str, value: Any, entry: Any = None) -> Given:
-    """Return the first turn of a person, as ShareGPT has it (``from`` and ``value``); messages with roles are a chat."""
+    """Return the first human turn of a ShareGPT entry (``from`` and ``value``); messages with roles are read as a chat."""
     turns = value if isinstance(value, list) and all(isinstance(one, dict) for one in value) else []
     if turns and all("role" in one for one in turns):
         return chat(key, turns)
@@ -151,7 +151,7 @@ def conversation(key: str, value: Any, entry: Any = None) -> Given:
 
 
 def instruction(key: str, value: Any, entry: Any) -> str:
-    """Return an instruction and, below it, the input it is about, as Alpaca has them."""
+    """Return the instruction of an Alpaca entry and, below the instruction, its input."""
     about = entry.get("input") or ""
     return "\n\n".join(part for part in (text(key, value), text("input", about)) if part)
 
@@ -165,7 +165,7 @@ READERS: dict[str, Callable[[str, Any, Any], Given]] = {
     "instruction": instruction,
     "prompt_token_ids": token_ids,
 }
-"""How the value of each key is read; the first that an object has counts."""
+"""Readers of prompts by key. The first key that an object has is read."""
 
 KEYS = tuple(READERS)
 """The keys under which an object may hold its prompt."""

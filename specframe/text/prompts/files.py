@@ -32,9 +32,9 @@ def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
 def from_file(path: str) -> list[Prompt]:
     """Return the prompts of a file, of ``-`` (standard input), of a saved data set or of ``hf:NAME[:SPLIT[:COLUMN]]``.
 
-    A text file has one prompt per line; blank lines are passed over. JSON lines and JSON arrays are known by the endings
-    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content; ``.ids`` (a line of token ids each), ``.csv``, ``.tsv`` and
-    ``.parquet`` by their endings.
+    A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
+    ``.jsonl``, ``.ndjson`` and ``.json`` or by their content. ``.ids`` (token ids, one prompt per line), ``.csv``, ``.tsv`` and
+    ``.parquet`` are recognised by their endings.
 
     Raises:
         OptionError: the file cannot be read or holds no prompt.
@@ -52,7 +52,7 @@ def from_file(path: str) -> list[Prompt]:
 
 
 def read(path: str, name: str) -> str:
-    """Return a file's text, a byte-order mark left out."""
+    """Return a file's text without its byte-order mark."""
     if path == "-" and sys.stdin is None:
         raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
     try:
@@ -68,12 +68,12 @@ def read(path: str, name: str) -> str:
 
 
 def numbered(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers."""
+    """Return the non-blank lines with their line numbers."""
     return [(n, line.removesuffix("\r")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def by_line(read_line: Callable[[str, str], Prompt]) -> Callable[[str, str], list[Prompt]]:
-    """Return what reads a text line by line."""
+    """Return a function that reads a text line by line."""
 
     def read_all(text: str, name: str) -> list[Prompt]:
         return [read_line(line, f"{name} line {number}") for number, line in numbered(text)]
@@ -82,14 +82,14 @@ def by_line(read_line: Callable[[str, str], Prompt]) -> Callable[[str, str], lis
 
 
 def from_text(text: str, name: str) -> list[Prompt]:
-    """Return the prompts of a text: JSON where it looks like that, a line each otherwise."""
+    """Return the prompts of a text: read as JSON if the text looks like JSON, else one prompt per line."""
     if looks_like_objects([line for _, line in numbered(text)]):
         return by_line(from_json)(text, name)
     return from_array(text, name) if looks_like_array(text) else by_line(checked)(text, name)
 
 
 def from_document(text: str, name: str) -> list[Prompt]:
-    """Return the prompts of a file called JSON: an array, one object, or JSON lines."""
+    """Return the prompts of a file named ``.json``: an array, one object, or JSON lines."""
     first, *others = (line for _, line in numbered(text))
     if others and looks_like_objects([first, *others]):
         return by_line(from_json)(text, name)
@@ -100,7 +100,7 @@ def from_array(text: str, name: str) -> list[Prompt]:
     """Return the prompts of a JSON array, or of one object.
 
     Raises:
-        OptionError: it is not JSON, or not one entry holds a prompt.
+        OptionError: the text is not JSON, or no entry holds a prompt.
     """
     try:
         entries = load(text)
@@ -116,7 +116,7 @@ def from_array(text: str, name: str) -> list[Prompt]:
 
 
 def some(name: str, prompts: Iterator[Prompt]) -> list[Prompt]:
-    """Return prompts; raise :class:`OptionError` with the first one's fault when all have one: it is another kind of file."""
+    """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
     found = list(prompts)
     if found and all(prompt.fault for prompt in found):
         raise OptionError(f"--prompts: {name} holds no prompts: {found[0].fault}")
@@ -124,12 +124,12 @@ def some(name: str, prompts: Iterator[Prompt]) -> list[Prompt]:
 
 
 def looks_like_objects(lines: list[str]) -> bool:
-    """Return whether these are JSON lines: the first starts an object, and some line holds one with a prompt."""
+    """Return whether lines are JSON lines: the first line starts an object, and some line is an object with a prompt."""
     return lines[0].lstrip().startswith("{") and any(promising(loaded(line)) for line in lines)
 
 
 def looks_like_array(text: str) -> bool:
-    """Return whether a text is a JSON array or object: one over several lines, or one that holds a prompt."""
+    """Return whether a text is a JSON array or object that spans several lines or holds a prompt."""
     if text.lstrip()[:1] not in ("[", "{"):
         return False
     found = loaded(text)
@@ -138,7 +138,7 @@ def looks_like_array(text: str) -> bool:
 
 
 def loaded(text: str) -> Any:
-    """Return what JSON holds; None when it is none."""
+    """Return the value of a JSON text; None if the text is not JSON."""
     try:
         return load(text)
     except PromptError:
@@ -151,7 +151,7 @@ def promising(entry: Any) -> bool:
 
 
 def from_json(line: str, place: str) -> Prompt:
-    """Return the prompt of one JSON line, or what is wrong with the line."""
+    """Return the prompt of one JSON line; a wrong line gives a prompt with a fault."""
     try:
         entry = load(line)
     except PromptError as error:
@@ -161,7 +161,7 @@ def from_json(line: str, place: str) -> Prompt:
 
 
 def from_ids(line: str, place: str) -> Prompt:
-    """Return the prompt of one line of token ids, with blanks or commas between them."""
+    """Return the prompt of one line of token ids, separated by blanks or commas."""
     parts = re.split(r"[\s,]+", line.strip().strip("[]").strip())
     if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
         return Prompt(line, f"{place}: expected token ids with blanks between them, got {line.strip()[:40]!r}", place)
@@ -169,8 +169,8 @@ def from_ids(line: str, place: str) -> Prompt:
 
 
 def from_csv(text: str, name: str) -> list[Prompt]:
-    """Return the prompts of a table with a line of names, one of which is a key that holds prompts."""
-    csv.field_size_limit(2**31 - 1)  # of its own accord it takes no cell of more than 128 KiB
+    """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
     try:
         columns, rows = list(reader.fieldnames or ()), list(reader)
@@ -185,7 +185,7 @@ def from_csv(text: str, name: str) -> list[Prompt]:
 
 
 def from_cells(row: dict[str, str], place: str) -> Prompt:
-    """Return the prompt of one row; what is not its prompt is read as an option's value is."""
+    """Return the prompt of one row. Its other cells are parsed like option values."""
     if None in row:
         return Prompt("", f"{place}: expected a cell for each column, got more", place)
     entry = {key: cell(key, value) for key, value in row.items() if value}
@@ -208,4 +208,4 @@ READERS: dict[str, Callable[[str, str], list[Prompt]]] = {
     ".csv": from_csv,
     ".tsv": from_csv,
 }
-"""How files are read, by the ending of their names."""
+"""Readers of files, by the ending of the file name."""

@@ -1,4 +1,4 @@
-"""One prompt, wherever it came from."""
+"""The class of one prompt, from any source."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 import attrs
 
 Given = str | list[int] | list[dict[str, Any]]
-"""What a pipeline takes as a prompt: a text, token ids, or the messages of a chat."""
+"""Type of a pipeline's prompt: a text, token ids, or the messages of a chat."""
 
 
 @attrs.frozen
 class Prompt:
-    """One prompt, or why it cannot be had; ``text`` is then what stood in its place."""
+    """One prompt. A prompt that cannot be read has a ``fault``, and its ``text`` is the original input."""
 
     text: str
-    """The prompt as results and displays show it; of token ids and messages, their JSON."""
+    """The prompt as shown in results and displays; token ids and messages are shown as JSON."""
     fault: str | None = None
     place: str = ""
-    """Where it came from, for messages."""
+    """The prompt's place in its source, for messages."""
     parameters: dict[str, Any] = attrs.Factory(dict)
-    """What else its JSON line holds."""
+    """Other entries of the prompt's JSON line."""
     token_ids: list[int] | None = None
-    """The prompt as token ids, where it was given so."""
+    """The prompt as token ids, if given in this form."""
     messages: list[dict[str, Any]] | None = None
-    """The messages of a chat, where it was given so: whoever has the tokenizer puts them through its chat template."""
+    """The messages of a chat, if given in this form. The pipeline applies the chat template to them."""
 
     @property
     def given(self) -> Given:
-        """What a pipeline is handed: token ids, messages, or else the text; an empty text of a prompt that has a fault."""
+        """The pipeline's input: token ids, messages, or else the text; an empty text if the prompt has a fault."""
         if self.fault:
             return ""
         return self.token_ids or self.messages or self.text
 
 
 def checked(text: str, place: str) -> Prompt:
-    """Return a prompt, with a fault if it is no text that a tokenizer can read."""
+    """Return a prompt; it has a fault if no tokenizer can read the text."""
     fault = text_fault(text)
     return Prompt(text, fault and f"{place}: {fault}", place)
 
 
 def text_fault(text: str) -> str | None:
-    """Return why no tokenizer can read a text, or None when one can."""
+    """Return why no tokenizer can read a text; None if the text is fine."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         return "expected text, got half of a surrogate pair or a byte that is not UTF-8"
     return None

@@ -14,15 +14,15 @@ from specframe.text.prompts.entries import KEYS, from_entry
 from specframe.text.prompts.prompt import Prompt
 
 PREFIX = "hf:"
-"""What a data set's name begins with, to tell it from a file's."""
+"""Prefix of a data set's name, which tells the name from a file's."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""What reads a file, by the ending of its name."""
+"""Builders of ``load_dataset``, by the ending of a file name."""
 
 
 def from_path(path: str) -> list[Prompt]:
-    """Return the prompts of a Parquet file, or of the folder of a data set; the hub is not asked for it."""
+    """Return the prompts of a Parquet file or of a data set's folder, without asking the hub."""
     if not os.path.exists(path):
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
     if os.path.isdir(path) and not saved(path):
@@ -34,7 +34,7 @@ def from_path(path: str) -> list[Prompt]:
 
 
 def from_hub(given: str) -> list[Prompt]:
-    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``; NAME is a data set's, or a folder or file on disk.
+    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``; NAME is a data set, or a folder or file on disk.
 
     Raises:
         OptionError: there is no such data set, split or column, or the library is not installed.
@@ -46,12 +46,12 @@ def from_hub(given: str) -> list[Prompt]:
 
 
 def prompts(shown: str, name: str, split: str | None, column: str | None) -> list[Prompt]:
-    """Return the prompts of all rows; ``shown`` is what errors call the data set."""
+    """Return the prompts of all rows; errors call the data set ``shown``."""
     try:
         rows = [dict(row) for row in one_split(shown, load(shown, name, split), split)]
     except OptionError:
         raise
-    except Exception as error:  # what the library raises on a file depends on the file
+    except Exception as error:  # the type of the library's error depends on the file
         raise OptionError(f"--prompts: {shown} cannot be read: {sentence(error.__cause__ or error)}") from error
     if not rows:
         raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
@@ -66,7 +66,7 @@ def prompts(shown: str, name: str, split: str | None, column: str | None) -> lis
 
 
 def chosen(row: dict[str, Any], column: str) -> dict[str, Any]:
-    """Return a row whose prompt is in the column named."""
+    """Return a row with the given column as its prompt."""
     return {"prompt": row[column], **{key: row[key] for key in row if key not in KEYS}}
 
 
@@ -76,7 +76,7 @@ def saved(path: str) -> bool:
 
 
 def load(shown: str, name: str, split: str | None) -> Any:
-    """Return the rows of a file, a folder that ``save_to_disk`` wrote, or whatever ``load_dataset`` finds under the name."""
+    """Return the rows of a file, of a folder written by ``save_to_disk``, or of the data set ``load_dataset`` finds."""
     if importlib.util.find_spec("datasets") is None:
         raise OptionError(
             f"--prompts: {shown} takes the package datasets, which is not installed: pip install 'specframe[data]'"
@@ -95,7 +95,7 @@ def load(shown: str, name: str, split: str | None) -> Any:
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
-    """Return the rows of the split that was asked for, or of the only one there is."""
+    """Return the rows of the chosen split, or of the only split."""
     if not isinstance(found, dict):
         return found
     if (split is None and len(found) > 1) or (split is not None and split not in found):
@@ -105,7 +105,7 @@ def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
 
 
 def require_key(shown: str, columns: Iterable[str]) -> None:
-    """Raise :class:`OptionError` unless one of the columns is known to hold prompts."""
+    """Raise :class:`OptionError` unless a column has one of the keys of prompts."""
     if not set(columns) & set(KEYS):
         raise OptionError(
             f"--prompts: {shown} has the columns {', '.join(columns) or 'none'}: expected one of {', '.join(KEYS)}; another "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @with_options(PROMPTS, CUT)
 @grid_options(align="ragged,eqspec,exspec", batch_size="1,4,8", draft_length="5")
 @TEMPERATURE
-@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 64)
+@whole("--max-new-tokens", "Tokens generated per prompt at most.", 64)
 @whole("--repeats", "Times each cell is run.", 3)
 @whole("--warm-up", "Short runs before each run that counts.", 1, least=0)
 @click.option(

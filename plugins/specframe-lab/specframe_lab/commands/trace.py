@@ -29,7 +29,7 @@ MOST_PROMPTS = 16
 @click.command(cls=Remembered)
 @with_options(PROMPTS)
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
-@whole("--max-new-tokens", "Tokens generated per prompt, unless it stops before.", 24)
+@whole("--max-new-tokens", "Tokens generated per prompt at most.", 24)
 @click.option(
     *names("--output"),
     metavar="FILE.html",

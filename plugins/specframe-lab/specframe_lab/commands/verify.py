@@ -32,7 +32,7 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @grid_options(draft_length="5")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
-@whole("--max-new-tokens", "Tokens compared per prompt, unless it stops before.", 64)
+@whole("--max-new-tokens", "Tokens compared per prompt at most.", 64)
 @DRY_RUN
 @click.option(
     *names("--output"),

@@ -39,21 +39,21 @@ TAKES_THE_BEST = (
 
 @attrs.frozen
 class Settings:
-    """What all cells of a comparison share."""
+    """Settings of all cells of a comparison."""
 
     prompts: Sequence[Prompt]
     max_new_tokens: int = 64
     repeats: int = 3
     warm_up: int = 1
-    """Short runs of a cell before each run of it that counts."""
+    """Number of warm-up runs before each measured run of a cell."""
     arrivals: list[float] | None = None
     arrivals_as: str | None = None
     """How the arrivals were asked for."""
     sort: bool = False
     max_prompt_tokens: int | None = None
-    """Prompts are cut to so many tokens; without it, one that does not fit fails."""
+    """Most tokens of a prompt; longer prompts are cut. None: a prompt that does not fit fails."""
     temperature: float = 0.0
-    """Tokens are drawn at it; 0: greedy decoding."""
+    """Temperature of sampling; 0: greedy decoding."""
 
     @property
     def sampling(self) -> Sampling:
@@ -61,7 +61,7 @@ class Settings:
         return Sampling(temperature=self.temperature)
 
     def about(self) -> dict[str, Any]:
-        """Return the settings as they are kept; prompts and arrivals by a digest of what they are."""
+        """Return the settings for storage, with digests of prompts and arrivals."""
         return {
             "prompts": f"{len(self.prompts)} ({digest(self.prompts)})",
             "max_new_tokens": self.max_new_tokens,
@@ -90,7 +90,7 @@ class Step:
 
 
 Progress = Callable[[Step, Line | None], None]
-"""Told of every step, before it with no line and after it with its line."""
+"""Callback for every step: before the step without a line, after the step with its line."""
 
 
 def compare(
@@ -163,7 +163,7 @@ def take(todo: Iterable[Step], run: Callable[[Step], Line], kept: Folder, progre
 
 
 def about(grid: Grid, planned: list[Case], settings: Settings, command: str) -> dict[str, Any]:
-    """Return everything that tells one comparison from another, and where it was run."""
+    """Return the settings that distinguish one comparison from another, and the environment."""
     return {
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -190,12 +190,12 @@ def steps(planned: list[Case], repeats: int) -> Iterator[Step]:
 
 
 def run(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
-    """Run one cell once and return its line; with what went wrong in place of figures where it cannot be run."""
+    """Run one cell once and return its line; after a failure the line has the error in place of figures."""
     return attempt(lambda: measure(step, settings, loaded))
 
 
 def attempt(work: Callable[[], Line]) -> Line:
-    """Return the line that some work gives, or one with what went wrong."""
+    """Return the line of the work, or a line with its error."""
     try:
         return work()
     except (

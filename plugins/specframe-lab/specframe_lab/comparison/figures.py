@@ -1,4 +1,4 @@
-"""The figures of a comparison, each as a table: what is drawn, and what is written as CSV."""
+"""The figures of a comparison, each as a table for drawing and for CSV."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
 SPREAD = ("scheme", "batch_size", "median", "lowest", "highest", "repeats")
 PERCENTILES = (50, 90, 99)
 ENOUGH_FOR_P99 = 100
-"""Sequences from which on P99 is told in a headline: of fewer, it lies between the two slowest."""
+"""Fewest sequences for P99 in a headline. With fewer sequences, P99 lies between the two slowest."""
 
 
 @attrs.frozen
 class Table:
-    """One figure's numbers, and what they mean."""
+    """Numbers of one figure, and their meaning."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def write(self, folder: Path) -> None:
-        """Write the rows as CSV; a file with other columns is somebody else's."""
+        """Write the rows as CSV; a file with other columns is foreign and is not replaced."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(self.columns)
@@ -86,7 +86,7 @@ def by_cell(comparison: Comparison, value: Callable[[Line], float], speculating:
 
 
 def figure(name: str) -> Callable[[Line], float]:
-    """Return what reads a figure from a line."""
+    """Return a function that reads a figure from a line."""
     return lambda line: line["figures"][name]
 
 
@@ -127,7 +127,7 @@ def break_even(rows: list[tuple[Any, ...]]) -> list[tuple[str, float | None, str
 
 
 def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return where a line through (batch size, speed-up) last falls below 1, or None where it does not."""
+    """Return the batch size where a line through (batch size, speed-up) last falls below 1, or None."""
     falls = [(a, b) for a, b in pairwise(points) if a[1] >= 1 > b[1]]
     if not falls or points[-1][1] >= 1:
         return None

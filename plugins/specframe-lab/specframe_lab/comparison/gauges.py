@@ -1,4 +1,4 @@
-"""Observers of what only a comparison asks for; the clock stands still while they count."""
+"""Observers for comparisons only. The clock is stopped while they count."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from specframe.observe.watch import Watcher
 
 
 class Positions(Watcher):
-    """Counts, for every place in the draft, how often a token was drafted there and how often it stood."""
+    """Counts drafted and accepted tokens for every place in the draft."""
 
     drafted = accepted = np.zeros(0, dtype=np.int64)
 
     def round(self, report: RoundReport) -> None:
-        """Count one round; the first of a run starts anew. What a row has no room for was not drafted for it."""
+        """Count one round; the first round of a run resets the counts. Draft tokens beyond a row's limit are not counted."""
         if report.number == 1:
             self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
         count = report.draft.depth
@@ -29,7 +29,7 @@ class Positions(Watcher):
 
 
 class Waits(Watcher):
-    """Notes the most rounds that any sequence was passed over between two rounds of its own."""
+    """Records the most rounds that a sequence waited between two of its rounds."""
 
     longest = 0
 

@@ -1,4 +1,4 @@
-"""The folder of a comparison: what was asked for, and one line per cell and repeat."""
+"""The folder of a comparison: its settings, and one line per cell and repeat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specframe_lab.comparison.schemes import Case
 
 ABOUT, RESULTS = "comparison.json", "results.jsonl"
 Line = dict[str, Any]
-"""What one run of one cell gave."""
+"""Figures of one run of one cell."""
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ class Folder:
             self._results.replace("")
 
     def _same(self) -> dict[str, Any]:
-        """Return the command and date of the comparison that is there; raise unless it is this one."""
+        """Return the command and date of the comparison in the folder; raise an error if it is another comparison."""
         try:
             with self._about.faults():
                 there = json.loads(self._about.path.read_bytes())
@@ -122,19 +122,19 @@ class Folder:
         self._results.replace(b"".join(kept))
 
     def add(self, case: Case, repeat: int, line: Line) -> None:
-        """Write what one run of a case gave."""
+        """Write the line of one run of a case."""
         line = {"scheme": case.scheme, "plain": case.plain, "cell": case.cell, "repeat": repeat, **line}
         text = json.dumps(line, ensure_ascii=False)
         self._results.append(text, more="; the same command goes on from there")
         self.lines[case.key][repeat] = json.loads(text)
 
     def comparison(self, cases: list[Case]) -> Comparison:
-        """Return what is there so far."""
+        """Return the lines written so far."""
         return Comparison(self.about, cases, dict(self.lines))
 
 
 def failure(line: Line) -> str | None:
-    """Return why a run counts for nothing, or None: it could not be made, or prompts of it have no continuation."""
+    """Return why a run is invalid, or None. A run is invalid if it failed or if prompts have no continuation."""
     if "error" in line:
         return str(line["error"])
     failed = line["figures"].get("errors", 0)

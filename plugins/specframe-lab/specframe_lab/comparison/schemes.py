@@ -24,33 +24,33 @@ PLAIN: Cell = {
     "kv": None,
     "draft_length": "5",
 }
-"""Plain decoding: what every scheme is held against."""
+"""Plain decoding, which every scheme is compared with."""
 
 DEFAULTS: Cell = {
     name: default
     for name, default in attrs.asdict(recipe.DEFAULTS, recurse=False).items()
     if isinstance(default, str | int) and not isinstance(default, bool)
 }
-"""What a pipeline takes where nothing else is asked for."""
+"""Defaults of a pipeline."""
 
 PLAIN_NAME, BETWEEN = "plain", " · "
 
 Names = dict[tuple[str, Any], str]
-"""What an option's value is called, where that is not its own text."""
+"""Display names of options' values that differ from the value's text."""
 
 SETTING = ("target", "device", "dtype", "seed")
-"""What a scheme and the plain decoding it is held against have in common, besides the batch size."""
+"""Options that a scheme has in common with its plain decoding, besides the batch size."""
 
 
 @attrs.frozen
 class Case:
-    """One cell of a comparison, and the scheme it belongs to: what it is at every batch size."""
+    """One cell of a comparison, and its scheme. A scheme is a cell without its batch size."""
 
     scheme: str
     cell: Cell
     plain: bool = False
     timed: bool = True
-    """False: it runs once, and only its tokens count."""
+    """Whether the cell is timed. A cell without timing runs once, for its tokens only."""
 
     @property
     def batch_size(self) -> int:
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """The cell as text: what its results are found by."""
+        """The cell as text: the key of its results."""
         return json.dumps(self.cell, sort_keys=True)
 
     def __str__(self) -> str:
@@ -132,12 +132,12 @@ def is_plain(scheme: str) -> bool:
 
 
 def values(cell: Cell, named: Iterable[str], names: Names) -> list[str]:
-    """Return what the values of some of a cell's options are called."""
+    """Return the display names of some of a cell's option values."""
     return [names.get((option, cell[option])) or value_name(option, cell[option]) for option in named]
 
 
 def value_name(option: str, value: Any) -> str:
-    """Return what one option's value is called."""
+    """Return the display name of one option's value."""
     if option == "draft_length" and value.isdigit():
         return f"K {value}"
     if option == "seed":

@@ -77,7 +77,7 @@ def time(comparison: Comparison) -> list[Table]:
 
 
 def drafts(comparison: Comparison) -> list[Table]:
-    """Return what became of draft tokens."""
+    """Return the outcomes of draft tokens."""
     return [
         Table(
             "acceptance_length",

@@ -1,4 +1,4 @@
-"""What all drawn figures share: colours and marks, frames, legends."""
+"""Common parts of all drawn figures: colours, marks, frames, legends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def looks(schemes: Iterable[str]) -> Looks:
 
 
 def widths(count: int) -> list[float]:
-    """Return line widths, the widest for what is drawn first: lines that lie on each other all show."""
+    """Return line widths, the first line's the widest, so that lines on top of each other all show."""
     return np.linspace(1.2 + 0.4 * (count - 1), 1.2, count).clip(max=3.2).tolist()
 
 
@@ -100,7 +100,7 @@ def scale(axis: Axis, unit: str) -> str:
 
 
 def from_zero(highest: float) -> tuple[float, float]:
-    """Return the ends of an axis that starts at 0, also where there is nothing else."""
+    """Return the ends of an axis that starts at 0, also without data."""
     return 0, 1.06 * highest or 0.01
 
 

@@ -34,11 +34,11 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def standing_alone(inline: str) -> str:
-    """Return the SVG of a page as a file of its own, on white."""
+    """Return the SVG of a page as a separate file with a white background."""
     start = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#ffffff" '
     return f'<?xml version="1.0" encoding="utf-8"?>\n<!-- {MARK} -->\n' + inline.replace("<svg ", start, 1)
 
 
 def adapting(inline: str) -> str:
-    """Return an SVG whose ink and grid are the page's."""
+    """Return an SVG with the page's colours of lines and grid."""
     return inline.replace(INK, "currentColor").replace(GRID, "var(--line)")

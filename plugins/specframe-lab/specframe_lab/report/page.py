@@ -64,7 +64,7 @@ def part(name: str) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """Return what was compared, on what."""
+    """Return the number of compared schemes and the names of their targets."""
     targets = sorted({Path(str(case.cell["target"])).name for case in comparison.cases})
     schemes = len([scheme for scheme in comparison.schemes if not is_plain(scheme)])
     return f"{schemes} scheme{'s' * (schemes != 1)} on {', '.join(targets)}"
@@ -129,13 +129,13 @@ def text(value: Any) -> str:
 
 
 def about(comparison: Comparison) -> str:
-    """Return what the runs shared, and where they were run, as a list."""
+    """Return the common settings and the environment of all runs, as a list."""
     shown = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in about_pairs(comparison))
     return f"<dl>{''.join(shown)}</dl>"
 
 
 def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return what the runs shared, and where they were run: names and values."""
+    """Return names and values of the common settings and the environment of all runs."""
     kept = comparison.about
     pairs = {"started": kept["started"], **kept["settings"], **kept["environment"]}
     for option in ("target", "drafter", "dtype", "seed"):

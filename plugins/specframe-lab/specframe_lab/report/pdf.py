@@ -29,7 +29,7 @@ PICTURE = (8.27, 5.83)
 MARGIN = 0.05
 """Of a page's width and height."""
 LINES, CHARACTERS = 54, 148
-"""What a page of text takes at 8 points: rows of a table are not broken."""
+"""Lines and characters of a text page at 8 points, so that table rows are not broken."""
 
 
 def write_pdf(comparison: Comparison, tables: dict[str, Table], folder: str | os.PathLike[str]) -> Path:
@@ -61,7 +61,7 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
 
 
 def captioned(figure: Figure, table: Table) -> Figure:
-    """Return a figure on a page of its own, under its title and what it shows."""
+    """Return a page with a figure, its title and its description."""
     caption = textwrap.fill(" ".join(part for part in (table.meaning, table.drawn) if part), 100)
     figure.set_size_inches(PICTURE)
     figure.suptitle(f"{table.title}\n{caption}", fontsize=10)

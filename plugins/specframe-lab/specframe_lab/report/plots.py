@@ -216,7 +216,7 @@ def pool(table: Table, key: int, counts: tuple[int, ...]) -> dict[str, dict[Any,
 
 
 def merged(curves: dict[str, Curve]) -> list[tuple[str, str, Curve]]:
-    """Return (name, first scheme, curve) of the curves that can be told apart, named by all schemes that share each."""
+    """Return (name, first scheme, curve) for each distinguishable curve. The name lists all schemes with this curve."""
     groups: list[list[str]] = []
     for scheme, curve in curves.items():
         group = next((group for group in groups if close(curve, curves[group[0]])), None)

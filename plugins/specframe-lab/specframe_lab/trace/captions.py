@@ -82,7 +82,7 @@ class Captions:
         return [sentence(text) for text in told]
 
     def _faults(self, lanes: list[Lane]) -> list[str]:
-        """Tell what the pass was fed wrongly."""
+        """Describe wrong inputs of the pass."""
         told = []
         scores = [(name(lane), lane.score) for lane in lanes if lane.score]
         for side in ("high", "low"):
@@ -145,7 +145,7 @@ class Captions:
         return [f"Rows are shifted{f' {sides.pop()}' if len(sides) == 1 else ''}{goal}: {by}."]
 
     def carried(self, lane: Lane, index: int) -> str:
-        """Return where a sequence that changed its row before frame ``index`` came from and went; "" when it stayed."""
+        """Return the old and new row of a sequence that changed its row before frame ``index``; "" if it did not."""
         if lane.came_from is None or lane.came_from == lane.row or not lane.slots:
             return ""
         before = next(
@@ -156,12 +156,12 @@ class Captions:
         return f"into row {lane.row}" if before is None else f"from row {before} to row {lane.row}"
 
     def _moves_of_rows(self, lanes: list[Lane], index: int) -> list[str]:
-        """Tell which sequences changed their row, of those that have something cached."""
+        """Name the sequences with cached tokens that changed their row."""
         moves = [f"prompt {lane.prompt} {way}" for lane in lanes if (way := self.carried(lane, index))]
         return [f"Carried: {listed(moves)}."] if moves else []
 
     def fates(self, index: int) -> dict[int, Counter[str]]:
-        """Return, per prompt, what becomes of what the pass before the settled frame ``index`` wrote in vain."""
+        """Return, per prompt, what happens to rejected tokens that the pass before the settled frame ``index`` wrote."""
         frames = self._scheme.frames
         found: dict[int, Counter[str]] = {}
         settled = {lane.prompt: lane for lane in frames[index].lanes}
@@ -190,7 +190,7 @@ class Captions:
 
 
 def name(lane: Lane) -> str:
-    """Return what a sequence is called."""
+    """Return the name of a sequence."""
     return f"prompt {lane.prompt}"
 
 
@@ -216,7 +216,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def sentence(text: str, stop: bool = True) -> str:
-    """Return text with a capital, and a full stop where it has none."""
+    """Return text with a capital letter at its start and a full stop at its end."""
     text = text[:1].upper() + text[1:]
     return text if not stop or text.endswith(".") else f"{text}."
 

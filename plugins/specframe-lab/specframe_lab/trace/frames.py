@@ -1,4 +1,4 @@
-"""What a trace holds: the target's cache at one moment after another, as plain data."""
+"""Data of a trace: the target's cache at successive moments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ after it; nothing, past the row's last token."""
 
 @attrs.frozen
 class Score:
-    """What one pass of the target gave one row."""
+    """Result of one pass of the target for one row."""
 
     length: int
-    """The row's tokens before it."""
+    """Number of the row's tokens before the pass."""
     drafted: int
     judged: int
     """Draft tokens that the acceptance rule let stand."""
     committed: int
     """Draft tokens that the alignment let stand of those."""
     accepted: int
-    """Draft tokens that stand: those committed, up to the row's stop or limit."""
+    """Committed draft tokens, up to the row's stop or limit."""
     tokens: list[int]
-    """The tokens gained: those accepted, and the bonus token unless the row ended before it."""
+    """Gained tokens: the accepted tokens, and the bonus token unless the row ended before it."""
     altered: bool
-    """Whether the alignment put other tokens in the place of those the rule had judged."""
+    """Whether the alignment replaced tokens of the rule's verdict."""
     finish: str | None
     queries: list[int]
     """Order of each fed token, as the mask has it."""
@@ -46,17 +46,17 @@ class Lane:
 
     prompt: int
     row: int | None
-    """Its row in the batch; None while it is not part of it."""
+    """The sequence's row in the batch; None while the sequence is not in the batch."""
     slots: list[int]
     """The number of the cell in each slot."""
     marks: str
-    """One letter per slot, see :data:`KEPT` and those after it."""
+    """One letter per slot; the letters are :data:`KEPT` and the constants after it."""
     drift: int
-    """How far the position id of its last token is from the number of tokens before it."""
+    """Position id of the last token minus the number of tokens before it: 0 if the position is right."""
     shift: int = 0
-    """Slots it was shifted to the right since the frame before."""
+    """Slots by which the sequence was shifted to the right since the previous frame."""
     came_from: int | None = None
-    """The row it was carried from since the frame before."""
+    """The sequence's previous row, if it changed since the previous frame."""
     score: Score | None = None
 
 
@@ -95,4 +95,4 @@ class SchemeTrace:
     reference: list[list[int]] | None
     """The target's own greedy continuation of each prompt; None where tokens are drawn at random."""
     windows: list[int]
-    """Sliding windows of the target's layers that have one; the masks here are those of layers that have none."""
+    """Sliding windows of the target's layers that have a window. The masks shown are those of layers without a window."""

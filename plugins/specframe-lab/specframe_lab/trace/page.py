@@ -42,7 +42,7 @@ def render(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Calla
 
 
 def without_script(schemes: Sequence[SchemeTrace]) -> str:
-    """Return a table of what every scheme did in all, for a reader without JavaScript."""
+    """Return a table with the totals of every scheme, for readers without JavaScript."""
     columns = ("scheme", "passes of the target", "slots moved", "bytes moved", "prompts with the target's own text")
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     rows = []
@@ -53,7 +53,7 @@ def without_script(schemes: Sequence[SchemeTrace]) -> str:
 
 
 def totals(scheme: SchemeTrace) -> tuple[str, ...]:
-    """Return what a scheme did in all: its name, passes, slots and bytes moved, prompts with the target's own text."""
+    """Return the totals of a scheme: name, passes, moved slots and bytes, and prompts whose text is the target's own."""
     moved = sum(frame.shifted + frame.carried for frame in scheme.frames)
     passes = sum(frame.phase != "settle" for frame in scheme.frames)
     equal = sum(got == own for got, own in zip(scheme.outputs, scheme.reference or [], strict=False))
@@ -67,7 +67,7 @@ def part(name: str) -> str:
 
 
 def page_data(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Callable[[int], str]) -> Json:
-    """Return what the page shows, ready for JSON."""
+    """Return the data of the page, ready for JSON."""
     prompts, reference = schemes[0].prompts, schemes[0].reference
     lists = [prompts, reference or [], *(scheme.outputs for scheme in schemes)]
     ids = {token for sequences in lists for tokens in sequences for token in tokens}
@@ -108,7 +108,7 @@ def scheme_data(scheme: SchemeTrace) -> Json:
 
 
 def lane_data(lane: Lane, carried: str) -> Json:
-    """Return one sequence's part of a frame; ``carried`` tells how it changed its row, if it did."""
+    """Return one sequence's part of a frame; ``carried`` describes a change of its row, if any."""
     kept: Json = {"prompt": lane.prompt, "row": lane.row, "slots": lane.slots, "marks": lane.marks}
     kept |= {"shift": lane.shift} if lane.shift else {}
     kept |= {"carried": carried} if carried else {}
@@ -164,7 +164,7 @@ class Totals:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[int], str]:
-    """Return the function that gives a token's text: its id where there is no tokenizer or half a character."""
+    """Return a function from a token to its text; without a tokenizer, or for half a character, to its id."""
 
     def text_of(token: int) -> str:
         if tokenizer is None:

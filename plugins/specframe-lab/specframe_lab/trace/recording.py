@@ -116,7 +116,7 @@ class Trace(Watcher, Listener):
         self._round = report.number + 1
 
     def settle(self) -> None:
-        """Note how the cache stands before the next pass, or at the end, and what moved since the last one."""
+        """Record the cache before the next pass or at the end, and the moves since the last pass."""
         if not self.frames:
             return
         book, last = self.book, self.frames[-1]
@@ -131,7 +131,7 @@ class Trace(Watcher, Listener):
             used.reset()
 
     def _name_drafted(self, report: RoundReport, seen: _Pass) -> None:
-        """Fill in the tokens of cells that were written before the pool knew them: those of the draft."""
+        """Fill in the draft tokens, whose cells were written before the pool knew them."""
         drafted = report.draft.tokens_BN.tolist()
         for cell in self.book.cells:
             if cell.token == NOTHING:
@@ -224,7 +224,7 @@ def record(
 
     Args:
         prompts: strings, or lists of token ids: one small batch.
-        max_new_tokens: tokens generated per prompt unless it stops before.
+        max_new_tokens: most tokens generated per prompt.
         name: what to call the scheme; the alignment's name unless given.
         make: makes the pipeline from those options.
         options: those of :class:`specframe.Pipeline`.

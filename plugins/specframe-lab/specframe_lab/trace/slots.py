@@ -1,4 +1,4 @@
-"""What sits in every slot of one KV cache, told from the calls that fill and move it."""
+"""Content of every slot of one KV cache, followed through the calls that write and move slots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cell:
     order: int
     """Place among its row's tokens."""
     position: int
-    """The position id it was fed with."""
+    """Position id that the token was fed with."""
     round: int
     token: int = NOTHING
 
@@ -99,21 +99,15 @@ class SlotBook(Listener):
         return sum(number != NOTHING and self.stands(number) for number in self.slots.get(prompt, ()))
 
     def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept.
-
-        Of adjacent slots that take the same source the last has its token. The others are padding.
-        """
+        """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept."""
         sources, targets = sources_BT.tolist(), None if targets_BT is None else targets_BT.tolist()
         for row, prompt in enumerate(self.batch):
             held = self.slots.get(prompt, [])
-            following = [*sources[row][1:], None]
-            taken = [
-                held[source] if source < len(held) and source != after else NOTHING
-                for source, after in zip(sources[row], following, strict=True)
-            ]
+            taken = [held[source] if source < len(held) else NOTHING for source in sources[row]]
             if targets is None:
                 self._shifted(prompt, len(taken) - 1 - sources[row][-1] if taken else 0)
-                self.slots[prompt] = taken
+                after = [*taken[1:], NOTHING]  # of slots that take the same cell all but the last are padding
+                self.slots[prompt] = [NOTHING if a == b else a for a, b in zip(taken, after, strict=True)]
             else:
                 held.extend([NOTHING] * (max(targets[row], default=-1) + 1 - len(held)))
                 for target, number in zip(targets[row], taken, strict=True):

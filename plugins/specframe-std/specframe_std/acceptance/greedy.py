@@ -1,4 +1,4 @@
-"""Greedy acceptance: a draft token stands while it is the target's most likely one."""
+"""Greedy acceptance: a draft token is accepted if it is the target's most likely token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Greedy:
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest agreeing prefix and the target's choice after it.
 
-        The target's choices are the tokens that stand: where a draft token was accepted the two are the same.
+        The verdict's tokens are the target's choices. An accepted draft token equals the target's choice.
         """
         choices_BT = scores.logits_BTV.argmax(-1)
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN

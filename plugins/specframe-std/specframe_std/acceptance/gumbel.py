@@ -13,8 +13,8 @@ from specframe.text.noise import Stream, gumbel
 class Gumbel:
     """Adds the same Gumbel noise to target and draft logits and takes the most likely token of each.
 
-    The noise is keyed by seed, sequence and position, so the output is what plain sampling gives with that seed, token for token,
-    whatever the drafter, draft length, batch or alignment. A draft token stands where both models choose it.
+    The noise is keyed by seed, sequence and position, so the output equals plain sampling with the same seed, token for token,
+    for any drafter, draft length, batch or alignment. A draft token is accepted if both models choose it.
     """
 
     needs: frozenset[str] = frozenset()

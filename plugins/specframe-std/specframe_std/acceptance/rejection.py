@@ -28,7 +28,7 @@ class Rejection:
         return (logits_BV + noise_BV).argmax(-1)
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the accepted prefix and a sample from the residual after it (from the target when all stand)."""
+        """Return the accepted prefix and a sample from the residual after it (from the target if all are accepted)."""
         target_BTV = scores.logits_BTV.float().softmax(-1)
         draft_BKV = probabilities(draft, target_BTV.shape[-1])
         accepted_B = self._accepted(batch, draft, target_BTV, draft_BKV)
@@ -42,10 +42,10 @@ class Rejection:
 
 
 def of_this_round(batch: Batch) -> torch.Tensor:
-    """Return the stream of random numbers that each row has in this round alone, (B,).
+    """Return a stream of random numbers for each row that is used in this round only, (B,).
 
-    A rejected draft takes its numbers along. A rule that decides on a draft as a whole has looked at those of places that come
-    to nothing: drawn again in the next round, they would no longer be random.
+    The numbers of rejected positions are not used again in later rounds. A rule that decides on the whole draft has used them
+    for its decision, so that they would no longer be independent of the result.
     """
     return hashed(batch.streams_B, batch.lengths_B)
 
@@ -53,7 +53,7 @@ def of_this_round(batch: Batch) -> torch.Tensor:
 def probabilities(draft: Draft, vocabulary: int) -> torch.Tensor:
     """Return the draft's distributions over the target's vocabulary, (B, K, V).
 
-    A draft without logits was not drawn at random: all its mass is on the tokens proposed.
+    A draft without logits was not sampled: its distribution has probability 1 on each proposed token.
     """
     if draft.logits_BNV is None:
         return F.one_hot(draft.tokens_BN, vocabulary).float()
@@ -69,10 +69,10 @@ def likelihoods(distributions_BTV: torch.Tensor, draft: Draft) -> torch.Tensor:
 def residual(
     accepted_B: torch.Tensor, target_BTV: torch.Tensor, draft_BKV: torch.Tensor, scale_B: torch.Tensor
 ) -> torch.Tensor:
-    """Return the weights the token after the accepted ones is drawn by, (B, V).
+    """Return the weights for sampling the token after the accepted tokens, (B, V).
 
-    max(0, scale * p - q) after a rejection, p itself when the whole draft stands. Where rounding leaves nothing of the
-    difference, p.
+    After a rejection the weights are max(0, scale * p - q). They are p if the whole draft is accepted, or if rounding makes all
+    differences 0.
     """
     rows = torch.arange(len(accepted_B), device=accepted_B.device)
     target_BV = target_BTV[rows, accepted_B]
@@ -82,7 +82,7 @@ def residual(
 
 
 def verdict(seed: int, batch: Batch, draft: Draft, accepted_B: torch.Tensor, weights_BV: torch.Tensor) -> Verdict:
-    """Return the accepted tokens followed by one drawn by ``weights_BV``."""
+    """Return the accepted tokens, followed by a token sampled with ``weights_BV``."""
     positions_B = batch.lengths_B + accepted_B
     noise_BV = gumbel(seed, batch.streams_B, positions_B, Stream.TARGET, weights_BV.shape[-1])
     drawn_B = (weights_BV.log() + noise_BV).argmax(-1)

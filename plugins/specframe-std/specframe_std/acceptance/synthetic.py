@@ -1,4 +1,4 @@
-"""Forced acceptance: what a scheme costs, whatever the drafter is worth."""
+"""Forced acceptance, to measure a scheme's cost independently of the drafter's quality."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from specframe_std.acceptance.greedy import Greedy
 
 
 class Synthetic(Greedy):
-    """Lets draft tokens stand at a given rate, whatever they are, to separate cost from drafter quality: NOT lossless.
+    """Accepts draft tokens at a given rate, right or wrong, to separate cost from drafter quality: NOT lossless.
 
-    Which tokens stand depends on the seed, the sequence and the position alone. The bonus token is the target's most
-    likely one.
+    Acceptance depends only on the seed, the sequence and the position. The bonus token is the target's most likely token.
 
     Options (one of them; rate=0.7 without any):
-        rate: each draft token stands with this probability, given that all before it do.
-        profile: such a probability per place of the draft, as in 0.9/0.7/0.5; the last goes on.
-        length: so many stand, as far as the draft reaches; of 2.5, two or three with equal odds.
+        rate: probability that a draft token is accepted, given that all tokens before it are.
+        profile: such a probability for each place of the draft, as in 0.9/0.7/0.5; the last holds for all further places.
+        length: mean number of accepted tokens, at most the whole draft; 2.5: two or three with equal probability.
     """
 
     offers: frozenset[str] = frozenset()
@@ -41,7 +40,7 @@ class Synthetic(Greedy):
         self._seed = run.seed
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return as many draft tokens as chance or the length says, and the target's choice after them."""
+        """Return a prefix of random or given length, and the target's choice after it."""
         positions_BK = batch.positions(0, draft.nodes)
         drawn_BK = uniform(self._seed, batch.streams_B[:, None], positions_BK, Stream.ACCEPT)
         stands_BK = (drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
@@ -50,7 +49,7 @@ class Synthetic(Greedy):
         return Verdict(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))
 
     def _chances(self, drawn_BK: torch.Tensor) -> torch.Tensor:
-        """Return the probability that each place of the draft stands, given all before it, (K,)."""
+        """Return the acceptance probability of each place of the draft, given all places before it, (K,)."""
         places_K = torch.arange(drawn_BK.shape[1], device=drawn_BK.device)
         if self._length is not None:
             return (self._length - places_K).clamp(0, 1)
@@ -64,7 +63,7 @@ def rates(profile: str | float) -> list[float]:
 
 
 def as_number(text: str | float) -> str | float:
-    """Return the number that a text stands for; a text that stands for none as it is."""
+    """Return the number written in a text; return any other text unchanged."""
     try:
         return read(str(text), float)
     except ValueError:

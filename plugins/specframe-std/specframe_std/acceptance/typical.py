@@ -14,8 +14,8 @@ class Typical(Rejection):
     """Accepts a draft token whose probability exceeds min(epsilon, delta * exp(-entropy)). NOT lossless: it favours the draft.
 
     Options:
-        epsilon: the threshold where the target is certain; 0.09 as published.
-        delta: its factor where the target is not; 0.3 as published.
+        epsilon: threshold if the target's entropy is low; 0.09 as published.
+        delta: factor of exp(-entropy) in the threshold if the entropy is high; 0.3 as published.
     """
 
     needs: frozenset[str] = frozenset()

@@ -13,7 +13,7 @@ from specframe.contracts.run import Run
 
 
 class EqSpec:
-    """Realigns rows to the right after every round, with padding on the left: correct, at a price."""
+    """Realigns rows to the right after every round, with padding on the left: correct, but each round moves the cache."""
 
     needs = frozenset({"append", "move"})
     offers = frozenset({"lossless"})
@@ -51,7 +51,7 @@ class LeftPadded:
         self._cached = np.zeros(rows, dtype=np.int64)
 
     def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i; nothing moves yet."""
+        """Drop all but the first ``kept[i]`` tokens of row i; the cache is moved later."""
         _, cached = self._rows(batch)
         np.minimum(cached, kept, out=cached)
 

@@ -8,10 +8,10 @@ from specframe_std.alignments.eqspec import EqSpec
 
 
 class ExSpec(EqSpec):
-    """Leaves rows where they are after a round; rows of equal length then form a batch with nothing to move.
+    """Does not move rows after a round. Rows of equal length then form a batch without realignment.
 
-    Same layout as ``eqspec``: only the moment of the realignment differs. It happens when the next batch is known, and a batch
-    of equal lengths needs none.
+    The layout is that of ``eqspec``; only the moment of realignment differs. Rows are realigned when the next batch is known. A
+    batch of equal lengths needs no realignment.
     """
 
     scheduler = "same-length"

@@ -47,9 +47,9 @@ class Masking:
 
 
 class MaskedColumns:
-    """Every forward appends columns for all rows at once; a row's is empty when it was not there or forgot the token.
+    """Every forward appends columns for all rows at once. A column is empty for a row without a token in it.
 
-    ``order_RS`` holds, per row and column, the place of the column's token in its row, negative where it holds none.
+    ``order_RS`` (R all rows, S columns) holds the place of each column's token in its row; negative: empty.
     """
 
     static = False

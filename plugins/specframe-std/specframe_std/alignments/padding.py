@@ -1,4 +1,4 @@
-"""DSD: pad again without taking the old padding away (Yan et al. 2025)."""
+"""DSD: add padding every round without removing the old padding (Yan et al. 2025)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specframe_std.alignments.published import choice
 
 
 class Padding(EqSpec):
-    """Pads rows anew without unpadding them; reproduces the published flaws of mask, positions and bonus: NOT lossless.
+    """Adds padding without removing old padding; reproduces the published flaws of mask, positions and bonus: NOT lossless.
 
-    Rows only ever grow wider. With all three fixes it is lossless, and still wasteful.
+    Rows only grow wider. With all three fixes the alignment is lossless, but still wastes memory and time.
 
     Options:
         mask: "published" lets padding be attended to; "content" hides it.
         positions: "published" is the column's number, padding included; "content" counts the row's own tokens.
-        bonus: "published" emits the draft's own next token where it was rejected; "target" the target's.
+        bonus: "published" emits the rejected draft token as bonus token; "target" emits the target's choice.
     """
 
     needs = frozenset({"append", "move", "grow"})
@@ -39,7 +39,7 @@ class Padding(EqSpec):
         return Inflating(store, rows, self._mask, self._positions)
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Realign the rows and return the verdict, its bonus token the draft's where a draft token was rejected."""
+        """Realign the rows and return the verdict; unless fixed, the bonus token is the rejected draft token."""
         return super().commit(batch, draft, verdict if self._bonus else with_draft_bonus(draft, verdict))
 
 
@@ -55,14 +55,14 @@ def with_draft_bonus(draft: Draft, verdict: Verdict) -> Verdict:
 
 
 class Inflating(LeftPadded):
-    """Left padding is never removed: a row that gained less than another gets the difference on top of what it had."""
+    """Left padding that is never removed: a row that gained fewer tokens gets the difference as further padding."""
 
     def __init__(self, store: KVStore, rows: int, mask: bool, positions: bool) -> None:
         super().__init__(store, rows)
         self._mask, self._positions = mask, positions
 
     def width(self, padding: np.ndarray, cached: np.ndarray) -> int:
-        """Return the columns the widest row takes with the padding it has."""
+        """Return the columns of the widest row, present padding included."""
         return int((padding + cached).max())
 
     def place(self, batch: Batch, block: Block) -> Placement:

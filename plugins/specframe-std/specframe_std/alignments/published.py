@@ -1,4 +1,4 @@
-"""What alignments with published flaws share: options that are "published" unless a fix is asked for."""
+"""Options of alignments with published flaws: "published" by default, or the name of a fix."""
 
 from __future__ import annotations
 
