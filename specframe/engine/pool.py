@@ -76,7 +76,7 @@ class Pool:
 
     @property
     def unfinished(self) -> int:
-        """How many sequences are still to be decoded, arrived or not."""
+        """Number of unfinished sequences, arrived or not."""
         return len(self.live) + len(self._returned) + len(self._waiting) + len(self._coming)
 
     @property
