@@ -23,9 +23,9 @@ from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from specframe.contracts.cache import Dense, Placement
-from specframe.forward.attention import attend
 from specframe.forward.attention.choice import HALF, WAYS
 from specframe.forward.attention.flex import block_mask
+from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.compiled import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype
@@ -86,10 +86,10 @@ def calls(
     if way == "masked":
         made, module = masks(placement, [None], query.dtype)[None], torch.nn.Module()
         return lambda: masks(placement, [None], query.dtype), lambda: attend(module, query, key, value, made)
-    slots = key.shape[2]
-    maskless = WAYS[way](placement, slots)
-    prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way](placement, slots))
-    return prepare, lambda: maskless.attend(query, Dense(key, value), None, None)
+    plan = WAYS[way].plan(placement)
+    assert plan is not None
+    prepare = (lambda: block_mask(placement, None)) if way == "flex" else (lambda: WAYS[way].plan(placement))
+    return prepare, lambda: plan.attend(query, Dense(key, value), None, None)
 
 
 def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placement:

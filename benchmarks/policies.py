@@ -150,7 +150,7 @@ class Contender:
 
     def teach(self, policy: Timed) -> None:
         """Take a policy that has seen nothing: its first run pays for learning, and not for warming up."""
-        self._pipe.composition = attrs.evolve(self._pipe.composition, policy=policy)
+        self._pipe.parts.composition = attrs.evolve(self._pipe.composition, policy=policy)
 
     def run(self, prompts: Any, new: int) -> Run:
         """Decode the prompts once."""

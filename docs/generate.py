@@ -3,6 +3,7 @@
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 README.md        its table of strategies, from what specframe-std registers
+docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -25,12 +26,17 @@ os.environ["SPECFRAME_PLUGINS"] = "std,lab,tiny"  # the pages describe this repo
 from specframe.cli import cli
 from specframe.plugins import hookspecs
 from specframe.plugins.registry import ROLES, discover
+from specframe.plugins.scaffold import files
 
 ROOT = Path(__file__).parent.parent
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
+"""A code block that is a file of the example: its first line names the file."""
+PROMISING = ("acceptance rule", "alignment")
+"""The roles that the output's being the target's own depends on."""
 LABEL = re.compile(r"^(Called|Argument|Must|Must not): ", flags=re.MULTILINE)
 
 OPTIONS = """
@@ -89,8 +95,13 @@ def hooks() -> str:
     parts += ["## What every role in a round has in common", fenced("specframe.contracts.roles", "Strategy")]
     parts += [
         "## What alignments and KV backends make",
-        fenced("specframe.contracts.roles", "Layout"),
+        fenced("specframe.contracts.layout", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
+        "## What attention backends are asked, read and make",
+        fenced("specframe.contracts.roles", "AttentionFacts"),
+        fenced("specframe.contracts.cache", "Dense"),
+        fenced("specframe.contracts.cache", "Paged"),
+        fenced("specframe.contracts.roles", "Attend"),
     ]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 
@@ -142,9 +153,15 @@ def readme() -> str:
     for role in ROLES:
         for name in registry.names(role):
             factory = registry.entry(role, name).factory
-            says = {True: "yes", False: "no", None: ""}[getattr(factory, "lossless", None)]
+            says = ("yes" if "lossless" in factory.offers else "no") if role in PROMISING else ""
             rows.append(f"| {role} | `{name}` | {plain(factory.__doc__ or '').partition(chr(10))[0]} | {says} |")
     return STRATEGIES.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], current("README.md"))
+
+
+def plugins_page() -> str:
+    """Return plugins.md with the files of its example as a new package has them."""
+    written = files("repeat", "drafter")
+    return EXAMPLE.sub(lambda block: f"{block[1]}{written[block[2]].lstrip()}{block[3]}", current("docs/plugins.md"))
 
 
 def page(origin: str, parts: list[str]) -> str:
@@ -152,7 +169,12 @@ def page(origin: str, parts: list[str]) -> str:
     return HEADING.format(source=origin) + "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-FILES: dict[str, Callable[[], str]] = {"docs/hooks.md": hooks, "docs/cli.md": commands, "README.md": readme}
+FILES: dict[str, Callable[[], str]] = {
+    "docs/hooks.md": hooks,
+    "docs/cli.md": commands,
+    "docs/plugins.md": plugins_page,
+    "README.md": readme,
+}
 
 
 def main(arguments: list[str]) -> int:

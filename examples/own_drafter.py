@@ -6,7 +6,7 @@ import torch
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class Lookup:

@@ -216,6 +216,18 @@ def ends(path: Path) -> bytes:
         return first + file.read()
 
 
+def decoded(data: bytes) -> str:
+    """Return the text of UTF-8 bytes, a byte-order mark left out; raise :class:`ValueError` with what is no text in them."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte, place = error.object[error.start], error.start
+        raise ValueError(f"expected UTF-8, got byte 0x{byte:02x} at place {place}") from error
+    if (place := text.find("\0")) >= 0:
+        raise ValueError(f"expected UTF-8, got a NUL character at place {place}, as UTF-16 has them")
+    return text
+
+
 def encoded(content: str | bytes) -> bytes:
     """Return text as UTF-8 bytes, with half surrogate pairs as escapes; return bytes unchanged."""
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content

@@ -28,7 +28,7 @@ def whole(name: str, value: Any, least: float = -math.inf, most: float = math.in
     Raises:
         OptionError: ``value`` is no such number; true and false are not numbers.
     """
-    if not of_type(value, int) or not least <= value <= most:
+    if not whole_within(value, least, most):
         raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {shown(value)}")
     return value
 
@@ -39,10 +39,20 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
     Raises:
         OptionError: ``value`` is no such number; true, false and nan are not accepted.
     """
-    finite = of_type(value, float) and abs(value) <= sys.float_info.max
-    if not finite or not least <= value <= most or (above and value == least):
+    if not number_within(value, least, most, above):
         raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {shown(value)}")
     return float(value)
+
+
+def whole_within(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Return whether a value is a whole number from ``least`` to ``most``, both included; true and false are none."""
+    return of_type(value, int) and least <= value <= most
+
+
+def number_within(value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False) -> bool:
+    """Return whether a value is a finite number from ``least`` to ``most``, or greater than ``least`` when ``above``."""
+    finite = of_type(value, float) and abs(value) <= sys.float_info.max
+    return finite and least <= value <= most and not (above and value == least)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -60,6 +70,18 @@ def read(text: str, kind: type[int] | type[float]) -> float:
     if not text.isascii() or "_" in text:
         raise ValueError(f"expected a number in decimal digits, got {text!r}")
     return kind(text)
+
+
+def parse_value(text: str) -> bool | int | float | str:
+    """Read an option's value: true/false, a number, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return read(text, kind)
+        except ValueError:
+            continue
+    return text
 
 
 def entries(value: Any) -> list[Any] | None:

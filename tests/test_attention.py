@@ -152,7 +152,7 @@ def test_models_that_need_their_masks_keep_them(
         harness.decode(harness.pipeline(target, None, attention=way), asked)
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, asked)
-    assert pipe._runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
+    assert pipe.parts.runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
 
 
 @pytest.mark.parametrize("way", ["packed", "flex"])
@@ -241,10 +241,13 @@ def test_buckets(slots: int, extent: int) -> None:
     assert graphs.bucket(slots) == extent
 
 
-@pytest.mark.parametrize("option", ["attention", "graphs", "layers"])
-def test_unknown_values_are_refused(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("attention", "attention backend"), ("graphs", "value of graphs"), ("layers", "value of layers")],
+)
+def test_unknown_values_are_refused(option: str, said: str) -> None:
     """The message names the option and what it takes."""
-    with pytest.raises(UnknownNameError, match=f"unknown value of {option} 'fast': expected one of "):
+    with pytest.raises(UnknownNameError, match=f"unknown {said} 'fast': expected one of "):
         harness.pipeline(zoo.build("qwen3"), None, **{option: "fast"})
 
 

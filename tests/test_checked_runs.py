@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specframe.forward import compiled, graphs
+from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
 from specframe.testing import harness, zoo
 
@@ -29,7 +30,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def forward(self: ModelRunner, *arguments: Any, **options: Any) -> Any:
         given = inspect.signature(usual).bind(self, *arguments, **options).arguments
-        noted.append((self.role, given["attention"], given["layers"] is not None))
+        asked = given["attention"]
+        attention = asked if isinstance(asked, str) else choice.title(asked)
+        noted.append((self.role, attention, given["layers"] is not None))
         return usual(self, *arguments, **options)
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
@@ -44,7 +47,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ("options", "shows"),
     [
         ({"graphs": "on"}, "recording"),
-        ({"graphs": "on", "align": "eqspec"}, "recording"),
+        ({"graphs": "on", "align": "eqspec", "kv": "slab"}, "recording"),
         ({"layers": "compiled"}, ("target", "auto", True)),
         ({"attention": "flex"}, ("draft", "flex", False)),
     ],

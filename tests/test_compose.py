@@ -9,6 +9,7 @@ import pytest
 from specframe.contracts.drafts import Budget
 from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins.compose import Composition, compose, draft_length_policy, fitting_backends
+from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
@@ -26,7 +27,8 @@ DEFAULTS = {
 
 def composed(**options) -> Composition:
     """Compose the defaults but for some options."""
-    return compose(registry(), **{**DEFAULTS, **options})
+    options = {**DEFAULTS, **options}
+    return compose(registry(), Recipe(**options), options["drafter"])
 
 
 def name_of(strategy) -> str:
@@ -181,8 +183,8 @@ def test_a_run_that_samples_keeps_its_draft_length() -> None:
     """Left to itself it is judged by block, whose tokens depend on the draft length: a seed gives the same tokens twice."""
     target = zoo.build("qwen3")
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2)
-    assert type(pipe.composition_for(greedy=True).policy).__name__ == "Goodput"
-    sampled = pipe.composition_for(greedy=False)
+    assert type(pipe.parts.strategies(pipe.recipe, greedy=True).policy).__name__ == "Goodput"
+    sampled = pipe.parts.strategies(pipe.recipe, greedy=False)
     assert (type(sampled.policy).__name__, sampled.policy.maximum.depth) == ("FixedLength", 5)
     assert "draft-invariant" not in sampled.rule.offers
     prompts, how = harness.random_prompts([3, 9, 5], zoo.VOCABULARY), Sampling(temperature=0.9)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
 from specframe.plugins.members import PROTOCOLS, fault, members, require_members
 from specframe.plugins.registry import OTHERS, ROLES, registry
+from specframe.testing import fakes
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]
 
 
 def complete(kind: str) -> types.SimpleNamespace:
     """Return an object with all members of a kind, each of its type."""
-    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset()}
+    made = {"method": len, "bool": True, "int": 3, "str": "slab", "frozenset[str]": frozenset(), "Budget": Budget(3)}
     return types.SimpleNamespace(**{name: made[annotation] for name, annotation in members(kind).items()})
 
 
@@ -27,8 +31,9 @@ def test_every_kind_of_object_has_a_protocol() -> None:
 
 def test_members_are_those_of_the_protocol() -> None:
     """Methods and attributes are listed, those of the protocols that one builds on too."""
-    assert members("drafter") == {"propose": "method", "start": "method"}
-    assert members("draft-length policy") == {"draft_length": "method", "maximum": "int", "observe": "method"}
+    words = {"needs": "frozenset[str]", "offers": "frozenset[str]"}
+    assert members("drafter") == {"observe": "method", "propose": "method", "start": "method"} | words
+    assert members("draft-length policy") == {"budget": "method", "maximum": "Budget", "observe": "method"} | words
     assert members("alignment")["needs"] == "frozenset[str]"
 
 
@@ -49,7 +54,8 @@ def test_a_member_that_is_not_there_is_named(kind: str, name: str) -> None:
     delattr(given, name)
     with pytest.raises(OptionError) as raised:
         require_members(kind, given, "mine")
-    got = f"SimpleNamespace without {name}" if len(members(kind)) > 1 else "namespace() (SimpleNamespace)"
+    contract = f"(the contract is {PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__})"
+    got = f"SimpleNamespace without {name} {contract}" if len(members(kind)) > 1 else "namespace() (SimpleNamespace)"
     assert str(raised.value) == f"mine: expected an object with {', '.join(members(kind))}, got {got}"
 
 
@@ -72,3 +78,34 @@ def test_what_is_no_strategy_at_all_is_shown(kind: str, given: object) -> None:
 def test_a_class_is_not_an_object_of_it() -> None:
     """A strategy's class, given where an object is expected, is named as such."""
     assert str(fault("observer", Watcher)).endswith("got the class Watcher and not an object of it")
+
+
+OLD_DRAFTER = type(
+    "OldDrafter", (), {"start": lambda self, run: None, "propose": lambda self, batch, draft_length: None}
+)
+OLD_RULE = type(
+    "OldRule",
+    (),
+    {"lossless": True, "sharpen": False, "invariant": True, "compares": False}
+    | dict.fromkeys(("start", "choose", "judge"), lambda *_: None),
+)
+OLD_POLICY = type("OldPolicy", (), {"maximum": 4, "draft_length": lambda *_: 4, "observe": lambda *_: None})
+
+
+@pytest.mark.parametrize(
+    ("options", "lacking", "contract"),
+    [
+        ({"drafter": OLD_DRAFTER()}, "OldDrafter without needs, observe, offers", "Drafter"),
+        ({"accept": OLD_RULE()}, "OldRule without needs, offers", "AcceptanceRule"),
+        ({"draft_length": OLD_POLICY()}, "OldPolicy without budget, needs, offers", "BudgetPolicy"),
+    ],
+    ids=["drafter", "rule", "policy"],
+)
+def test_a_strategy_of_the_older_contract_is_told_the_new_one(
+    options: dict[str, Any], lacking: str, contract: str
+) -> None:
+    """A strategy written against the contracts of version 0.1 ends in one sentence that names today's."""
+    with pytest.raises(OptionError) as raised:
+        Pipeline(**{"target": fakes.fake_target(), "drafter": None} | options)
+    assert str(raised.value).endswith(f", got {lacking} (the contract is specframe.contracts.roles.{contract})")
+    assert "\n" not in str(raised.value)

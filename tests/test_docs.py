@@ -229,3 +229,13 @@ def test_every_hook_is_documented() -> None:
         purpose, _, schema = (inspect.getdoc(getattr(hookspecs, hook)) or "").partition("\n\n")
         assert re.fullmatch(r"Offer .+\.", purpose), hook
         assert re.fullmatch(r"(?s)Called: .+\nArgument: .+\nMust: .+\nMust not: .+", schema), hook
+
+
+def test_table_of_strategies_tells_what_is_lossless() -> None:
+    """The README says yes or no of every acceptance rule and alignment, and nothing of other roles."""
+    rows = re.findall(
+        r"^\| ([\w -]+) \| `[\w-]+` \| .* \| (\w*) ?\|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert {role for role, says in rows if says in ("yes", "no")} == {"acceptance rule", "alignment"}
+    assert {role for role, says in rows if not says} >= {"drafter", "verifier", "scheduler"}
+    assert {says for role, says in rows if role == "acceptance rule"} == {"yes", "no"}

@@ -21,7 +21,7 @@ from specframe_lab.report import page as report_page
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, claimed, made, put
+from specframe.files import ENDS, MARK, Output, claimed, decoded, made, put
 from specframe.models import loading as models
 
 HOLDER = """
@@ -351,3 +351,22 @@ def test_prompts_with_a_name_too_long(name: str) -> None:
     result = invoke("run", "--prompts", name)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: --prompts: {name} cannot be read: ")
+
+
+@pytest.mark.parametrize("data", [b"", "é\n".encode(), b"\xef\xbb\xbf\xc3\xa9\n"])
+def test_text_is_utf_8(data: bytes) -> None:
+    """Bytes in UTF-8 are text, with or without a byte-order mark, which is no part of it."""
+    assert decoded(data) == data.decode().lstrip("\ufeff")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"ab\xff", "expected UTF-8, got byte 0xff at place 2"),
+        ("ab".encode("utf-16-le"), "expected UTF-8, got a NUL character at place 1, as UTF-16 has them"),
+    ],
+)
+def test_other_bytes_are_no_text(data: bytes, told: str) -> None:
+    """The error names the first byte or character that is no text, and its place."""
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        decoded(data)

@@ -14,7 +14,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
-from specframe.forward.attention import attend, choice, flex
+from specframe.forward.attention import choice, flex
+from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.ongoing import Ongoing, running
 from specframe.testing import harness, zoo
@@ -90,10 +91,12 @@ def test_scores_with_a_bias_need_a_mask() -> None:
 def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that see all slots are found out."""
 
-    def late(placement: Placement, slots: int) -> flex.Blocks:
-        return flex.Blocks(attrs.evolve(placement, order_BT=torch.full_like(placement.order_BT, slots)))
+    class Late(flex.Flex):
+        def plan(self, placement: Placement) -> flex.Blocks:
+            last_BT = torch.full_like(placement.order_BT, placement.key_order_BS.shape[1])
+            return super().plan(attrs.evolve(placement, order_BT=last_BT))
 
-    monkeypatch.setitem(choice.WAYS, "flex", late)
+    monkeypatch.setitem(choice.WAYS, "flex", Late())
     assert choice.error("flex", CPU, torch.float32, 6, 3, 8) > 0.1
     assert not choice.agrees("flex", CPU, torch.float32, 6, 3, 8)
 
@@ -128,9 +131,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
     found: list[tuple[str | None, int]] = []
     way = choice.Choice.way
 
-    def kept(self: choice.Choice, asked: str, placement: Placement) -> str | None:
-        found.append((way(self, asked, placement), placement.order_BT.numel()))
-        return found[-1][0]
+    def kept(self: choice.Choice, asked: choice.Asked, placement: Placement) -> Any:
+        backend = way(self, asked, placement)
+        found.append((backend and choice.title(backend), placement.order_BT.numel()))
+        return backend
 
     monkeypatch.setattr(choice, "LARGEST_MASK", 6000)
     monkeypatch.setattr(choice.Choice, "way", kept)

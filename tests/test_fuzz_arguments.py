@@ -178,6 +178,7 @@ PIPELINE: dict[str, Takes] = {
     "graphs": word("auto", "on", "off"),
     "layers": word("eager", "compiled", "auto"),
     "generation_config": or_none(word("auto", "none")),
+    "executor": strategy("local"),
 }
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 

@@ -41,6 +41,7 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     },
     "--verify": {"chain": {}},
     "--kv": {"slab": {}, "dynamic": {}},
+    "--executor": {"local": {}},
     "--draft-length": {"auto": {}, "fixed": {"length": whole(1)}, "goodput": {"maximum": whole(1, 64)}},
 }
 """The strategies of each role, and the values that their options take (docs/strategies.md)."""
@@ -134,6 +135,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "--attention": ("auto", "masked", "packed"),  # flex is compiled, which takes half a minute
     "--graphs": ("auto", "on", "off"),
     "--layers": ("eager", "auto"),  # so does compiled
+    "--executor": ("local",),
     "--temperature": ("0", "0.7", "1e-30", "1e300"),
     "--top-k": ("1", "3", str(10**30)),
     "--top-p": ("1", "0.5", "1e-300"),

@@ -111,6 +111,17 @@ def test_nothing_is_taken_that_was_not_asked_for() -> None:
     assert all("forward" not in vars(module) and not module._forward_hooks for module in model.modules())
 
 
+def test_further_arguments_reach_the_model() -> None:
+    """What a drafter has for its model beside ids, positions and a cache is handed to it as it is."""
+    model, given = zoo.build("qwen3"), []
+    model.register_forward_pre_hook(lambda _, args, options: given.append(options.get("note")), with_kwargs=True)
+    target, batch = cached(model), batch_of_prompts()
+    block = Block(batch.last_tokens(1), -1)
+    placement, before = target.place(batch, block), len(given)
+    target.runner.forward(block, placement, target.store, keep=1, extra={"note": 7})
+    assert given[before:] == [7]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -21,7 +21,6 @@ from specframe import Pipeline, Sampling, hookimpl
 from specframe.cli import cli, kinds
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
-from specframe.forward.attention.choice import ATTENTION
 from specframe.forward.graphs import RECORDINGS
 from specframe.models import loading as models
 from specframe.plugins.registry import ROLES, Registry, offer, parse_specification, registry
@@ -324,7 +323,6 @@ def test_words_are_those_that_are_known() -> None:
         for words, one in all_options()
         if words == ("run",) and isinstance(one.type, kinds.OneOf)
     }
-    assert set(words["attention"]) == set(ATTENTION)
     assert set(words["graphs"]) == set(RECORDINGS)
     assert set(words["dtype"]) == {"auto", *models.DTYPES, *models.DTYPES.values()}
     assert PARTS == reproduce.PARTS

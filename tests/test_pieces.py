@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specframe.engine.rows import Moves
+from specframe.contracts.rows import Moves
 from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling

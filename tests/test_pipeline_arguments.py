@@ -30,6 +30,8 @@ ROLES = {
     "verify": "verifier",
     "kv": "KV backend",
     "draft_length": "draft-length policy",
+    "attention": "attention backend",
+    "executor": "executor",
 }
 
 
@@ -63,6 +65,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "graphs": (None, True, "yes"),
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
+    "executor": (None, 5, [], "", ARRAY),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),
@@ -70,7 +73,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "sort": (1, None, "yes"),
     "sampling": (5, torch.tensor(1), np.array(1), "x", {"temperature": 1}, [None, None], [{}, {}]),
 }
-SHOWN = {"draft_length": "draft.nodes"}
+SHOWN = {"draft_length": "draft.length"}
 
 
 def cases(table: dict[str, tuple[Any, ...]]) -> list[Any]:

@@ -43,6 +43,7 @@ BASES = {
     "scheduler": "continuous",
     "KV backend": "dynamic",
     "draft-length policy": "fixed,length=4",
+    "attention backend": "flex",
 }
 """The standard strategy that each role's faults are planted in."""
 
@@ -54,6 +55,7 @@ SUITES = {
     "scheduler": (conformance.SchedulerSuite, "test_equals_reference", {"surroundings": {}}),
     "KV backend": (conformance.KVBackendSuite, "test_equals_reference", {"surroundings": {"align": "eqspec"}}),
     "draft-length policy": (conformance.DraftLengthPolicySuite, "test_equals_reference", {"surroundings": {}}),
+    "attention backend": (conformance.AttentionBackendSuite, "test_equals_reference", {"surroundings": {}}),
 }
 """The suite of each role, and a test that every suite has."""
 
@@ -316,10 +318,19 @@ FAULTS = {
         "KV backend",
         "open",
         lambda *_: Unwriting(),
-        MUST + r"a store with arrange, .*, got .*Unwriting.* without expect, first, move, nbytes, release, .*, write",
+        MUST + r"a store with arrange, .*, got .*Unwriting.* without expect, first, move, release, .*, write",
     ),
     "KV backend raises": Fault(
         "KV backend", "open", raises(ValueError("no space")), RAISED + r"ValueError: no space, at "
+    ),
+    "attention backend suits perhaps": Fault(
+        "attention backend", "suits", lambda *_: "perhaps", MUST + r"true or false, got 'perhaps'"
+    ),
+    "attention backend plans nothing that attends": Fault(
+        "attention backend", "plan", lambda *_: 5, MUST + r"an object with attend, or None, got 5"
+    ),
+    "attention backend raises": Fault(
+        "attention backend", "suits", raises(ValueError("no kernel")), RAISED + r"ValueError: no kernel, at "
     ),
     "policy says less than nothing": Fault(
         "draft-length policy",
@@ -469,13 +480,15 @@ COMMAND = {
     "scheduler": ["--schedule", "faulty"],
     "KV backend": ["--kv", "faulty", "--align", "eqspec"],
     "draft-length policy": ["--draft-length", "faulty"],
+    "attention backend": ["--attention", "faulty"],
 }
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_command_line_names_the_fault(role: str, known: Registry) -> None:
     """``specframe run`` with a strategy that raises ends with one sentence and status 2."""
-    member = {"scheduler": "next_batch", "KV backend": "open", "draft-length policy": "budget"}.get(role, "start")
+    members = {"scheduler": "next_batch", "KV backend": "open", "draft-length policy": "budget"}
+    member = {**members, "attention backend": "suits"}.get(role, "start")
     fault = Fault(role, member, raises(SystemExit(7)), "")
     add_entry(known, "faulty-dist", role, "faulty", faulty(fault))
     done = CliRunner().invoke(cli, ["run", "import os", "--max-new-tokens", "2", *COMMAND[role]], prog_name="specframe")
@@ -494,6 +507,7 @@ MISSING = [
         "scheduler": ("next_batch", "rows"),
         "KV backend": ("open", "offers"),
         "draft-length policy": ("maximum", "observe"),
+        "attention backend": ("plan", "suits", "offers"),
     }.items()
     for member in members
 ]

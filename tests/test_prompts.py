@@ -440,5 +440,5 @@ def test_every_ending_is_documented() -> None:
     """The page of formats names each ending that is read in a way of its own, and each key."""
     from specframe.text.prompts.files import READERS
 
-    page = (Path(prompts.__file__).parents[2] / "docs/prompts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, ".parquet", *prompts.KEYS])

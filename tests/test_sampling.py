@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
-from specframe.plugins.compose import SAMPLING_RULE
+from specframe.plugins.recipe import SAMPLING_RULE
 from specframe.testing import fakes
 from specframe.text.noise import Stream, gumbel, uniform
 from specframe.text.sampling import Sampling

@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
-from specframe.engine.rows import Moves, Seating
+from specframe.contracts.rows import Moves, Seating
 
 ROWS = 6
 

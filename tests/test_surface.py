@@ -131,16 +131,17 @@ def test_derived_figures():
 
 
 def test_roles_and_hooks():
-    """The seven roles and their hooks keep their names."""
+    """The eight roles and their hooks keep their names."""
     assert list(ROLES) == [
-        *["drafter", "verifier", "acceptance rule", "alignment", "scheduler", "KV backend", "draft-length policy"]
+        *["drafter", "verifier", "acceptance rule", "alignment", "scheduler", "KV backend", "draft-length policy"],
+        "attention backend",
     ]
     hooks = [*ROLES.values(), *OTHERS.values()]
     assert hooks == [
         "specframe_register_" + name
         for name in [
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
-            *["draft_length_policies", "observers", "commands"],
+            *["draft_length_policies", "attention_backends", "observers", "executors", "commands"],
         ]
     ]
 

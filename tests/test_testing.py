@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.testing import conformance, fakes, harness, zoo
@@ -122,7 +122,7 @@ def test_scripts_are_followed():
     )
     drafter = fakes.ScriptedDrafter([[7, 1, 2, 3, 4], [8, 5, 6, 7, 8]], {0: 1, 1: 3})
     drafter.start(harness.open_run(TARGET, 2, 16))
-    assert drafter.propose(pool.batch(pool.live), 3).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
+    assert drafter.propose(pool.batch(pool.live), Budget(3)).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
     assert drafter.proposed == [3]
 
 

@@ -9,7 +9,7 @@ import click
 
 from specframe.cli.kinds import CONFIG, Kind
 from specframe.errors import OptionError, UnknownNameError
-from specframe.files import contents
+from specframe.files import contents, decoded
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -98,7 +98,7 @@ def named(value: Any) -> str:
 def load_toml(path: str) -> dict[str, Any]:
     """Return the content of a TOML file."""
     try:
-        return tomllib.loads(contents(path).decode("utf-8-sig").replace("\r\n", "\n"))
+        return tomllib.loads(decoded(contents(path)).replace("\r\n", "\n"))
     except OSError as error:
         raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
-from specframe.values import bound, read
+from specframe.values import bound, number_within, read, whole_within
 
 CONFIG = "specframe.config"
 """Key of the configuration file's path in a context's ``meta``."""
@@ -63,20 +63,18 @@ class WholeNumber(Kind):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        number = whole_number(value)
-        if number is None or not self.least <= number <= self.most:
+        number = number_of(value, int)
+        if not whole_within(number, self.least, self.most):
             self.refuse(f"a whole number{bound(self.least, self.most)}", value, param, ctx)
         return number
 
 
-def whole_number(value: Any) -> int | None:
-    """Return a whole number given as a number or as text; None for anything else, also for true."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+def number_of(value: Any, kind: type[int] | type[float]) -> Any:
+    """Return the number that a text stands for; a value that is no text, or a text of no number, as it is."""
     try:
-        return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else None
-    except ValueError:  # too many digits
-        return None
+        return read(value, kind) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 class Number(Kind):
@@ -89,16 +87,10 @@ class Number(Kind):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
-        try:
-            number = (
-                math.nan if isinstance(value, bool) else read(value, float) if isinstance(value, str) else float(value)
-            )
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        inside = math.isfinite(number) and self.least <= number <= self.most
-        if not inside or (self.above and number == self.least):
+        number = number_of(value, float)
+        if not number_within(number, self.least, self.most, self.above):
             self.refuse(f"a number{bound(self.least, self.most, self.above)}", value, param, ctx)
-        return number
+        return float(number)
 
 
 class OneOf(Kind):
@@ -199,10 +191,10 @@ class DraftLength(Strategy):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; raise :class:`OptionError` when it is neither a number of at least 1 nor a policy."""
-        number = whole_number(value)
-        if number is None and not re.match(r"[+-]?[0-9.]", str(value)):
+        number = number_of(value, int)
+        if not whole_within(number) and not re.match(r"[+-]?[0-9.]", str(value)):
             return super().convert(value, param, ctx)
-        if number is None or number < 1:
+        if not whole_within(number, 1):
             hint = "; for plain decoding there is --drafter none" if number == 0 else ""
             expected = "a whole number of at least 1 or a policy's name"
             raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}{hint}")

@@ -9,6 +9,7 @@ from typing import Any
 from specframe.errors import CompositionError
 from specframe.models.pairs import check_location, choose
 from specframe.plugins.compose import OPTIONS, check_fit, is_number
+from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import Registry, check_options, parse_specification, registry
 
 LEFT_OPEN = (None, "auto")
@@ -27,13 +28,15 @@ def check_names(options: Mapping[str, Any]) -> None:
         for text in given.get(option, []):
             if kind != "drafter" and text not in LEFT_OPEN and not is_number(text):
                 check_name(known, kind, text)
-    for target, drafter in itertools.product(given.get("target", [None]), given.get("drafter", ["auto"])):
+    for target, drafter in itertools.product(
+        given.get("target", [DEFAULTS.target]), given.get("drafter", [DEFAULTS.drafter])
+    ):
         chosen, strategy, model = choose(target, drafter)
         check_name(known, "drafter", strategy)
         check_location("target", chosen)
         if model is not None:
             check_location("draft", model)
-    check_storage(known, given.get("align", ["ragged"]), given.get("kv", [None]))
+    check_storage(known, given.get("align", [DEFAULTS.align]), given.get("kv", [DEFAULTS.kv]))
 
 
 def several(value: Any) -> list[Any]:

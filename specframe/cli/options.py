@@ -12,6 +12,15 @@ from click.core import ParameterSource
 from specframe.cli.config import read_config
 from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, Strategy, WholeNumber
 from specframe.errors import OptionError
+from specframe.plugins.recipe import (
+    ADAPTIVE_LENGTH,
+    DEFAULTS,
+    FIXED_LENGTH,
+    GRAPHS,
+    GREEDY_RULE,
+    LAYERS,
+    SAMPLING_RULE,
+)
 from specframe.values import LARGEST_SEED
 
 SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
@@ -61,7 +70,7 @@ MODELS = (
         "--drafter",
         metavar="D",
         type=Model(drafters=True),
-        default="auto",
+        default=DEFAULTS.drafter,
         show_default=True,
         help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
     ),
@@ -73,7 +82,7 @@ STRATEGIES = (
         "--align",
         metavar="A",
         type=Strategy("alignment"),
-        default="ragged",
+        default=DEFAULTS.align,
         show_default=True,
         help="Alignment: slots of tokens in the cache, and removal of rejected tokens.",
     ),
@@ -88,15 +97,15 @@ STRATEGIES = (
         "--accept",
         metavar="R",
         type=Strategy("acceptance rule", "auto"),
-        default="auto",
+        default=DEFAULTS.accept,
         show_default=True,
-        help="Acceptance rule: which draft tokens are kept; auto: greedy, or block if a temperature is above 0.",
+        help=f"Acceptance rule: which draft tokens stand; auto: {GREEDY_RULE}, and {SAMPLING_RULE} where a temperature is above 0.",
     ),
     click.option(
         "--verify",
         metavar="V",
         type=Strategy("verifier"),
-        default="chain",
+        default=DEFAULTS.verify,
         show_default=True,
         help="Verifier: how the target scores a draft.",
     ),
@@ -107,7 +116,7 @@ STRATEGIES = (
         show_default="the alignment's choice",
         help="KV backend: how keys and values are stored.",
     ),
-    whole("--batch-size", "Rows decoded together.", 8),
+    whole("--batch-size", "Rows decoded together.", DEFAULTS.batch_size),
 )
 """Strategy options."""
 
@@ -120,12 +129,14 @@ def draft_length(default: str) -> Callable[..., Any]:
         type=DraftLength(),
         default=default,
         show_default=True,
-        help="Tokens drafted per round, or a draft-length policy; auto: goodput, but 5 for rules whose output depends on it.",
+        help=f"Tokens drafted per round, or a draft-length policy; auto: {ADAPTIVE_LENGTH}, but {FIXED_LENGTH} under rules whose "
+        "tokens depend on it.",
     )
 
 
-def chosen(name: str, metavar: str, kind: Kind, meaning: str, default: str = "auto") -> Callable[..., Any]:
-    """Return an option with a default word."""
+def chosen(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
+    """Return an option that takes one of some words."""
+    default = getattr(DEFAULTS, name.removeprefix("--"))
     return click.option(name, metavar=metavar, type=kind, default=default, show_default=True, help=meaning)
 
 
@@ -139,16 +150,20 @@ PLACE = (
 """Options for device and precision."""
 
 EXECUTION = (
-    chosen("--attention", "A", OneOf("auto", "packed", "flex", "masked"), "packed, flex or masked."),
-    chosen("--graphs", "G", OneOf("auto", "on", "off"), "Record CUDA graphs: on or off."),
-    chosen("--layers", "L", OneOf("eager", "compiled", "auto"), "Decoder layers: eager, compiled or auto.", "eager"),
+    chosen(
+        "--attention", "A", Strategy("attention backend", "auto"), "An attention backend, as packed, flex or masked."
+    ),
+    chosen("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
+    chosen("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
 )
 """Options for the execution of forwards. They do not change the output."""
 
-SEED = whole("--seed", "Seed of every random choice.", 0, least=0, most=LARGEST_SEED)
+EXECUTOR = chosen("--executor", "E", Strategy("executor"), "Executor: the process or processes that the models run in.")
 
-PIPELINE = (*MODELS, *STRATEGIES, draft_length("auto"), *PLACE, SEED, *EXECUTION)
-"""Options for all arguments of `specframe.Pipeline`."""
+SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)
+
+PIPELINE = (*MODELS, *STRATEGIES, draft_length(DEFAULTS.draft_length), *PLACE, SEED, *EXECUTION, EXECUTOR)
+"""What `specframe.Pipeline` takes, as options."""
 
 
 def with_options(*groups: Iterable[Callable[..., Any]]) -> Callable[..., Any]:

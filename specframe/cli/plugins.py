@@ -10,6 +10,7 @@ import click
 from specframe.cli.kinds import OneOf
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
+from specframe.plugins.compose import VIEWS
 from specframe.plugins.facts import REQUIRED, Facts
 from specframe.plugins.registry import Entry, registry
 from specframe.plugins.templates import TEMPLATES
@@ -47,14 +48,24 @@ def show(name: str) -> None:
 
 @plugins.command()
 def matrix() -> None:
-    """Show which alignments run on which KV backends, and the default scheduler and KV backend of each alignment."""
+    """Show which alignments and attention backends run on which KV backends, and what each alignment asks for by default."""
     backends = readable("KV backend", ("offers",))
     rows = []
     for entry, alignment in readable("alignment", ("needs", "kv", "scheduler")):
         cells = [fit(alignment, backend, one.name) for one, backend in backends]
         rows.append((entry.name, lossless(entry), alignment.traits["scheduler"], *cells))
     show_table(("alignment", "lossless", "scheduler", *(f"kv {one.name}" for one, _ in backends)), rows)
-    click.echo("\nThe scheduler named, and the KV backend marked default, are used unless others are asked for.")
+    click.echo("\nThe scheduler named, and the KV backend marked default, are used unless others are asked for.\n")
+    reads = [
+        (entry.name, *("yes" if reading(attention, backend) else "no" for _, backend in backends))
+        for entry, attention in readable("attention backend", ("offers",))
+    ]
+    show_table(("attention backend", *(f"kv {one.name}" for one, _ in backends)), reads)
+
+
+def reading(attention: Facts, backend: Facts) -> bool:
+    """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
+    return bool(attention.able("offers") & (backend.able("offers") & VIEWS or {"dense"}))
 
 
 @plugins.command()

@@ -21,6 +21,7 @@ from specframe.cli.sampling import sampling_options, taken
 from specframe.cli.sampling import samplings as checked_samplings
 from specframe.errors import OptionError
 from specframe.files import Output
+from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.text import prompts as prompt_sources
 from specframe.text.prompts import Given, Prompt
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from specframe.contracts.requests import Result
     from specframe.pipeline import Pipeline
     from specframe.text.sampling import Sampling
+
+NO_SETTINGS = ("check", "executor")
+"""Options that change no result: a file of results is completed with others of these, too."""
 
 
 @click.command()
@@ -41,15 +45,15 @@ if TYPE_CHECKING:
     "--max-new-tokens",
     metavar="N",
     type=WholeNumber(1),
-    default=64,
+    default=MAX_NEW_TOKENS,
     show_default=True,
     help="Tokens generated per prompt at most.",
 )
 @click.option(
     "--generation-config",
     metavar="C",
-    type=OneOf("auto", "none"),
-    default="auto",
+    type=OneOf(*GENERATION_CONFIG),
+    default=DEFAULTS.generation_config,
     show_default=True,
     help="auto: the target's generation config gives the defaults of sampling options; none: it is ignored.",
 )
@@ -98,7 +102,7 @@ def run(
     manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
     given = taken(options)
     asked = gather(prompt, prompts)[:limit]
-    settings = {key: value for key, value in options.items() if key != "check"}  # a check changes no result
+    settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
     settings |= given | {"max_new_tokens": max_new_tokens}
     screen = Screen(needed=output in (None, "-"))
     with destination(output, resume, asked, settings) as results:
@@ -216,7 +220,7 @@ def show(outcome: Outcome, manner: Manner) -> None:
     if manner.quiet or outcome.report is None:
         return
     if manner.verbose:
-        from specframe.observe.environment import environment
+        from specframe.cli.environment import environment
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
     show_figures(outcome.report, manner.err)

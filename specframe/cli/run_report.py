@@ -36,20 +36,15 @@ class Outcome:
 def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_new_tokens: int) -> Facts:
     """Return the names of models and strategies, and whether their combination is lossless."""
     from specframe.models.pairs import choose
-    from specframe.plugins.compose import SAMPLING_RULE, auto_length
     from specframe.text.generation import inherited, told
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    settings = [
-        one for one in pipe.settings(samplings, len(samplings), max_new_tokens) if not isinstance(one, OptionError)
-    ]
+    settings = [one for one in pipe.intake.settings(samplings, max_new_tokens) if not isinstance(one, OptionError)]
     greedy = all(one.greedy for one in settings)
-    use = pipe.composition_for(greedy)
+    use = pipe.parts.strategies(pipe.recipe, greedy)
     chosen = options | {
-        "accept": ("greedy" if greedy else SAMPLING_RULE) if options["accept"] == "auto" else options["accept"],
-        "draft_length": auto_length(use.rule, strategy)
-        if options["draft_length"] == "auto"
-        else options["draft_length"],
+        "accept": pipe.recipe.rule(greedy),
+        "draft_length": pipe.recipe.length(use.rule, strategy),
         "target": target,
         "drafter": draft_model or strategy,
         "schedule": options["schedule"] or use.alignment.scheduler,
@@ -71,8 +66,8 @@ def verdict(combined: Facts) -> str:
 
 
 def as_json(outcome: Outcome, settings: Facts) -> str:
-    """Return a run's figures, settings, combination and environment as JSON."""
-    from specframe.observe.environment import environment
+    """Return a run's figures with all that they depend on, as JSON."""
+    from specframe.cli.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}
     if outcome.report:

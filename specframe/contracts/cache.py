@@ -5,7 +5,7 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
@@ -59,7 +59,9 @@ class Placement:
 
         def visible(row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
             key, order = key_order_BS[_in(key_order_BS, row), slot], order_BT[_in(order_BT, row), query]
-            seen = _up_to(order, key, window)
+            seen = _up_to(order, key)
+            if window is not None:
+                seen = seen & _within(order, key, window)
             if fed_BS is None or sees_BTT is None:
                 return seen
             fed = fed_BS[row, slot]
@@ -68,14 +70,19 @@ class Placement:
         return visible
 
     def seen(self, window: int | None = None) -> torch.Tensor:
-        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) if all rows are equal."""
-        seen_BTS = _up_to(self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None], window)
-        if self.sees_BTT is None:
-            return seen_BTS
-        fed_BS = self._fed()
-        fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)
-        ancestor_BTS = self.sees_BTT.expand(len(fed_BS), -1, -1).gather(2, fed_BTS)
-        return seen_BTS & ((fed_BS < 0)[:, None] | ancestor_BTS)
+        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) where it is the same in all rows."""
+        return self.seen_within([window])[window]
+
+    def seen_within(self, windows: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+        """Return :meth:`seen` for each of several windows."""
+        order_BT1, key_B1S = self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None]
+        seen_BTS = _up_to(order_BT1, key_B1S)
+        if self.sees_BTT is not None:
+            fed_BS = self._fed()
+            fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)
+            ancestor_BTS = self.sees_BTT.expand(len(fed_BS), -1, -1).gather(2, fed_BTS)
+            seen_BTS = seen_BTS & ((fed_BS < 0)[:, None] | ancestor_BTS)
+        return {one: seen_BTS if one is None else seen_BTS & _within(order_BT1, key_B1S, one) for one in windows}
 
     def _fed(self) -> torch.Tensor:
         """Return the index of the fed token for each attended slot, (B, S); -1: none."""
@@ -86,10 +93,14 @@ class Placement:
         return fed_BS.scatter_(1, self.slots_BT.clamp(max=extent), places_BT)[:, :extent]
 
 
-def _up_to(order: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return whether slots whose tokens have the order ``key`` are seen from ``order``, but for siblings in a tree."""
-    seen = (key <= order) & (key >= 0)
-    return seen if window is None else seen & (key > order - window)
+def _up_to(order: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return whether slots hold tokens of an order up to that of queries."""
+    return (key <= order) & (key >= 0)
+
+
+def _within(order: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
+    """Return whether tokens lie in the sliding window of queries, a query's own token included."""
+    return key > order - window
 
 
 def _in(values_BN: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import attrs
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from specframe.contracts.round import Batch, Sequence
 
@@ -175,6 +176,14 @@ class Verdict:
         self._checks.append(check)
         if self._host:
             check(*self._host[:2])
+
+
+def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
+    """Return the logits after a row's last token and after each node of the verdict's path, (B, K + 1, V)."""
+    if verdict.path_BT is None:
+        return logits_BTV
+    places_BT = F.pad(verdict.path_BT + 1, (1, 0))
+    return logits_BTV.gather(1, places_BT[..., None].expand(-1, -1, logits_BTV.shape[-1]))
 
 
 @attrs.frozen(eq=False)

@@ -9,7 +9,8 @@ import numpy as np
 
 from specframe.contracts.plan import GREEDY, Plan
 
-FinishReason = Literal["eos", "length", "stop", "error"]
+FinishReason = Literal["eos", "length", "stop", "error", "abort"]
+"""Why a sequence ended; "error": it could not be decoded, "abort": nobody wants it any more."""
 
 
 class StopCheck(Protocol):

@@ -5,18 +5,17 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import numpy as np
+import attrs
 import torch
 
-from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.cache import KVShape, KVStore, KVView, Placement
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.layout import Layout
+from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
-
-if TYPE_CHECKING:
-    from specframe.engine.pool import Pool
-    from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class Strategy(Protocol):
@@ -72,27 +71,6 @@ class AcceptanceRule(Started, Protocol):
         """Return the verdict, from the target's shaped logits (B, N + 1, V), without leaving the device."""
 
 
-class Layout(Protocol):
-    """The slots of one model's cache under one alignment."""
-
-    static: bool
-    """Whether places follow from ``lengths_B`` alone: several forwards can then be recorded as one."""
-
-    def arrange(self, batch: Batch) -> None:
-        """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
-
-    def place(self, batch: Batch, block: Block) -> Placement:
-        """Return places for the tokens about to be fed. What lies before a row's first token is padding."""
-
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Keep the first ``kept[i]`` tokens of row i and forget the rest.
-
-        Args:
-            path_BT: the nodes of the accepted path in the block fed last, after its first token, (B, K): they are the tokens that
-                follow the row's own; None: the block was a chain.
-        """
-
-
 class Alignment(Started, Protocol):
     """Decides the slots of tokens, and what happens to rejected tokens.
 
@@ -131,6 +109,48 @@ class BudgetPolicy(Strategy, Protocol):
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a finished round that used this policy's budget."""
+
+
+@attrs.frozen
+class AttentionFacts:
+    """What is known of a model's attention before it is used."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    """Query heads."""
+    shapes: tuple[KVShape, ...]
+    """The shapes of its layers' keys and values, each once."""
+    windows: tuple[int | None, ...]
+    """The sliding windows of its layers, each once; None: a layer without one."""
+
+
+class Attend(Protocol):
+    """The attention of one forward, called layer by layer."""
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return the values attended to, (B, T, H, D).
+
+        Args:
+            query: (B, H, T, D).
+            view: the keys and values of the slots attended to, of G heads, G dividing H.
+            scaling: of the scores; None for 1 / sqrt(D).
+            window: tokens that a query sees, itself included; None for all.
+        """
+
+
+class AttentionBackend(Strategy, Protocol):
+    """Decides how queries attend to what a KV store hands out.
+
+    Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
+    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors.
+    """
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model; asked once per model, which is then tried against mask tensors."""
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""
 
 
 class Observer(Protocol):

@@ -44,7 +44,7 @@ class Sequence:
     forks: int = 0
     """Number of live forks that have not copied the row yet."""
     taken_up: float = 0.0
-    """When it became live, on the pool's clock."""
+    """When it became live, on the pool's clock; 0 where its time is not limited."""
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; set when the sequence finishes or gives its row back."""
     finish_reason: FinishReason | None = None

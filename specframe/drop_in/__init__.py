@@ -17,6 +17,7 @@ from specframe.drop_in.rows import requests_of
 from specframe.drop_in.streams import Sink, sink_of
 from specframe.forward.evaluating import evaluating
 from specframe.pipeline import Pipeline
+from specframe.plugins.recipe import DEFAULTS
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -29,11 +30,11 @@ TURN = threading.RLock()
 
 def assisted(
     draft: Any,
-    draft_length: Any = "auto",
+    draft_length: Any = DEFAULTS.draft_length,
     *,
-    align: Any = "ragged",
-    accept: Any = "auto",
-    kv: Any = None,
+    align: Any = DEFAULTS.align,
+    accept: Any = DEFAULTS.accept,
+    kv: Any = DEFAULTS.kv,
     streamer: BaseStreamer | list[BaseStreamer] | None = None,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Return a function for ``model.generate(**batch, custom_generate=...)``: assisted generation for batches of any size.
@@ -57,10 +58,9 @@ def assisted(
     check(draft, draft_length, align, accept, kv)
 
     def pipeline(model: PreTrainedModel, draft: Any, length: Any) -> Pipeline:
-        on, precision = str(model.device), str(model.dtype)
-        return Pipeline(
-            model, draft, align, None, accept, "chain", kv, 1, length, on, precision, generation_config=None
-        )
+        how: dict[str, Any] = {"align": align, "accept": accept, "kv": kv, "draft_length": length}
+        place: dict[str, Any] = {"device": str(model.device), "dtype": str(model.dtype)}
+        return Pipeline(model, draft, **how, **place, generation_config=None)
 
     pipelines = Kept(pipeline)
 
@@ -95,7 +95,7 @@ def looked_up(call: Call) -> tuple[str, int] | None:
 def decode_drafted(call: Call, pipe: Pipeline, sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Decode a call with a pipeline."""
     if call.config.do_sample:
-        pipe.require_sampling("do_sample=True")
+        pipe.intake.require_sampling("do_sample=True")
         pipe.seed = int(torch.randint(2**62, ()))
     requests = requests_of(pipe, call)
     pipe.batch_size = len(requests)

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from specframe.errors import OptionError, shown
 from specframe.forward.ongoing import own
-from specframe.pipeline import Pipeline, choose
+from specframe.models.pairs import choose
+from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose
+from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 
 
@@ -31,16 +33,7 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
             f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {shown(draft_length)}"
         )
     _, drafter, _ = choose("target", draft)
-    compose(
-        registry(),
-        drafter=drafter,
-        verify="chain",
-        accept=accept,
-        align=align,
-        schedule=None,
-        kv=kv,
-        draft_length=draft_length,
-    )
+    compose(registry(), Recipe(align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
 
 
 class Kept:

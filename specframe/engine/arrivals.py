@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
+from specframe.contracts.engine import Clock
 from specframe.errors import OptionError
-
-
-class Clock(Protocol):
-    """What requests arrive by."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-
-    def jump(self, moment: float) -> None:
-        """Go on at a later moment: nothing happens until then."""
 
 
 class HandClock:
@@ -28,6 +17,29 @@ class HandClock:
     def jump(self, moment: float) -> None:
         """Go on at a later moment."""
         self.now = max(self.now, moment)
+
+
+class AgreedClock:
+    """Another clock, read on rank 0.
+
+    Whether a request has arrived, and whether its time is up, is then the same on every rank.
+
+    Args:
+        clock: this rank's own.
+        agree: returns rank 0's value, see :meth:`specframe.contracts.engine.Executor.agree`.
+    """
+
+    def __init__(self, clock: Clock, agree: Callable[[float], float]) -> None:
+        self._clock, self._agree = clock, agree
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, as rank 0 counts them."""
+        return self._agree(self._clock.now)
+
+    def jump(self, moment: float) -> None:
+        """Go on at a later moment: nothing happens until then."""
+        self._clock.jump(moment)
 
 
 def checked_arrivals(moments: Iterable[float], count: int, name: str = "the list") -> list[float]:

@@ -20,12 +20,14 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, RoundReport, Scores, Verdict
-from specframe.contracts.roles import Layout
+from specframe.contracts.engine import Engine, Value
+from specframe.contracts.layout import Layout
+from specframe.contracts.pool import Pool
+from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
-from specframe.engine.pool import Pool
+from specframe.contracts.run import Run
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
-from specframe.forward.run import Run
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.registry import Entry, Registry, registry
 
@@ -379,6 +381,50 @@ class GuardedPolicy(Guard):
         self._call("observe", report)
 
 
+class GuardedExecutor(Guard):
+    """An executor, guarded."""
+
+    kind = "executor"
+
+    def open(self, *given: Any) -> Engine:
+        """Return the executor's engine after looking for its members."""
+        engine = self._call("open", *given)
+        if lacking := [name for name in ENGINE if not hasattr(engine, name)]:
+            self._refuse("open", f"an engine with {', '.join(ENGINE)}, {' and '.join(lacking)} among them", got(engine))
+        return engine
+
+    def agree(self, value: Value) -> Value:
+        """Return the executor's value after checking that it is of the same type."""
+        agreed = self._call("agree", value)
+        if type(agreed) is not type(value):
+            self._refuse("agree", f"rank 0's {type(value).__name__}", got(agreed))
+        return agreed
+
+
+ENGINE = ("abort", "add", "close", "idle", "peak_kv_bytes", "step")
+"""The members of :class:`specframe.contracts.engine.Engine`."""
+
+
+class GuardedAttention(Guard):
+    """An attention backend, guarded where it is asked and plans."""
+
+    kind = "attention backend"
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it suits a model after checking that it says so."""
+        suits = self._call("suits", facts)
+        if not isinstance(suits, bool):
+            self._refuse("suits", "true or false", got(suits))
+        return suits
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the backend's plan after checking that it attends."""
+        plan = self._call("plan", placement)
+        if plan is not None and not callable(getattr(plan, "attend", None)):
+            self._refuse("plan", "an object with attend, or None", got(plan))
+        return plan
+
+
 GUARDS: dict[str, type[Guard]] = {
     one.kind: one
     for one in (
@@ -389,9 +435,11 @@ GUARDS: dict[str, type[Guard]] = {
         GuardedScheduler,
         GuardedBackend,
         GuardedPolicy,
+        GuardedExecutor,
+        GuardedAttention,
     )
 }
-"""The guard of each role."""
+"""The guard of each role, and that of executors."""
 
 
 def guard(kind: str, strategy: Any) -> Any:
@@ -409,6 +457,7 @@ def guarded(use: Composition) -> Composition:
         scheduler=guard("scheduler", use.scheduler),
         policy=guard("draft-length policy", use.policy),
         kv=guard("KV backend", use.kv),
+        attention=use.attention and guard("attention backend", use.attention),
     )
 
 

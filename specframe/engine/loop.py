@@ -5,81 +5,73 @@ Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import attrs
 import torch
-import torch.nn.functional as F
 
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
-from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict, along
+from specframe.contracts.roles import AcceptanceRule
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
 from specframe.observe.watch import Watch
+from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided
 
 NOTHING = Budget(0)
 """The budget of rounds that draft nothing: they read prompts, or start from others' rows."""
 
 
-@attrs.frozen
-class Strategies:
-    """One plain object per role."""
-
-    drafter: Drafter
-    verifier: Verifier
-    rule: AcceptanceRule
-    alignment: Alignment
-    scheduler: Scheduler
-    policy: BudgetPolicy
-
-
 @torch.inference_mode()
-def decode(pool: Pool, use: Strategies, watch: Watch) -> Iterator[RoundReport]:
-    """Decode everything in ``pool`` and yield a report of every round.
+def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], Budget]) -> RoundReport | None:
+    """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
     long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token.
+
+    Args:
+        pool: the sequences.
+        use: the strategies.
+        watch: observers.
+        agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
     """
-    while True:
-        with watch.stage("schedule"):
-            batch = use.scheduler.next_batch(pool)
-        if batch is None:
-            return
-        if batch.left:
-            with watch.stage("prefill"):
-                nothing = Draft(batch.tokens_BS[:, :0])
-                scores = use.verifier.score(batch, nothing)
-                use.drafter.observe(Outcome(batch, nothing, scores, None))
-            continue
-        decodes = not (batch.prefill or batch.starts)
-        budget = use.policy.budget(batch) if decodes else NOTHING
-        if "draft-invariant" in use.rule.offers:
-            budget = within_reach(budget, batch)
-        with watch.stage("prefill" if batch.prefill else "draft"):
-            draft = use.drafter.propose(batch, budget)
-        with watch.stage("prefill" if batch.prefill else "verify"):
-            scores = use.verifier.score(batch, draft)
-        with watch.stage("accept"):
-            shaped = Scores(shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN), scores.hidden)
-            verdict = judged(use.rule, batch, draft, shaped)
-            undecided_BT = undecided(batch, along(verdict, shaped.logits_BTV))
-        with watch.stage("align"):
-            verdict = use.alignment.commit(batch, draft, verdict)
-            if undecided_BT is not None:
-                verdict.mark(undecided_BT)
-            if draft.counts_B is not None:
-                verdict.bring(draft.counts_B)
-        with watch.stage("draft"):
-            use.drafter.observe(Outcome(batch, draft, scores, verdict))
-        with watch.stage("accept"):
-            path = along(verdict, scores.logits_BTV), along(verdict, shaped.logits_BTV)
-            report = pool.advance(batch, draft, verdict, *path)
-        if decodes:
-            use.policy.observe(report)
-        watch.round(report)
-        yield report
+    with watch.stage("schedule"):
+        batch = use.scheduler.next_batch(pool)
+    if batch is None:
+        return None
+    if batch.left:
+        with watch.stage("prefill"):
+            nothing = Draft(batch.tokens_BS[:, :0])
+            scores = use.verifier.score(batch, nothing)
+            use.drafter.observe(Outcome(batch, nothing, scores, None))
+        return None
+    decodes = not (batch.prefill or batch.starts)
+    budget = agree(use.policy.budget(batch)) if decodes else NOTHING
+    if "draft-invariant" in use.rule.offers:
+        budget = within_reach(budget, batch)
+    with watch.stage("prefill" if batch.prefill else "draft"):
+        draft = use.drafter.propose(batch, budget)
+    with watch.stage("prefill" if batch.prefill else "verify"):
+        scores = use.verifier.score(batch, draft)
+    with watch.stage("accept"):
+        shaped = Scores(shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN), scores.hidden)
+        verdict = judged(use.rule, batch, draft, shaped)
+        undecided_BT = undecided(batch, along(verdict, shaped.logits_BTV))
+    with watch.stage("align"):
+        verdict = use.alignment.commit(batch, draft, verdict)
+        if undecided_BT is not None:
+            verdict.mark(undecided_BT)
+        if draft.counts_B is not None:
+            verdict.bring(draft.counts_B)
+    with watch.stage("draft"):
+        use.drafter.observe(Outcome(batch, draft, scores, verdict))
+    with watch.stage("accept"):
+        path = along(verdict, scores.logits_BTV), along(verdict, shaped.logits_BTV)
+        report = pool.advance(batch, draft, verdict, *path)
+    if decodes:
+        use.policy.observe(report)
+    watch.round(report)
+    return report
 
 
 def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
@@ -88,14 +80,6 @@ def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> 
         scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
     verdict = rule.judge(batch, draft, scores)
     return verdict if draft.counts_B is None else verdict.within(draft.counts_B)
-
-
-def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Return the logits after a row's last token and after each node of the verdict's path, (B, K + 1, V)."""
-    if verdict.path_BT is None:
-        return logits_BTV
-    places_BT = F.pad(verdict.path_BT + 1, (1, 0))
-    return logits_BTV.gather(1, places_BT[..., None].expand(-1, -1, logits_BTV.shape[-1]))
 
 
 def within_reach(budget: Budget, batch: Batch) -> Budget:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +13,8 @@ import torch
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
+from specframe.contracts.rows import Seating
 from specframe.engine.arrivals import Clock, HandClock
-from specframe.engine.rows import Seating
 
 
 class Pool:
@@ -43,7 +45,7 @@ class Pool:
         self._returned: deque[Sequence] = deque()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
-        self.context, self._capacity, self._device = context, capacity, device
+        self.context, self.capacity, self._device = context, capacity, device
         self._rounds = 0
         self._furnish(rows)
 
@@ -53,26 +55,88 @@ class Pool:
         self.rows = rows
         self._seating = Seating(rows, anywhere=True)
         self._batch: list[Sequence] = []
-        self._tokens_RS = torch.zeros(rows, self._capacity, dtype=torch.long, device=self._device)
+        self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
         self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
-        self._tokens = np.zeros((rows, self._capacity), dtype=np.int64)
+        self._tokens = np.zeros((rows, self.capacity), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._limits = np.zeros(rows, dtype=np.int64)
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
 
-    def put_back(self, rows: int) -> None:
-        """Continue with another number of rows. Live sequences keep their generated tokens and wait for a new row.
+    def put_back(self, rows: int, capacity: int | None = None) -> None:
+        """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
 
         A round that was under way counts for nothing.
+
+        Args:
+            rows: sequences that may be live at once.
+            capacity: places per row; None: as many as before.
         """
         for sequence in self.live:
-            row = self._seating.row(sequence)
-            if row is not None:
-                sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+            self._keep_tokens(sequence)
             sequence.wait()
         self._returned.extendleft(reversed(self.live))
         self.live = []
+        self.capacity = self.capacity if capacity is None else capacity
         self._furnish(rows)
+
+    def _keep_tokens(self, sequence: Sequence) -> None:
+        """Let a live sequence hold the tokens that it has generated."""
+        if (row := self._seating.row(sequence)) is not None:
+            sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+
+    def add(self, request: Request) -> None:
+        """Take another request. It is seen when it has arrived, after those that arrive together with it."""
+        bisect.insort(self._coming, request, key=lambda one: one.arrival)
+
+    def abort(self, key: tuple[int, int]) -> Sequence | None:
+        """End a request that has not finished, and return its sequence; None: there is no such request.
+
+        Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
+        prompt read the prompt themselves.
+        """
+        sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
+        if sequence in self.live:
+            self._withdraw(sequence)
+        if sequence:
+            sequence.finish("abort")
+        return sequence
+
+    def _found_waiting(self, key: tuple[int, int]) -> Sequence | None:
+        """Take a request that waits for a row out of its queue, and return its sequence."""
+        queues: tuple[deque[Any], ...] = (self._coming, self._waiting, self._returned)
+        for queue in queues:
+            for place, waiting in enumerate(queue):
+                request = waiting.request if isinstance(waiting, Sequence) else waiting
+                if request.key == key:
+                    del queue[place]
+                    return waiting if isinstance(waiting, Sequence) else Sequence(request, self.limit(request))
+        return None
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Take a sequence from the live ones."""
+        self._keep_tokens(sequence)
+        self.live.remove(sequence)
+        if sequence.parent and sequence.state is State.WAITING:
+            sequence.parent.forks -= 1
+        if not sequence.ready:
+            orphans = [one for one in self.live if one.parent is sequence]
+            self.live = [one for one in self.live if one.parent is not sequence]
+            for one in orphans:
+                one.wait()
+            self._returned.extendleft(reversed(orphans))
+            sequence.forks = 0
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """The requests that have not finished, arrived or not."""
+        for sequence in (*self.live, *self._returned):
+            yield sequence.request
+        yield from self._waiting
+        yield from self._coming
+
+    def limit(self, request: Request) -> int:
+        """Return the length at which a request's sequence ends: never beyond the target's context."""
+        return min(len(request.prompt_ids) + request.max_new_tokens, self.context)
 
     @property
     def unfinished(self) -> int:
@@ -112,8 +176,8 @@ class Pool:
         return reading
 
     def _taken_up(self, request: Request) -> Sequence:
-        limit = min(len(request.prompt_ids) + request.max_new_tokens, self.context)
-        return Sequence(request, limit, parent=self._parent(request), taken_up=self._clock.now)
+        moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
+        return Sequence(request, self.limit(request), parent=self._parent(request), taken_up=moment)
 
     @property
     def _taken(self) -> int:

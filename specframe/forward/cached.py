@@ -9,18 +9,19 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
+from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
-from specframe.forward.graphs import Choose, Forward, Recorded, RecordedChain, Recording, chain
+from specframe.contracts.run import Choose, Watch
+from specframe.forward.attention.choice import Asked
+from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
 
 
 class CachedModel:
     """A model with one KV cache, fed through a layout.
 
     Args:
-        attention: "auto", "packed", "flex" or "masked", see :mod:`specframe.forward.attention`.
+        attention: the attention backend, or "auto", see :mod:`specframe.forward.attention.choice`.
         record: makes recordings of forwards over a slab; None: none are made.
         layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
     """
@@ -31,7 +32,7 @@ class CachedModel:
         store: KVStore,
         layout: Layout,
         watch: Watch,
-        attention: str = "masked",
+        attention: Asked = "masked",
         record: Callable[..., Recording] | None = None,
         layers: str = "eager",
     ) -> None:

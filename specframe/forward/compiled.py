@@ -8,14 +8,15 @@ compiled for one row and for several, with one token per row and with more.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
-from specframe.forward.attention import attend
+from specframe.forward.attention.interface import attend
 from specframe.forward.ongoing import ONGOING, own
 
 OPERATOR = "specframe::attend"
@@ -70,11 +71,10 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    cache, asking = ONGOING.get().cache, torch.nn.Module()
-    asking.layer_idx = layer
+    cache, module = ONGOING.get().cache, cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
     if cache is not None:  # None: another thread has compiled the model for itself
         key, value = cache.update(key, value, layer)
-    return attend(asking, query, key, value, mask, scaling, sliding_window=window)[0]
+    return attend(module, query, key, value, mask, scaling, sliding_window=window)[0]
 
 
 @torch.library.register_fake(OPERATOR)

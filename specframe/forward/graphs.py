@@ -18,8 +18,9 @@ import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
+from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Choose
 from specframe.errors import SpecframeWarning
 
 Outputs = tuple[torch.Tensor, ...]
@@ -212,10 +213,6 @@ class Recorded:
         buffers.fill(ids_BT, placement)
         logits_BTV, *states = recording.replay(len(ids_BT))
         return Scores(logits_BTV, dict(zip(hidden, states, strict=True)))
-
-
-Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
-"""(batch, offset, logits_B1V) -> the next token of every row, (B, 1)."""
 
 
 class RecordedChain:

@@ -29,7 +29,10 @@ class Taps:
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._layers, self._name = decoder_layers(model), name
-        self._whole: torch.nn.Module = model.base_model
+        models = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
+        around = [one for one in models if any(module in self._layers for module in one.modules())]
+        self._whole = around[-1] if around else model
+        """The innermost model around the layers: the one that every head calls."""
         stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
         self._known = len(self._layers) == stated and self._whole is not model
 

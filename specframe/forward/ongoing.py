@@ -16,6 +16,8 @@ from typing import Any
 import attrs
 import torch
 
+from specframe.contracts.roles import Attend
+
 NAME = "specframe"
 """The name of our attention function among transformers' attention implementations."""
 
@@ -24,8 +26,8 @@ NAME = "specframe"
 class Ongoing:
     """The state of one forward."""
 
-    maskless: Any = None
-    """The :class:`specframe.forward.attention.Maskless` that takes the place of the mask tensor; None: there is a mask."""
+    attends: Attend | None = None
+    """The attention that takes the place of the mask tensor; None: there is a mask."""
     cache: Any = None
     """The :class:`specframe.forward.views.StoreCache` around the KV store."""
     forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)

@@ -7,15 +7,21 @@ beyond it are decoded one group after the other, and a sequence that may cross i
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.requests import Request, Result, SequenceMetrics
+from specframe.contracts.requests import Request
 from specframe.forward.ongoing import own
+
+LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
+"""The lock of each rotary module that takes one of two sets of factors."""
 
 
 class Rope:
@@ -35,33 +41,44 @@ class Rope:
         self.last_position = context - 1
         """The position beyond which a forward must not look: draft tokens past a row's end have that one, too."""
 
-    def crossing(self, requests: Iterable[Request]) -> list[Result]:
-        """Return the results of the requests that cannot be decoded: they begin with short factors and may need long ones."""
-        return [self._refused(one) for one in requests if self._crosses(one)]
+    def refusal(self, request: Request) -> str | None:
+        """Return why a request cannot be decoded: it begins with short factors and may need long ones; None where it can."""
+        if not self._crosses(request):
+            return None
+        count, boundary = len(request.prompt_ids), self._boundary
+        return (
+            f"the prompt has {count} tokens and may grow to {self._limit(request)}, and the rotary factors of {self._name} "
+            f"change beyond {boundary}: expected at most {boundary + 1 - count} new tokens, or a prompt of more than "
+            f"{boundary} tokens"
+        )
 
-    def groups(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-        """Yield the requests that one run can decode together, all but those that are :meth:`crossing`.
+    def group(self, request: Request) -> bool:
+        """Return the group that a request belongs to: whether it takes long factors. One run decodes requests of one group."""
+        return bool(self._modules) and len(request.prompt_ids) > self._boundary
 
-        Forwards take the factors of a group until the next group is asked for.
-        """
-        if not self._modules:
-            yield requests
-            return
-        fitting = [one for one in requests if not self._crosses(one)]
-        for long in (False, True):
-            self._long = long
-            self.last_position = self._context - 1 if long else min(self._context, self._boundary) - 1
-            try:
-                yield [one for one in fitting if (len(one.prompt_ids) > self._boundary) == long]
-            finally:
-                self._long, self.last_position = False, self._context - 1
+    @contextlib.contextmanager
+    def decoding(self, group: bool) -> Iterator[None]:
+        """Have forwards inside the block take the factors of a group."""
+        before = self._long, self.last_position
+        self._long = group
+        self.last_position = (self._context if group else min(self._context, self._boundary)) - 1
+        try:
+            yield
+        finally:
+            self._long, self.last_position = before
 
     @property
     def forwards(self) -> Mapping[torch.nn.Module, Callable[..., Any]]:
-        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group."""
-        if not self._long:
-            return {}
-        return {module: functools.partial(_beyond, own(module, "forward"), self._boundary) for module in self._modules}
+        """The functions called in the place of rotary modules' ``forward``: they give all positions the factors of the group.
+
+        A rotary module keeps the factors of its latest forward as a buffer, so one thread at a time may call the module.
+        """
+        forwards = {}
+        for module in self._modules:
+            usual = own(module, "forward")
+            made = functools.partial(_beyond, usual, self._boundary) if self._long else usual
+            forwards[module] = functools.partial(_alone, LOCKS.setdefault(module, threading.Lock()), made)
+        return forwards
 
     def _crosses(self, request: Request) -> bool:
         """Return whether a sequence may be read with short factors first and with long ones later: its last token is never fed."""
@@ -69,16 +86,6 @@ class Rope:
 
     def _limit(self, request: Request) -> int:
         return min(len(request.prompt_ids) + request.max_new_tokens, self._context)
-
-    def _refused(self, request: Request) -> Result:
-        count, boundary = len(request.prompt_ids), self._boundary
-        error = (
-            f"the prompt has {count} tokens and may grow to {self._limit(request)}, and the rotary factors of {self._name} "
-            f"change beyond {boundary}: expected at most {boundary + 1 - count} new tokens, or a prompt of more than "
-            f"{boundary} tokens"
-        )
-        metrics = SequenceMetrics()
-        return Result(request.index, "", [], "error", metrics, error, prompt_tokens=count, sample=request.sample)
 
 
 def _boundaries(module: torch.nn.Module) -> list[int]:
@@ -89,6 +96,12 @@ def _boundaries(module: torch.nn.Module) -> list[int]:
         return []
     told = [(kinds, parameters)] if isinstance(kinds, str) else [(kinds[layer], parameters[layer]) for layer in kinds]
     return [int(one["original_max_position_embeddings"]) for kind, one in told if kind == "longrope"]
+
+
+def _alone(lock: threading.Lock, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function while no other thread calls one of the same lock."""
+    with lock:
+        return forward(*arguments, **options)
 
 
 def _beyond(

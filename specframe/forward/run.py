@@ -9,10 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.cache import KVBackend, KVStore
 from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.run import Watch
+from specframe.forward.attention.choice import Asked
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.runner import ModelRunner
-from specframe.observe.watch import Watch
 
 
 @attrs.define(eq=False)
@@ -32,8 +33,8 @@ class Run:
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
-    attention: str = "masked"
-    """"packed", "flex", "masked", or "auto", see :mod:`specframe.forward.attention.choice`."""
+    attention: Asked = "masked"
+    """The attention backend, or "auto", see :mod:`specframe.forward.attention.choice`."""
     graphs: str = "off"
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"

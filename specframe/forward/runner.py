@@ -17,11 +17,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.roles import Attend, AttentionBackend
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention import Maskless, Watched
-from specframe.forward.attention.choice import WAYS, Choice
+from specframe.forward.attention.choice import Asked, Choice, resolved, unwrapped
 from specframe.forward.attention.flex import Blocks
+from specframe.forward.attention.interface import Watched
 from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards, Taps
 from specframe.forward.ongoing import Ongoing, own, running, using
@@ -33,6 +34,9 @@ COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+PROBED_PAGE = 16
+"""Slots of a page when a backend is tried that reads nothing else."""
 
 LARGEST_PROBE = 2048
 """Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
@@ -212,33 +216,37 @@ class ModelRunner:
         return torch.cat(logits, dim=1)
 
     @torch.inference_mode()
-    def without_masks(self, way: str) -> str | None:
-        """Return why "packed" or "flex" cannot take the place of this model's masks; None: it can.
+    def without_masks(self, asked: Asked) -> str | None:
+        """Return why an attention backend cannot take the place of this model's masks; None: it can.
 
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
-        known = _faults.setdefault(self.model, {})
-        if (key := (way, self.device, self.model.dtype)) not in known:
-            known[key] = self._fault(way)
+        backend = resolved(asked)
+        made, known = unwrapped(backend), _faults.setdefault(self.model, {})
+        key = (type(made), repr(vars(made) if hasattr(made, "__dict__") else made), self.device, self.model.dtype)
+        if key not in known:
+            known[key] = self._fault(backend)
         return known[key]
 
-    def _fault(self, way: str) -> str | None:
+    def _fault(self, backend: AttentionBackend) -> str | None:
         narrowest = min((window for window in self.windows.values() if window is not None), default=None)
         slots = min(self.context, LARGEST_PROBE)
         placement = uneven(narrowest, slots, self.device)
-        ids_BT = placement.positions_BT % self.vocabulary
-        extent = placement.key_order_BS.shape[1]
-        maskless = Watched(WAYS[way](placement, extent))
+        ids_BT, extent = placement.positions_BT % self.vocabulary, placement.key_order_BS.shape[1]
+        plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
+        assert plan is not None
+        attends = Watched(plan)
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, Scratch(placement), extent, 4, instead)[
-                placement.order_BT >= 0
-            ]
-            for shown, instead in ((self._masks(placement), None), (self._unread, maskless))
+            self._call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead)[placement.order_BT >= 0]
+            for shown, store, instead in (
+                (self._masks(placement), Scratch(placement), None),
+                (self._unread, Scratch(placement, page), attends),
+            )
         )
         if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
             return f"its logits are off by {off:.2g} standard deviations without masks"
-        return self._wrong_window(maskless.windows)
+        return self._wrong_window(attends.windows)
 
     def _wrong_window(self, seen: list[int | None]) -> str | None:
         """Describe how the sliding windows that layers ask for differ from the configuration's."""
@@ -258,7 +266,7 @@ class ModelRunner:
         *,
         keep: int,
         hidden: tuple[int, ...] = (),
-        attention: str = "masked",
+        attention: Asked = "masked",
         layers: compiled.Layers | None = None,
         extra: Mapping[str, Any] = NOTHING,
     ) -> Scores:
@@ -266,26 +274,25 @@ class ModelRunner:
 
         Args:
             hidden: the hidden states to return, as transformers numbers them.
-            attention: "packed", where the placement allows it, "flex", "masked", or "auto".
+            attention: the attention backend, used where it takes the placement, or "auto".
             layers: the model's layers compiled; None: as they are.
             extra: further arguments of the model's ``forward``.
         """
-        maskless = None
-        if (way := self.attention.way(attention, placement)) is not None:
-            slots = store.slots or placement.key_order_BS.shape[1]
-            if way == "packed":
-                placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, slots))
-            maskless = WAYS[way](placement, slots)
+        plan = None
+        if (backend := self.attention.way(attention, placement)) is not None:
+            if "lengths" in backend.offers and store.slots is not None:
+                placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
+            plan = backend.plan(placement)
         store.expect(placement)
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
-        shown = self._masks(placement) if maskless is None else self._unread
+        shown = self._masks(placement) if plan is None else self._unread
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         forwards = {**self.rope.forwards, **layers.forwards} if layers else self.rope.forwards
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
-        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, maskless, compiles, forwards, extra)
+        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra)
         return Scores(logits_BTV, found)
 
     @functools.cached_property
@@ -296,7 +303,7 @@ class ModelRunner:
     @functools.cached_property
     def attention(self) -> Choice:
         """How this model attends."""
-        return Choice(self.model, str(self), self.kv_shapes, len(self.windows), self.without_masks)
+        return Choice(self.model, str(self), self.kv_shapes, self.windows, self.without_masks)
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
@@ -353,18 +360,18 @@ class ModelRunner:
         store: Any,
         extent: int,
         keep: int,
-        maskless: Maskless | None = None,
+        plan: Attend | None = None,
         compiles: bool = False,
         forwards: Forwards = NOTHING,
         extra: Mapping[str, Any] = NOTHING,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
         compiling = (
-            compiled.ints_and_sizes_left_open if compiles or isinstance(maskless, Blocks) else contextlib.nullcontext
+            compiled.ints_and_sizes_left_open if compiles or isinstance(plan, Blocks) else contextlib.nullcontext
         )
         cache = StoreCache(store, extent, self._dense)
         shown = Unwritten(extent) if compiles else cache
-        with compiling(), running(self.config, Ongoing(maskless, cache, forwards)):
+        with compiling(), running(self.config, Ongoing(plan, cache, forwards)):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,

@@ -5,7 +5,7 @@ Shape letters: A rows that ask for log-probabilities, T tokens of a round, N mos
 
 from __future__ import annotations
 
-from collections import defaultdict
+import weakref
 
 import attrs
 import torch
@@ -27,12 +27,12 @@ class _Part:
 class Logprobs(Watcher):
     """Observer that keeps log-probabilities for the sequences that ask for them.
 
-    The values are the log-softmax of the target's logits before any processor. They stay on the device until the sequence ends or
-    is streamed, so that a round needs no further synchronisation.
+    They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation. Those of a
+    sequence that was aborted go with it.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[_Part]] = defaultdict(list)
+        self._parts: weakref.WeakKeyDictionary[Sequence, list[_Part]] = weakref.WeakKeyDictionary()
 
     def round(self, report: RoundReport) -> None:
         """Keep the values of the tokens gained in this round."""
@@ -46,11 +46,11 @@ class Logprobs(Watcher):
         for place, row in enumerate(asking):
             gained = int(report.gained[row])
             part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
-            self._parts[id(report.sequences[row])].append(part)
+            self._parts.setdefault(report.sequences[row], []).append(part)
 
     def take(self, sequence: Sequence) -> tuple[list[float] | None, list[dict[int, float]] | None]:
-        """Return and forget a finished sequence's log-probabilities: of its tokens, and of the most likely tokens at each."""
-        count, parts = sequence.request.logprobs, self._parts.pop(id(sequence), [])
+        """Return a finished sequence's log-probabilities and those of its most likely tokens, and forget them."""
+        count, parts = sequence.request.logprobs, self._parts.pop(sequence, [])
         if count is None:
             return None, None
         chosen = torch.cat([part.chosen_T for part in parts]).tolist()

@@ -1,13 +1,14 @@
-"""The plugin that is part of specframe: its own commands, registered through the hook every plugin uses."""
+"""The plugin that is part of specframe: it registers through the hooks that every plugin uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from specframe.plugins.hookspecs import Register, hookimpl
 
-from specframe.plugins.hookspecs import hookimpl
 
-if TYPE_CHECKING:
-    from specframe.plugins.registry import Register
+@hookimpl
+def specframe_register_executors(register: Register) -> None:
+    """Offer the executor of this process."""
+    register("local", "specframe.engine.local:Local")
 
 
 @hookimpl
@@ -16,3 +17,11 @@ def specframe_register_commands(register: Register) -> None:
     register("run", "specframe.cli.run:run")
     register("plugins", "specframe.cli.plugins:plugins")
     register("models", "specframe.cli.models:models")
+
+
+@hookimpl
+def specframe_register_attention_backends(register: Register) -> None:
+    """Register the attention backends that "auto" chooses from."""
+    register("masked", "specframe.forward.attention.masks:Masked")
+    register("packed", "specframe.forward.attention.packed:Packed")
+    register("flex", "specframe.forward.attention.flex:Flex")

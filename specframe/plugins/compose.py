@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.plugins.recipe import Recipe, is_auto
 from specframe.plugins.registry import Entry, Registry, parse_specification
 from specframe.values import of_type
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
+    from specframe.contracts.roles import (
+        AcceptanceRule,
+        Alignment,
+        AttentionBackend,
+        BudgetPolicy,
+        Drafter,
+        Scheduler,
+        Verifier,
+    )
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -25,6 +34,8 @@ OPTIONS: Mapping[str, str] = {
     "scheduler": "schedule",
     "KV backend": "kv",
     "draft-length policy": "draft_length",
+    "executor": "executor",
+    "attention backend": "attention",
 }
 """The option of each role."""
 
@@ -36,11 +47,9 @@ FIELDS: Mapping[str, str] = {
     "scheduler": "scheduler",
     "KV backend": "kv",
     "draft-length policy": "policy",
+    "attention backend": "attention",
 }
 """The field of a composition that holds each role."""
-
-SAMPLING_RULE = "block"
-"""The acceptance rule of runs that sample and name none: lossless, and of those that are the one that accepts most."""
 
 
 @attrs.frozen
@@ -54,17 +63,23 @@ class Composition:
     scheduler: Scheduler
     policy: BudgetPolicy
     kv: KVBackend
+    attention: AttentionBackend | None = None
+    """None: "auto"."""
 
     @property
     def lossless(self) -> bool:
         """Whether the output is the target's own: acceptance rule and alignment both offer "lossless"."""
         return "lossless" in self.rule.offers & self.alignment.offers
 
-    def ruled(self, registry: Registry, rule: str, auto: bool) -> Composition:
-        """Return the same strategies under another acceptance rule; ``auto``: the draft length is what that rule asks for."""
-        judge: AcceptanceRule = strategy(registry, "acceptance rule", rule)
-        policy = draft_length_policy(registry, auto_length(judge, self.drafter)) if auto else self.policy
-        return attrs.evolve(self, rule=judge, policy=policy)
+    def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
+        """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""
+        if not is_auto(recipe.accept):
+            return self
+        rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=False))
+        length = recipe.length(rule, self.drafter) if is_auto(recipe.draft_length) else None
+        return attrs.evolve(
+            self, rule=rule, policy=self.policy if length is None else draft_length_policy(registry, length)
+        )
 
 
 def strategy(registry: Registry, kind: str, given: Any) -> Any:
@@ -85,41 +100,65 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
     return made
 
 
-def compose(
-    registry: Registry,
-    *,
-    drafter: Any,
-    verify: Any,
-    accept: Any,
-    align: Any,
-    schedule: Any,
-    kv: Any,
-    draft_length: Any,
-) -> Composition:
-    """Return the strategies asked for; ``schedule`` and ``kv`` default to what the alignment asks for, ``draft_length`` "auto" to
-    what the acceptance rule and the drafter ask for.
+def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
+    """Return the strategies of a run without temperatures; ``schedule`` and ``kv`` None: those that the alignment asks for.
+
+    Args:
+        registry: what plugins offer.
+        recipe: the options of the run.
+        drafter: the strategy that the recipe's drafter stands for, see :func:`specframe.models.pairs.choose`.
 
     Raises:
         UnknownNameError, OptionError: a name or option that nothing provides.
         CompositionError: the KV backend cannot do what the alignment needs.
     """
+    align, kv, schedule = recipe.align, recipe.kv, recipe.schedule
     alignment: Alignment = strategy(registry, "alignment", align)
-    rule: AcceptanceRule = strategy(registry, "acceptance rule", "greedy" if is_auto(accept) else accept)
+    rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=True))
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
     require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
     use = Composition(
         drafter=strategy(registry, "drafter", drafter),
-        verifier=strategy(registry, "verifier", verify),
+        verifier=strategy(registry, "verifier", recipe.verify),
         rule=rule,
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule),
-        policy=draft_length_policy(registry, auto_length(rule, drafter) if is_auto(draft_length) else draft_length),
+        policy=draft_length_policy(registry, recipe.length(rule, drafter)),
         kv=backend,
+        attention=attention_backend(registry, recipe.attention, backend, _name(kv)),
     )
     require_offers(use)
     return use
+
+
+def attention_backend(registry: Registry, given: Any, kv: KVBackend, kv_name: str) -> AttentionBackend | None:
+    """Return the attention backend asked for, or, where that is left open, one for pages; None: the core chooses for each forward.
+
+    Raises:
+        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does.
+    """
+    views = kv.offers & VIEWS or {"dense"}
+    if is_auto(given):
+        if "dense" in views:
+            return None
+        given = next((entry.name for entry in registry.of("attention backend") if views & provided(entry)), None)
+        if given is None:
+            raise CompositionError(
+                f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
+            )
+    backend: AttentionBackend = strategy(registry, "attention backend", given)
+    if not views & backend.offers:
+        raise CompositionError(
+            f"attention backend {_name(given)!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
+            f"{_views(views)}: expected one that reads them"
+        )
+    return backend
+
+
+def _views(words: Set[str]) -> str:
+    return " or ".join(f"{word} views" for word in sorted(words)) or "no views"
 
 
 def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
@@ -139,6 +178,9 @@ def check_fit(registry: Registry, align: str, kv: str | None) -> None:
         require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
 
 
+VIEWS = frozenset({"dense", "paged"})
+"""The words for what a KV store hands out."""
+
 ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "tree": ("verifier", "acceptance rule", "alignment"),
     "hidden": ("verifier",),
@@ -146,6 +188,8 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "append": ("KV backend",),
     "move": ("KV backend",),
     "grow": ("KV backend",),
+    "dense": ("KV backend",),
+    "paged": ("KV backend",),
     "logits": (),
 }
 """The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
@@ -153,8 +197,8 @@ is not here is a plugin's own: any other role may offer it."""
 
 
 def require_offers(use: Composition) -> None:
-    """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
-    roles = {kind: getattr(use, field) for kind, field in FIELDS.items()}
+    """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
+    roles = {kind: one for kind, field in FIELDS.items() if (one := getattr(use, field)) is not None}
     for kind, one in roles.items():
         for word in sorted(one.needs):
             asked = ASKED_OF.get(word)
@@ -174,18 +218,6 @@ def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, pro
             f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
             f"as {_or(able_backends(registry, requires))} can"
         )
-
-
-def auto_length(rule: AcceptanceRule, drafter: Any) -> str:
-    """Return what the draft length "auto" is: a fixed one where tokens, and with them what a seed gives, depend on it."""
-    return (
-        "goodput" if "draft-invariant" in rule.offers and not (isinstance(drafter, str) and drafter == "none") else "5"
-    )
-
-
-def is_auto(given: Any) -> bool:
-    """Return whether a strategy is left open; an array, which compares with a text entry by entry, is none."""
-    return isinstance(given, str) and given == "auto"
 
 
 def is_number(given: Any) -> bool:

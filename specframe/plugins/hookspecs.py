@@ -108,6 +108,17 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_attention_backends(register: Register) -> None:
+    """Offer attention backends: they decide how queries attend to what a KV store hands out.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.AttentionBackend`.
+    Must: offer the views it reads, "dense" or "paged"; give what mask tensors give, up to rounding.
+    Must not: synchronise host and device; keep keys and values from one forward for the next.
+    """
+
+
+@hookspec
 def specframe_register_models(register: RegisterModels) -> None:
     """Offer model aliases and target/drafter pairs.
 
@@ -127,6 +138,17 @@ def specframe_register_observers(register: Register) -> None:
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.roles.Observer`.
     Must: return quickly; treat its arguments as read-only.
     Must not: synchronise host and device.
+    """
+
+
+@hookspec
+def specframe_register_executors(register: Register) -> None:
+    """Offer executors: they decide in which processes the models run, and on which devices.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`.
+    Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
+    Must not: start a process or open a connection before ``open`` is called.
     """
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Set
 from typing import Any
 
-from specframe.contracts import cache, roles
+from specframe.contracts import cache, engine, roles
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, shown
 
@@ -19,7 +19,9 @@ PROTOCOLS: Mapping[str, type] = {
     "scheduler": roles.Scheduler,
     "KV backend": cache.KVBackend,
     "draft-length policy": roles.BudgetPolicy,
+    "attention backend": roles.AttentionBackend,
     "observer": roles.Observer,
+    "executor": engine.Executor,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 
@@ -58,7 +60,7 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
         return f"{expected}, got {shown(given)}"
     if lacking:
         contract = f"{PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__}"
-        return f"{expected}, as in {contract}, got {type(given).__name__} without {', '.join(lacking)}"
+        return f"{expected}, got {type(given).__name__} without {', '.join(lacking)} (the contract is {contract})"
     wrong = (name for name in asked if not _is(asked[name], getattr(given, name)))
     if (name := next(wrong, None)) is not None:
         got = shown(getattr(given, name))

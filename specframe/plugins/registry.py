@@ -19,7 +19,7 @@ import pluggy
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.plugins import builtin, hookspecs
 from specframe.plugins.facts import Facts, of_object, of_reference
-from specframe.values import check_annotated, read
+from specframe.values import check_annotated, parse_value
 
 GROUP = OWN = "specframe"
 """The group of entry points, and the distribution whose own plugin is always loaded."""
@@ -34,10 +34,16 @@ ROLES: Mapping[str, str] = {
     "scheduler": "specframe_register_schedulers",
     "KV backend": "specframe_register_kv_backends",
     "draft-length policy": "specframe_register_draft_length_policies",
+    "attention backend": "specframe_register_attention_backends",
 }
-"""The seven roles, by the name errors use, and the hook each is registered through."""
+"""The eight roles, by the name errors use, and the hook each is registered through."""
 
-OTHERS: Mapping[str, str] = {"observer": "specframe_register_observers", "command": "specframe_register_commands"}
+OTHERS: Mapping[str, str] = {
+    "observer": "specframe_register_observers",
+    "executor": "specframe_register_executors",
+    "command": "specframe_register_commands",
+}
+"""The other kinds, which take no part in a round, and the hook each is registered through."""
 
 
 @attrs.frozen
@@ -222,18 +228,6 @@ def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
             raise OptionError(f"option {key!r} of {name!r} is given twice: expected one value, got {text!r}")
         options[key] = parse_value(value)
     return name, options
-
-
-def parse_value(text: str) -> bool | int | float | str:
-    """Read an option's value: true/false, a number, or the text itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return read(text, kind)
-        except ValueError:
-            continue
-    return text
 
 
 def discover() -> Registry:

@@ -31,7 +31,7 @@ import torch
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 from specframe.values import whole
 
 
@@ -69,7 +69,7 @@ import torch
 
 from specframe.contracts.drafts import Block, Draft, Scores
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -97,7 +97,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -131,7 +131,7 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class $title:
@@ -185,7 +185,7 @@ SCHEDULER = '''\
 """A scheduler whose batches start together and end together."""
 
 from specframe.contracts.round import Batch
-from specframe.engine.pool import Pool
+from specframe.contracts.pool import Pool
 
 
 class $title:
@@ -212,7 +212,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 
 
 class $title:
@@ -308,6 +308,50 @@ class $title:
             self._length = min(self.maximum.depth, self._length + 1) if stood else max(1, self._length - 1)
 '''
 
+ATTENTION = '''\
+"""An attention backend that shows scaled dot-product attention which slots are seen."""
+
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.cache import Dense, Placement
+from specframe.contracts.roles import AttentionFacts
+
+
+class $title:
+    """Attends under boolean masks, made once for each sliding window of a model's layers."""
+
+    needs = frozenset()
+    offers = frozenset({"dense", "tree", "window"})
+    """It reads plain tensors, and keeps to ancestors in trees and to sliding windows."""
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model: for any."""
+        return True
+
+    def plan(self, placement: Placement) -> "${title}Plan":
+        """Return the attention of one forward."""
+        return ${title}Plan(placement)
+
+
+class ${title}Plan:
+    """The attention of one forward, layer by layer."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._seen = {}
+
+    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return what (B, H, T, D) queries attend to, (B, T, H, D)."""
+        if window not in self._seen:
+            self._seen[window] = self._placement.seen(window)[:, None]
+        shared = query.shape[1] != view.keys.shape[1]
+        output = F.scaled_dot_product_attention(
+            query, view.keys, view.values, self._seen[window], scale=scaling, enable_gqa=shared
+        )
+        return output.transpose(1, 2).contiguous()
+'''
+
 PATIENT = '''
     def max_wait(self, batch_size):
         """Everyone who is live is in every batch."""
@@ -373,6 +417,14 @@ TEMPLATES = {
         "drafts one token more after a draft that stood, and one fewer after any other",
         POLICY,
         "maximum=4",
+    ),
+    "attention": Template(
+        "attention backend",
+        "specframe_register_attention_backends",
+        "--attention",
+        "AttentionBackendSuite",
+        "attends under boolean masks",
+        ATTENTION,
     ),
 }
 """The template of each role, by its word on the command line and the name of its module."""

@@ -9,8 +9,8 @@ stop       a row ends at its first stop token or at its limit, and nothing follo
 row        a row's tokens, keys and values are those of its own sequence
 =========  ==========================================================================================
 
-The strategies themselves run unchanged. :class:`Checks` wraps the acceptance rule and the alignment in checking objects, gives the
-run models that check each forward (:mod:`specframe.probes.ledger`), and observes the rounds.
+The strategies themselves run unchanged: :class:`Checks` listens to a tap around the acceptance rule and the alignment
+(:mod:`specframe.probes.tap`), hands the run models that check what is fed (:mod:`specframe.probes.ledger`), and watches the rounds.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict
-from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict, along
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.loop import along
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
 from specframe.probes.accounts import Accounts
 from specframe.probes.ledger import CheckedRun
+from specframe.probes.tap import Listener, Tap, TappedAlignment
 
 
-class Checks(Accounts, Watcher):
+class Checks(Accounts, Watcher, Listener):
     """The invariant checks of one run; a violation raises :class:`specframe.errors.InvariantError`."""
 
     def around(self, use: Composition) -> Composition:
-        """Return the composition with its acceptance rule and alignment checked."""
-        rule: Any = CheckedRule(use.rule, self)
-        alignment: Any = CheckedAlignment(use.alignment, self)
-        return attrs.evolve(use, rule=rule, alignment=alignment)
+        """Return the composition with a tap around its acceptance rule and alignment."""
+        self._lossless = "lossless" in use.rule.offers
+        rule = Tap(use.rule, self, judge="judged")
+        return attrs.evolve(use, rule=rule, alignment=TappedAlignment(use.alignment, self))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         """Return a run whose models check each forward."""
         return CheckedRun(*args, **kwargs, checks=self)
 
-    def judged(self, batch: Batch, verdict: Verdict, logits_BTV: torch.Tensor) -> None:
-        """Check a lossless rule's verdict: tokens of greedy rows are the target's most likely, tokens of other rows possible."""
+    def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Check that a lossless rule's tokens are the target's own: a greedy row's are its most likely ones."""
+        self.batch(batch)
+        if not self._lossless:
+            return
+        logits_BTV = along(verdict, scores.logits_BTV)
         best_BT = logits_BTV.max(-1).values
         got_BT = logits_BTV.gather(2, verdict.tokens_BT[..., None])[..., 0]
         own = torch.where(torch.isfinite(got_BT), got_BT == best_BT, False).tolist()
@@ -62,11 +65,11 @@ class Checks(Accounts, Watcher):
             if not all(own[row][:accepted]) and account.sequence.request.plan.greedy:
                 self.fail("bonus", row, account, "an accepted token is not the target's choice")
 
-    def committed(self, batch: Batch, order: list[Sequence], given: Verdict, stands: Verdict) -> None:
-        """Check the alignment's verdict: in each row it is the rule's verdict or a beginning of it."""
+    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
+        """Check that what stands after the alignment is the rule's verdict, row by row, or a shorter part of it."""
         host_accepted, host_tokens = stands.host()
         accepted_B, tokens_BT = stands.accepted_B.cpu().numpy(), stands.tokens_BT.cpu().numpy()
-        given_B, rule_BT = given.accepted_B.cpu().numpy(), given.tokens_BT.cpu().numpy()
+        given_B, rule_BT = judged.accepted_B.cpu().numpy(), judged.tokens_BT.cpu().numpy()
         differ = []
         for row, sequence in enumerate(order):
             account, accepted = self.account(sequence), int(accepted_B[row])
@@ -122,39 +125,3 @@ class Checks(Accounts, Watcher):
             if sequence.finished and sequence.token_ids != account.tokens[account.prompt_length :]:
                 self.fail("row", row, account, "the finished sequence holds other tokens than it was given")
         self.round_number += 1
-
-
-class CheckedRule:
-    """Wrapper of an acceptance rule. If the rule offers "lossless", its verdicts are checked against the target's logits."""
-
-    def __init__(self, rule: AcceptanceRule, checks: Checks) -> None:
-        self._rule, self._checks = rule, checks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)
-
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the rule's verdict after checking it."""
-        self._checks.batch(batch)
-        verdict = self._rule.judge(batch, draft, scores)
-        if "lossless" in self._rule.offers:
-            self._checks.judged(batch, verdict, along(verdict, scores.logits_BTV))
-        return verdict
-
-
-class CheckedAlignment:
-    """Wrapper of an alignment, which checks that a commit shortens verdicts and changes nothing else."""
-
-    def __init__(self, alignment: Alignment, checks: Checks) -> None:
-        self._alignment, self._checks = alignment, checks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._alignment, name)
-
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Return the committed verdict after checking it. The rule's verdict is copied first, since a commit may write to it."""
-        order = list(batch.sequences)
-        given = attrs.evolve(verdict, accepted_B=verdict.accepted_B.clone(), tokens_BT=verdict.tokens_BT.clone())
-        stands = self._alignment.commit(batch, draft, verdict)
-        self._checks.committed(batch, order, given, stands)
-        return stands

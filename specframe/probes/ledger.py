@@ -1,11 +1,9 @@
 """Cache checks: a shadow KV cache beside each model's cache, with the name of a token in every slot.
 
-The same KV backend opens the shadow. Its keys and values are three numbers: the sequence, the token's place in the sequence, and
-the token id. Every move and every write is applied to both caches. So the names of all slots that a query sees can be read from the
-shadow and compared with the tokens of its row. Wrong keys and values in right slots do not show in the shadow. They show in the
-target's logits, which are compared with logits computed without a cache.
-
-Shape letters: P tokens of a path through the block, N numbers of a name (3), B T S V as elsewhere.
+The ledger's store is opened by the same KV backend, with keys and values of three numbers: which sequence, which place in it,
+which token. It is moved and written exactly as the cache itself, so what a query is about to see can be read back and
+held against the tokens of its row. Keys and values that are wrong although all of them lie in the right place show in
+the target's logits, which are computed afresh without any cache.
 """
 
 from __future__ import annotations
@@ -19,114 +17,112 @@ import torch
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import Layout
 from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.run import Choose
 from specframe.forward.cached import CachedModel
-from specframe.forward.graphs import Choose
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.forward.views import gathered
 from specframe.probes.accounts import Account, Accounts
+from specframe.probes.tap import Listener, TappedAlignment
 from specframe.probes.ties import Scales, tie_bound
 
 
 @attrs.define(eq=False)
 class CheckedRun(Run):
-    """A run with a shadow beside every cache."""
+    """A run whose caches have ledgers."""
 
     checks: Accounts = attrs.field(kw_only=True)
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
-        """Return a model with a shadow beside its store; its forwards are those of a run without checks."""
+        """Return a model that is run as it would be without checks, with a ledger beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
-        layers = len(runner.kv_shapes)
-        shadow = Shadow(self.kv.open([shape] * layers, self.rows, self.capacity, runner.device), layers)
-        layout = self.alignment.layout(Twins(store, shadow.store), self.rows, self.capacity)
-        return CheckedModel(runner, store, layout, *how, shadow=shadow, checks=self.checks)
-
-
-class Twins:
-    """A KV store and its shadow as one store: every change is made to both."""
-
-    def __init__(self, store: KVStore, shadow: KVStore) -> None:
-        self._store, self._shadow = store, shadow
-
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Arrange both."""
-        self._store.arrange(sequences)
-        self._shadow.arrange(sequences)
-
-    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of both."""
-        self._shadow.move(sources_BT.clone(), None if targets_BT is None else targets_BT.clone())
-        self._store.move(sources_BT, targets_BT)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-class Shadow:
-    """The names of the tokens in every slot of a cache."""
-
-    def __init__(self, store: KVStore, layers: int) -> None:
-        self.store, self._layers = store, layers
-
-    def write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
-        """Write names into the slots of the placement; return the names in all attended slots, (B, S, 3), -1: empty.
-
-        The second value says whether keys and values of all layers hold the same names.
-        """
-        self.store.expect(placement)
-        states = (names_BTN + 1).float()[:, None]
-        views = [self.store.write(layer, states, states.clone()) for layer in range(self._layers)]
-        dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
-        read = [part for view in dense for part in (view.keys, view.values)]
-        alike = all(torch.equal(part, read[0]) for part in read)
-        return read[0][:, 0].round().long().cpu().numpy() - 1, alike
+        names = self.kv.open([shape] * len(runner.kv_shapes), self.rows, self.capacity, runner.device)
+        ledger = Ledger(runner, names, self.checks)
+        layout = TappedAlignment(self.alignment, ledger).layout(store, self.rows, self.capacity)
+        return CheckedModel(runner, store, layout, *how, ledger=ledger)
 
 
 class CheckedModel(CachedModel):
-    """A cached model with checks: before each forward, of the slots each query sees; after it, of the target's choices."""
+    """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
 
-    def __init__(
-        self, runner: ModelRunner, store: KVStore, layout: Layout, *how: Any, shadow: Shadow, checks: Accounts
-    ) -> None:
-        super().__init__(runner, store, layout, *how)
-        self._shadow, self._checks = shadow, checks
-        self._drafted: dict[int, np.ndarray] = {}
-        self._drafted_in = 0
-        self._scales = Scales(runner.model)
+    def __init__(self, runner: ModelRunner, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
+        # while a recording is made nothing is told: the batch that it places is a buffer
+        super().__init__(runner, store, layout.__wrapped__, *how)
+        self.layout, self._ledger = layout, ledger
 
     def place(self, batch: Batch, block: Block) -> Placement:
-        """Return the placement after checking it."""
-        accounts = self._checks.batch(batch)
-        placement = super().place(batch, block)
-        self._note_draft(block)
-        depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
-        places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
-        self._check_positions(accounts, places_BT, placement)
-        self._check_visible(accounts, places_BT, block, placement)
-        return placement
+        """Return the placement after checking the batch that the layout is handed."""
+        self._ledger.checks.batch(batch)
+        return super().place(batch, block)
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
-        """Feed tokens; if the target's scores are needed, check its choices."""
+        """Return the scores of the last ``keep`` tokens after telling the ledger."""
         scores = super().feed(batch, block, keep)
-        if self.runner.role == "target" and block.end >= 0:
-            self._check_choices(self._checks.batch(batch), scores.logits_BTV, block)
+        self._ledger.scored(batch, block, scores)
         return scores
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        """Return the chosen tokens after checking the placements of all fed tokens."""
+        """Return the tokens chosen, after telling the ledger of the places at which they and the first ones were fed."""
         chosen_BT = super()._at_once(batch, ids_BT, count, choose)
         self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
         for offset in range(count - 1):
             self.place(batch, Block(chosen_BT[:, offset : offset + 1], offset))
         return chosen_BT
 
+
+class Ledger(Listener):
+    """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
+
+    def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts) -> None:
+        self._runner, self._names, self.checks = runner, names, checks
+        self._drafted: dict[int, np.ndarray] = {}
+        self._drafted_in = 0
+        self._scales = Scales(runner.model)
+
+    def opening(self, rows: int) -> Ledger:
+        """Listen to the cache."""
+        return self
+
+    def arranged(self, sequences: list[Sequence]) -> None:
+        """Arrange the names alike."""
+        self._names.arrange(sequences)
+
+    def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move the names alike."""
+        self._names.move(sources_BT, targets_BT)
+
+    def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
+        """Check the placement."""
+        accounts = [self.checks.account(sequence) for sequence in batch.sequences]
+        self._note_draft(block)
+        depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
+        places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
+        self._check_positions(accounts, places_BT, placement)
+        self._check_visible(accounts, places_BT, block, placement)
+
+    def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
+        """Check the choices of the target, where it is to be heard."""
+        if self._runner.role == "target" and block.end >= 0:
+            self._check_choices(self.checks.batch(batch), scores.logits_BTV, block)
+
+    def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
+        """Write names where the placement says and return those of all slots attended to, (B, S, 3), -1 for none.
+
+        The flag tells whether all layers, keys and values alike, hold the same.
+        """
+        self._names.expect(placement)
+        states = (names_BTN + 1).float()[:, None]
+        views = [self._names.write(layer, states, states.clone()) for layer in range(len(self._runner.kv_shapes))]
+        dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
+        read = [part for view in dense for part in (view.keys, view.values)]
+        alike = all(torch.equal(part, read[0]) for part in read)
+        return read[0][:, 0].round().long().cpu().numpy() - 1, alike
+
     def _note_draft(self, block: Block) -> None:
-        """Keep the tokens of a chain that this round feeds beyond the rows' ends. Place 0 is the first of them."""
-        if self._drafted_in != self._checks.round_number:
-            self._drafted, self._drafted_in = {}, self._checks.round_number
+        """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
+        if self._drafted_in != self.checks.round_number:
+            self._drafted, self._drafted_in = {}, self.checks.round_number
         if block.parents_BT is None:
             for place in range(max(0, block.start), block.end):
                 self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
@@ -163,7 +159,7 @@ class CheckedModel(CachedModel):
         ids_BT = block.ids_BT.cpu().numpy()
         names_BTN = np.stack([np.broadcast_to(numbers_B1, places_BT.shape), places_BT, ids_BT], axis=-1)
         names_BTN[places_BT < 0] = -1
-        held_BSN, alike = self._shadow.write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
+        held_BSN, alike = self._write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
         if not alike:
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
         visible_BTS = placement.seen().expand(len(accounts), -1, -1).cpu().numpy()
@@ -192,7 +188,7 @@ class CheckedModel(CachedModel):
         afresh_TV = self._afresh(tokens_P)[first:]
         choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
         short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
-        for step in (short_T > tie_bound(self.runner.model, afresh_TV)).nonzero()[:, 0].tolist():
+        for step in (short_T > tie_bound(self._runner.model, afresh_TV)).nonzero()[:, 0].tolist():
             ids = tokens_P[: first + step + 1].tolist()
             weighed = self._scales.weigh(ids, [int(choices_T1[step])])
             if not weighed.tie:
@@ -200,13 +196,13 @@ class CheckedModel(CachedModel):
                 self._fail("cache", row, account, f"{choice} of the best logit, computed without a cache")
 
     def _afresh(self, tokens_P: np.ndarray) -> torch.Tensor:
-        """Return the model's logits after each token, (P, V), computed without a cache and cut at the model's context."""
-        ids_P = torch.from_numpy(tokens_P[: self.runner.context]).to(self.runner.device)
+        """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
+        ids_P = torch.from_numpy(tokens_P[: self._runner.context]).to(self._runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
-        return self.runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
+        return self._runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
-        self._checks.fail(invariant, row, account, f"in the {self.runner.role}, {detail}")
+        self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")
 
 
 def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""

@@ -57,8 +57,8 @@ def pipeline(target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipe
     """
     model = draft if isinstance(draft, torch.nn.Module) else None
     pipe = Pipeline(target=target, **{"drafter": draft, "generation_config": None, **options})
-    if pipe.draft_model is None:
-        pipe.draft_model = model  # type: ignore[assignment]
+    if pipe.parts.draft is None:
+        pipe.parts.draft = model  # type: ignore[assignment]
     return pipe
 
 

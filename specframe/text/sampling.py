@@ -17,7 +17,7 @@ from transformers import generation as hf
 from specframe.contracts.plan import Plan
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError, UnknownNameError, shown
-from specframe.values import MOST_SAMPLES, flag, number, whole
+from specframe.values import MOST_SAMPLES, flag, number, whole, whole_within
 
 COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)
@@ -56,7 +56,7 @@ def each(name: str, values: Any, accepts: Callable[[Any], bool], expected: str) 
 
 def is_id(value: Any) -> bool:
     """Return whether a value may be a token id."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return whole_within(value, 0)
 
 
 def is_word(value: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from specframe.engine.arrivals import checked_arrivals
 from specframe.errors import OptionError
-from specframe.files import contents
+from specframe.files import contents, decoded
 from specframe.values import read
 
 
@@ -57,7 +57,7 @@ def positive(rate: str) -> float:
 def from_file(path: str) -> list[float]:
     """Return the numbers in a file, one per line, blank lines passed over."""
     try:
-        lines = contents(path).decode("utf-8").splitlines()
+        lines = decoded(contents(path)).splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(

@@ -85,18 +85,18 @@ def check_cell(cell: Cell) -> None:
     from specframe.models import loading as models
     from specframe.models.pairs import choose
     from specframe.plugins.compose import compose
+    from specframe.plugins.recipe import Recipe
     from specframe.plugins.registry import registry
     from specframe.values import whole
 
-    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
+    recipe = Recipe(**cell)
+    target, drafter, draft_model = choose(recipe.target, recipe.drafter)
     for name in (target, draft_model):
         if isinstance(name, str):
             aliases.resolve(name)
-    defaults: Cell = {"verify": "chain", "accept": "greedy", "align": "ragged", "schedule": None, "kv": None}
-    roles = {role: cell.get(role, default) for role, default in {**defaults, "draft_length": 5}.items()}
-    compose(registry(), drafter=drafter, **roles)
-    whole("batch_size", cell.get("batch_size", 8), 1)
-    models.pick_dtype(cell.get("dtype", "auto"), models.pick_device(cell.get("device", "auto")))
+    compose(registry(), recipe, drafter)
+    whole("batch_size", recipe.batch_size, 1)
+    models.pick_dtype(recipe.dtype, models.pick_device(recipe.device))
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:

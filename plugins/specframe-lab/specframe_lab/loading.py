@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
+from specframe.plugins.recipe import DEFAULTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ class LoadedModels:
 
     def target(self, cell: Cell) -> PreTrainedModel:
         """Return a cell's target."""
-        name, _, _ = choose(cell.get("target"), cell.get("drafter", "auto"))
+        name, _, _ = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
         return self._model(name, "target", cell)
 
     def pipeline(self, cell: Cell, observers: Iterable[Observer] = ()) -> Pipeline:
@@ -33,7 +34,7 @@ class LoadedModels:
 
         Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
         """
-        name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
+        name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
         if draft_model is not None:
             drafter = self._model(draft_model, "draft", cell)
         if name not in self._tokenizers:
@@ -42,8 +43,8 @@ class LoadedModels:
         return Pipeline(**{"generation_config": None, **cell, **loaded}, observers=observers)
 
     def _model(self, name: Any, role: str, cell: Cell) -> PreTrainedModel:
-        device = models.pick_device(cell.get("device", "auto"))
-        dtype = models.pick_dtype(cell.get("dtype", "auto"), device)
+        device = models.pick_device(cell.get("device", DEFAULTS.device))
+        dtype = models.pick_dtype(cell.get("dtype", DEFAULTS.dtype), device)
         key = name, device, dtype
         if key not in self._models:
             self._models[key] = models.load_model(name, role, device, dtype)

@@ -27,6 +27,7 @@ from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import COMPARABLE_RULE, DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
@@ -202,12 +203,18 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
     That is once for each cell, once for each plain decoding that a cell is held against, and once for each target (and, drawing
     tokens, each seed) by the reference, where sampling at batch 1 under ``ragged`` is not one of those already.
     """
-    rule = {"accept": SAMPLING_RULE} if temperature else {}
+    rule = {"accept": COMPARABLE_RULE} if temperature else {}
     plain = {plain_key(cell | PLAIN | rule) for cell in cells}
     if temperature:
         return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | AT_ONE) for cell in cells})
     places = {
-        repr([choose(cell.get("target"), cell.get("drafter", "auto"))[0], cell.get("device"), cell.get("dtype")])
+        repr(
+            [
+                choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))[0],
+                cell.get("device"),
+                cell.get("dtype"),
+            ]
+        )
         for cell in cells
     }
     return len(cells) + len(plain) + len(places)
@@ -259,9 +266,7 @@ class References:
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """Options that turn a cell into plain decoding."""
 AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
-"""Options of the run that gives the reference for sampling."""
-SAMPLING_RULE = "gumbel"
-"""Acceptance rule of plain sampling: its output does not depend on a draft."""
+"""Where plain sampling is the reference."""
 
 
 class Reference:
@@ -296,7 +301,7 @@ class Reference:
 
     def plain(self, cell: Cell) -> list[list[int]]:
         """Return plain decoding at a cell's batch, alignment, scheduler and KV backend."""
-        cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": SAMPLING_RULE})
+        cell = cell | PLAIN | ({} if self._sampling.greedy else {"accept": COMPARABLE_RULE})
         key = plain_key(cell)
         if key not in self._plain:
             self._plain[key] = self.decode(self._loaded.pipeline(cell))

@@ -64,7 +64,7 @@ def words() -> PreTrainedTokenizerFast:
 def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options: Any) -> Pipeline:
     """Return a pipeline in which these two models have these two tokenizers."""
     pipe = harness.pipeline(target, draft, drafter="translated", **options)
-    pipe.tokenizer, pipe._draft_tokenizer = first, second
+    pipe.parts.tokenizer, pipe.parts.draft_tokenizer = first, second
     return pipe
 
 
@@ -76,7 +76,7 @@ class TestTranslated(DrafterSuite):
 
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
         pipe = super().pipeline(target, zoo.bad_draft() if draft is None else draft, **options)
-        pipe.tokenizer, pipe._draft_tokenizer = letters(CHARACTERS), letters(CHARACTERS)
+        pipe.parts.tokenizer, pipe.parts.draft_tokenizer = letters(CHARACTERS), letters(CHARACTERS)
         return pipe
 
     @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])

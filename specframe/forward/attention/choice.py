@@ -1,4 +1,4 @@
-"""How a model attends in each forward. What takes no mask is tried on a few tokens, and taken where it agrees with what does."""
+"""The attention backend of each forward. A backend is tried on a few tokens, and used where it agrees with mask tensors."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.cache import Dense, KVShape, Placement
+from specframe.contracts.roles import AttentionBackend, AttentionFacts
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.forward.attention import Maskless, attend
-from specframe.forward.attention.flex import Blocks
-from specframe.forward.attention.masks import masks
-from specframe.forward.attention.packed import Packing
+from specframe.forward.attention import flex, packed
+from specframe.forward.attention.interface import attend
+from specframe.forward.attention.masks import Masked, masks
 from specframe.forward.compiled import ints_and_sizes_left_open
 from specframe.forward.ongoing import own
 
-ATTENTION = ("auto", "packed", "flex", "masked")
-"""What ``attention=`` may be."""
-
-WAYS: dict[str, Callable[[Placement, int], Maskless]] = {
-    "packed": Packing.of,
-    "flex": lambda placement, slots: Blocks(placement),
-}
-"""What takes the mask's place, made from a placement over so many slots."""
+WAYS: dict[str, AttentionBackend] = {"masked": Masked(), "packed": packed.Packed(), "flex": flex.Flex()}
+"""The backends that "auto" chooses from."""
 
 PREFILL_TOKENS = 4096
 """Prompt tokens read in one forward pass, over all rows, at most."""
@@ -37,16 +32,22 @@ LARGEST_MASK = 2**28
 
 HALF = (torch.float16, torch.bfloat16)
 
+LIMITS: Mapping[type, str] = {packed.Packed: "CUDA, half precision and a flash kernel for its heads"}
+"""What a backend expects of a model, in words."""
+
+Asked = str | AttentionBackend
+"""An attention backend, the name of one in :data:`WAYS`, or "auto"."""
+
 
 class Choice:
-    """The ways one model can attend.
+    """The attention backends of one model.
 
     Args:
         model: on its device, in its precision.
         name: of the model, for errors.
         shapes: of every layer's keys and values.
-        kinds: how many kinds of layers, and so masks, there are.
-        fault: tells in which way the model attends wrongly when "packed" or "flex" takes the place of its masks; None: in no way.
+        windows: the sliding window of each kind of layer, each of which has a mask; None: a kind without one.
+        fault: tells in which way the model attends wrongly when a backend takes the place of its masks; None: in no way.
     """
 
     def __init__(
@@ -54,74 +55,141 @@ class Choice:
         model: PreTrainedModel,
         name: str,
         shapes: list[KVShape],
-        kinds: int,
-        fault: Callable[[str], str | None],
+        windows: Mapping[str, int | None],
+        fault: Callable[[AttentionBackend], str | None],
     ) -> None:
-        self._config, self._name, self._shapes = model.config.get_text_config(), name, set(shapes)
-        self._fault = functools.cache(fault)
-        self._device, self._dtype = model.device, model.dtype
+        self._config, self._name = model.config.get_text_config(), name
+        self._fault = fault
         heads = getattr(self._config, "num_attention_heads", 1)
+        self._facts = AttentionFacts(
+            model.device, model.dtype, heads, tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
+        )
         shared = max(heads // shape.heads for shape in shapes)
-        self._heads, self._masks = heads, kinds + (shared if shared > 1 else 0)
+        self._masks = len(windows) + (shared if shared > 1 else 0)
         self._found: dict[str, bool] = {}
+        self._suited: dict[int, tuple[AttentionBackend, bool]] = {}
 
-    def way(self, asked: str, placement: Placement) -> str | None:
-        """Return what takes the mask's place in a forward, "packed" or "flex"; None: it has a mask."""
-        if placement.used_B is not None and placement.sees_BTT is None and self.packs(asked):
-            return "packed"
-        if asked == "flex":
-            return "flex"
+    def way(self, asked: Asked, placement: Placement) -> AttentionBackend | None:
+        """Return the backend that takes the mask's place in a forward; None: it has a mask."""
+        if asked != "auto":
+            backend = resolved(asked)
+            return None if goes_by_masks(backend) or not takes(backend, placement) else backend
+        if takes(WAYS["packed"], placement) and self._agrees("packed"):
+            return WAYS["packed"]
         large = placement.order_BT.numel() * self._mask_bytes(placement.key_order_BS.shape[1]) > LARGEST_MASK
-        return "flex" if asked == "auto" and large and self._agrees("flex") else None
+        return WAYS["flex"] if large and self._agrees("flex") else None
 
-    def packs(self, asked: str) -> bool:
-        """Return whether tokens whose slots are their places attend packed."""
-        return asked == "packed" or (asked == "auto" and self._agrees("packed"))
+    def packs(self, asked: Asked) -> bool:
+        """Return whether tokens whose slots are their places attend by lengths alone."""
+        return self._agrees("packed") if asked == "auto" else "lengths" in resolved(asked).offers
 
-    def prefill_tokens(self, asked: str, slots: int) -> int:
+    def prefill_tokens(self, asked: Asked, slots: int) -> int:
         """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
         tokens = min(PREFILL_TOKENS, LARGEST_MASK // self._mask_bytes(slots))
-        if tokens < PREFILL_TOKENS and (asked == "flex" or (asked == "auto" and self._agrees("flex"))):
-            return PREFILL_TOKENS
-        return tokens
+        if tokens == PREFILL_TOKENS:
+            return tokens
+        if asked == "auto":
+            return PREFILL_TOKENS if self._agrees("flex") else tokens
+        backend = resolved(asked)
+        return tokens if goes_by_masks(backend) or "lengths" in backend.offers else PREFILL_TOKENS
 
-    def check(self, asked: str) -> None:
+    def check(self, asked: Asked) -> None:
         """Raise :class:`ModelError` when this model cannot attend as asked on its device, and warn where that is slow."""
-        if asked in WAYS and (attends := own(self._config, "_attn_implementation")) != "sdpa":
+        if asked == "auto" or goes_by_masks(backend := resolved(asked)):
+            return
+        name, facts = repr(title(backend)), self._facts
+        if (attends := own(self._config, "_attn_implementation")) != "sdpa":
             raise ModelError(
-                f"attention {asked!r} takes the place of sdpa, but {self._name} was loaded with "
+                f"attention {name} takes the place of sdpa, but {self._name} was loaded with "
                 f"{attends}: load it with sdpa, or ask for 'masked'"
             )
-        if asked == "packed" and not self._has_kernel("packed"):
+        if any(facts.windows) and "window" not in backend.offers:
             raise ModelError(
-                f"attention 'packed' cannot be had for {self._name} on {self._device.type} in {str(self._dtype)[6:]}: "
-                "expected CUDA, half precision and a flash kernel for its heads; 'auto' takes it where it can be had"
+                f"attention {name} cannot be had for {self._name}: expected a model without sliding windows"
             )
-        if asked in WAYS and (fault := self._fault(asked)):
+        if not self._suits(backend):
+            expected = LIMITS.get(type(unwrapped(backend)), "a model that it suits")
             raise ModelError(
-                f"attention {asked!r} cannot be had for {self._name}, because {fault}: ask for 'auto' or 'masked'"
+                f"attention {name} cannot be had for {self._name} on {facts.device.type} in {str(facts.dtype)[6:]}: "
+                f"expected {expected}; 'auto' takes it where it can be had"
             )
-        if asked == "flex" and self._device.type != "cuda":
-            slow = f"attention 'flex' holds all scores on {self._device.type}: it is there to be compared; 'masked' is faster"
+        if fault := self._fault(backend):
+            raise ModelError(
+                f"attention {name} cannot be had for {self._name}, because {fault}: ask for 'auto' or 'masked'"
+            )
+        if isinstance(unwrapped(backend), flex.Flex) and facts.device.type != "cuda":
+            slow = f"attention {name} holds all scores on {facts.device.type}: it is there to be compared; 'masked' is faster"
             warnings.warn(slow, SpecframeWarning, stacklevel=2)
+
+    def _suits(self, backend: AttentionBackend) -> bool:
+        """Return whether a backend suits this model, asked once."""
+        if (key := id(unwrapped(backend))) not in self._suited:
+            self._suited[key] = backend, backend.suits(self._facts) and has_kernel(backend, self._facts)
+        return self._suited[key][1]
 
     def _mask_bytes(self, slots: int) -> int:
         """Return what one token's masks take: one for each kind of layer, and one query's for each that shares its head."""
-        return slots * self._dtype.itemsize * self._masks
+        return slots * self._facts.dtype.itemsize * self._masks
 
     def _agrees(self, way: str) -> bool:
-        """Return whether this model can attend "packed" or "flex" on its device, found out when it is first asked."""
+        """Return whether "auto" takes "packed" or "flex" for this model on its device, found out when it is first asked."""
         if way not in self._found:
             sdpa = own(self._config, "_attn_implementation") == "sdpa"
-            self._found[way] = sdpa and self._has_kernel(way) and self._fault(way) is None
+            self._found[way] = sdpa and fits(way, self._facts) and self._fault(WAYS[way]) is None
         return self._found[way]
 
-    def _has_kernel(self, way: str) -> bool:
-        return all(
-            shape.key_size == shape.value_size
-            and agrees(way, self._device, shape.dtype, self._heads, shape.heads, shape.key_size)
-            for shape in self._shapes
-        )
+
+def unwrapped(backend: AttentionBackend) -> Any:
+    """Return a backend without what was put around it."""
+    while hasattr(backend, "__wrapped__"):
+        backend = backend.__wrapped__
+    return backend
+
+
+def resolved(asked: Asked) -> AttentionBackend:
+    """Return the backend of a name, or the backend given."""
+    return WAYS[asked] if isinstance(asked, str) else asked
+
+
+def title(backend: AttentionBackend) -> str:
+    """Return what errors call a backend."""
+    return type(unwrapped(backend)).__name__.lower()
+
+
+def goes_by_masks(backend: AttentionBackend) -> bool:
+    """Return whether a backend leaves everything to mask tensors."""
+    return isinstance(unwrapped(backend), Masked)
+
+
+def takes(backend: AttentionBackend, placement: Placement) -> bool:
+    """Return whether a backend can plan a placement; what it cannot is left to mask tensors, where there are plain tensors.
+
+    Raises:
+        ModelError: it cannot, and reads nothing but pages.
+    """
+    tree = placement.sees_BTT is not None and "tree" not in backend.offers
+    if not tree and ("lengths" not in backend.offers or placement.used_B is not None):
+        return True
+    if "dense" in backend.offers:
+        return False
+    lacking = "trees" if tree else "placements without lengths"
+    raise ModelError(f"attention {title(backend)!r} takes no {lacking}, and mask tensors need plain keys and values")
+
+
+def has_kernel(backend: AttentionBackend, facts: AttentionFacts) -> bool:
+    """Return whether the kernel of a backend of :data:`WAYS` can be had; a stranger's says so by ``suits``."""
+    if isinstance(unwrapped(backend), packed.Packed):
+        return fits("packed", facts)
+    return not isinstance(unwrapped(backend), flex.Flex) or facts.device.type != "cuda" or fits("flex", facts)
+
+
+def fits(way: str, facts: AttentionFacts) -> bool:
+    """Return whether "packed" or "flex" agrees with mask tensors for every shape of a model's layers, on CUDA."""
+    return all(
+        shape.key_size == shape.value_size
+        and agrees(way, facts.device, shape.dtype, facts.heads, shape.heads, shape.key_size)
+        for shape in facts.shapes
+    )
 
 
 @functools.cache
@@ -162,7 +230,9 @@ def error(way: str, device: torch.device, dtype: torch.dtype, heads: int, key_he
         placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
         expected, _ = attend(torch.nn.Module(), query, key, value, masks(placement, [window], dtype)[window])
         with ints_and_sizes_left_open():
-            found = WAYS[way](placement, slots).attend(query, Dense(key, value), None, window)
+            plan = WAYS[way].plan(placement)
+            assert plan is not None
+            found = plan.attend(query, Dense(key, value), None, window)
         if not found.isfinite().all():
             return math.inf
         off_BT = (found - expected).abs().amax((2, 3))

@@ -15,13 +15,29 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from specframe.contracts.cache import Dense, Placement
+from specframe.contracts.cache import Dense, KVView, Placement
+from specframe.contracts.roles import AttentionFacts
 
 BLOCK = 128
 """Queries and slots of a block."""
 
 FAR = 2**62
 """Later than any token."""
+
+
+class Flex:
+    """FlexAttention, by blocks of queries and slots: makes no mask tensors; slow where there is no CUDA."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"dense", "tree", "window"})
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Its kernel takes keys and values of one size; elsewhere than on CUDA it is there to be compared."""
+        return facts.device.type != "cuda" or all(shape.key_size == shape.value_size for shape in facts.shapes)
+
+    def plan(self, placement: Placement) -> Blocks:
+        """Return which blocks of slots hold anything to see."""
+        return Blocks(placement)
 
 
 class Blocks:
@@ -31,8 +47,9 @@ class Blocks:
         self._placement = placement
         self._masks: dict[int | None, BlockMask] = {}
 
-    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+        assert isinstance(view, Dense)
         key, value = view.keys, view.values
         if window not in self._masks:
             self._masks[window] = block_mask(self._placement, window)

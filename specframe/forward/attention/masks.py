@@ -7,6 +7,21 @@ from collections.abc import Iterable
 import torch
 
 from specframe.contracts.cache import Placement
+from specframe.contracts.roles import AttentionFacts
+
+
+class Masked:
+    """Attends by mask tensors, on any device and in any precision."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"dense", "tree", "window"})
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Every model takes mask tensors, or it cannot be decoded with at all."""
+        return True
+
+    def plan(self, placement: Placement) -> None:
+        """Leave the mask to the core."""
 
 
 def masks(placement: Placement, windows: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, torch.Tensor]:
@@ -16,4 +31,4 @@ def masks(placement: Placement, windows: Iterable[int | None], dtype: torch.dtyp
     infinity would yield NaN and spread.
     """
     least = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=placement.order_BT.device)
-    return {window: least.masked_fill(placement.seen(window), 0)[:, None] for window in windows}
+    return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}

@@ -13,7 +13,23 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.cache import Dense, Placement
+from specframe.contracts.cache import Dense, KVView, Placement
+from specframe.contracts.roles import AttentionFacts
+
+
+class Packed:
+    """Variable-length flash attention, without masks: on CUDA, in half precision, where slots are places."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"dense", "window", "lengths"})
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """The flash kernel takes keys and values of one size."""
+        return all(shape.key_size == shape.value_size for shape in facts.shapes)
+
+    def plan(self, placement: Placement) -> Packing:
+        """Return how rows lie in the slab."""
+        return Packing.of(placement, placement.key_order_BS.shape[1])
 
 
 @attrs.frozen(eq=False)
@@ -40,8 +56,9 @@ class Packing:
         rows = torch.arange(len(used_B) + 1, dtype=torch.int32, device=used_B.device)
         return cls(used_B, rows * queries, rows * slots, queries, slots)
 
-    def attend(self, query: torch.Tensor, view: Dense, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Attend the last T tokens of each row to all its tokens up to themselves, or to the last ``window`` of those."""
+        assert isinstance(view, Dense)
         rows, heads, length, size = query.shape
         output = flash(
             query.transpose(1, 2).reshape(rows * length, heads, size),

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from specframe.testing.conformance.acceptance import AcceptanceRuleSuite
 from specframe.testing.conformance.alignment import AlignmentSuite
+from specframe.testing.conformance.attention import AttentionBackendSuite
 from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
+from specframe.testing.conformance.executor import ExecutorSuite
 from specframe.testing.conformance.kv import KVBackendSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
@@ -24,9 +26,11 @@ from specframe.testing.conformance.verifier import VerifierSuite
 __all__ = [
     "AcceptanceRuleSuite",
     "AlignmentSuite",
+    "AttentionBackendSuite",
     "DecodingSuite",
     "DraftLengthPolicySuite",
     "DrafterSuite",
+    "ExecutorSuite",
     "KVBackendSuite",
     "SchedulerSuite",
     "StopSuite",

@@ -58,7 +58,7 @@ def from_entry(entry: Any, place: str) -> Prompt:
     try:
         prompt = held(given(entry), place)
     except PromptError as error:
-        return Prompt(shown(entry), f"{place}: {error}", place)
+        return Prompt(json_beginning(entry), f"{place}: {error}", place)
     rest = {key: entry[key] for key in entry if key not in KEYS} if isinstance(entry, dict) else {}
     return attrs.evolve(prompt, parameters=rest)
 
@@ -78,7 +78,7 @@ def given(entry: Any) -> Given:
     if isinstance(entry, str | list):
         return any_form("the entry", entry)
     if not isinstance(entry, dict):
-        raise PromptError(f"expected an object, a text, token ids or messages, got {shown(entry)}")
+        raise PromptError(f"expected an object, a text, token ids or messages, got {json_beginning(entry)}")
     if isinstance(entry, Doubled):
         raise PromptError(f"the key {entry.twice!r} is given twice: expected one value")
     key = next((key for key in READERS if entry.get(key) is not None), None)
@@ -97,20 +97,20 @@ def any_form(key: str, value: Any, entry: Any = None) -> Given:
         return chat(key, value)
     if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
         return token_ids(key, value)
-    raise PromptError(f"{key}: expected a text, token ids or messages, got {shown(value)}")
+    raise PromptError(f"{key}: expected a text, token ids or messages, got {json_beginning(value)}")
 
 
 def text(key: str, value: Any, entry: Any = None) -> str:
     """Return a text."""
     if not isinstance(value, str):
-        raise PromptError(f"{key}: expected a text, got {shown(value)}")
+        raise PromptError(f"{key}: expected a text, got {json_beginning(value)}")
     return value
 
 
 def token_ids(key: str, value: Any, entry: Any = None) -> list[int]:
     """Return a list of token ids; true and false are not token ids."""
     if not isinstance(value, list) or not value or not all(type(one) is int and one >= 0 for one in value):
-        raise PromptError(f"{key}: expected a list of token ids, got {shown(value)}")
+        raise PromptError(f"{key}: expected a list of token ids, got {json_beginning(value)}")
     return value
 
 
@@ -118,7 +118,7 @@ def first_turn(key: str, value: Any, entry: Any = None) -> str:
     """Return the first turn of a SpecBench entry. Later turns follow answers that are not generated yet."""
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, str):
-        raise PromptError(f"{key}: expected a list of texts, got {shown(value)}")
+        raise PromptError(f"{key}: expected a list of texts, got {json_beginning(value)}")
     return first
 
 
@@ -128,7 +128,9 @@ def chat(key: str, value: Any, entry: Any = None) -> list[dict[str, Any]]:
         isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one for one in value
     )
     if not fits:
-        raise PromptError(f"{key}: expected a list of messages, objects with role and content, got {shown(value)}")
+        raise PromptError(
+            f"{key}: expected a list of messages, objects with role and content, got {json_beginning(value)}"
+        )
     last = max((place for place, one in enumerate(value) if one["role"] != "assistant"), default=-1)
     if last < 0:
         raise PromptError(f"{key}: expected a message to answer, got {len(value)} of the assistant alone")
@@ -142,7 +144,9 @@ def conversation(key: str, value: Any, entry: Any = None) -> Given:
         return chat(key, turns)
     first = next((one.get("value") for one in turns if one.get("from") in ("human", "user")), None)
     if not isinstance(first, str):
-        raise PromptError(f"{key}: expected turns with from and value, one of them from human, got {shown(value)}")
+        raise PromptError(
+            f"{key}: expected turns with from and value, one of them from human, got {json_beginning(value)}"
+        )
     return first
 
 
@@ -167,6 +171,6 @@ KEYS = tuple(READERS)
 """The keys under which an object may hold its prompt."""
 
 
-def shown(value: Any) -> str:
+def json_beginning(value: Any) -> str:
     """Return the beginning of a value's JSON."""
     return json.dumps(value, ensure_ascii=False, default=str)[:SHOWN]

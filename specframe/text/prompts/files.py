@@ -14,11 +14,11 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError, PromptError
-from specframe.files import contents
-from specframe.plugins.registry import parse_value
+from specframe.files import contents, decoded
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.prompt import Prompt, checked
+from specframe.values import parse_value
 
 JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
 """Columns of a CSV file that hold JSON."""
@@ -57,21 +57,14 @@ def read(path: str, name: str) -> str:
         raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
     try:
         data = sys.stdin.buffer.read() if path == "-" else contents(path)
-        text = data.decode("utf-8-sig")
     except OSError as error:
         raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a name with a NUL byte, or text in another encoding
-        if not isinstance(error, UnicodeDecodeError):
-            raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
-        byte, place = error.object[error.start], error.start
-        raise OptionError(
-            f"--prompts: {name} is not text: expected UTF-8, got byte 0x{byte:02x} at place {place}"
-        ) from error
-    if (place := text.find("\0")) >= 0:
-        raise OptionError(
-            f"--prompts: {name} is not text: expected UTF-8, got a NUL character at place {place}, as UTF-16 has them"
-        )
-    return text
+    except ValueError as error:  # a name with a NUL byte
+        raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
+    try:
+        return decoded(data)
+    except ValueError as error:
+        raise OptionError(f"--prompts: {name} is not text: {error}") from error
 
 
 def numbered(text: str) -> list[tuple[int, str]]:

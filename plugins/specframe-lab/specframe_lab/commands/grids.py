@@ -12,6 +12,7 @@ from specframe.cli.kinds import Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
+from specframe.plugins.recipe import COMPARABLE_RULE
 from specframe.text.prompts import Given, Prompt
 from specframe_lab.commands.kinds import ListOf
 
@@ -54,18 +55,17 @@ TEMPERATURE = click.option(
     type=Number(0),
     default=0.0,
     show_default=True,
-    help="Draw tokens at this temperature, by --accept gumbel where that is auto; 0: greedy decoding.",
+    help=f"Draw tokens at this temperature, by --accept {COMPARABLE_RULE} where that is auto; 0: greedy decoding.",
 )
 
 
 def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
     """Return a grid's options; with a temperature its rule "auto" is the one whose ids can be compared."""
     from specframe.text.sampling import Sampling
-    from specframe_lab.verify import SAMPLING_RULE
 
     if Sampling(temperature=temperature).greedy:
         return options
-    return options | {"accept": [SAMPLING_RULE if rule == "auto" else rule for rule in options["accept"]]}
+    return options | {"accept": [COMPARABLE_RULE if rule == "auto" else rule for rule in options["accept"]]}
 
 
 def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:

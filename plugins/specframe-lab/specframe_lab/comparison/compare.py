@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
+from specframe.cli.environment import environment
 from specframe.engine.requests import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
-from specframe.observe.environment import environment
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -11,11 +10,10 @@ import attrs
 
 from specframe.models import loading as models
 from specframe.models.pairs import choose
-from specframe.pipeline import Pipeline
-from specframe.plugins.compose import auto_length, strategy
+from specframe.plugins import recipe
+from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe_lab.grid import Cell, varying
-from specframe_lab.verify import SAMPLING_RULE
 
 PLAIN: Cell = {
     "drafter": "none",
@@ -29,9 +27,9 @@ PLAIN: Cell = {
 """Plain decoding, which every scheme is compared with."""
 
 DEFAULTS: Cell = {
-    name: parameter.default
-    for name, parameter in inspect.signature(Pipeline).parameters.items()
-    if isinstance(parameter.default, str | int) and not isinstance(parameter.default, bool)
+    name: default
+    for name, default in attrs.asdict(recipe.DEFAULTS, recurse=False).items()
+    if isinstance(default, str | int) and not isinstance(default, bool)
 }
 """Defaults of a pipeline."""
 
@@ -82,7 +80,7 @@ def cases(cells: Iterable[Cell], sampling: bool = False) -> list[Case]:
     cells = list(cells)
     named = [option for option in varying(cells) if option != "batch_size"]
     full = list({json.dumps(cell, sort_keys=True): cell for cell in map(explicit, cells)}.values())
-    plain = PLAIN | {"accept": SAMPLING_RULE} if sampling else PLAIN
+    plain = PLAIN | {"accept": recipe.COMPARABLE_RULE} if sampling else PLAIN
     brief = cases_of(full, named, brief_names(full, named), plain)
     clear = len({(case.scheme, case.batch_size) for case in brief}) == len(brief)
     return brief if clear else cases_of(full, named, {}, plain)
@@ -106,18 +104,19 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
 
 def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
-    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", "auto"))
+    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS["drafter"]))
     cell = {**DEFAULTS, **PLAIN, **cell, "target": target, "drafter": draft_model or drafter}
     if cell["accept"] == "auto":
         cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":
         cell["draft_length"] = PLAIN["draft_length"]
     elif cell["draft_length"] == "auto":
-        cell["draft_length"] = auto_length(strategy(registry(), "acceptance rule", cell["accept"]), drafter)
+        rule = strategy(registry(), "acceptance rule", cell["accept"])
+        cell["draft_length"] = recipe.DEFAULTS.length(rule, drafter)
     cell["draft_length"] = str(cell["draft_length"])
     alignment = strategy(registry(), "alignment", cell["align"])
-    device = models.pick_device(cell.get("device", "auto"))
-    dtype = models.pick_dtype(cell.get("dtype", "auto"), device)
+    device = models.pick_device(cell["device"])
+    dtype = models.pick_dtype(cell["dtype"], device)
     return {
         **cell,
         "schedule": cell["schedule"] or alignment.scheduler,

@@ -78,7 +78,7 @@ def panels(count: int, height: float = 2.5) -> tuple[Figure, list[Axes]]:
     return figure, list(np.atleast_1d(figure.subplots(count, 1)))
 
 
-def listed(names: Iterable[str]) -> tuple[Figure, Axes]:
+def lines_for(names: Iterable[str]) -> tuple[Figure, Axes]:
     """Return a figure with a line for every name, each as high as the longest name takes."""
     names = [wrapped(name) for name in names]
     lines = max(name.count("\n") + 1 for name in names)

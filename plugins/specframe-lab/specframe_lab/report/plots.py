@@ -23,7 +23,7 @@ from specframe_lab.report.canvas import (
     Looks,
     from_zero,
     legend,
-    listed,
+    lines_for,
     looks,
     panels,
     percent,
@@ -86,7 +86,7 @@ def spans(axes: Axes, table: Table, look: Looks, sizes: list[int], value: int, e
 
 def bars(table: Table, look: Looks, level: float | None) -> Figure:
     """Draw one bar per scheme with the range of the repeats."""
-    figure, axes = listed(row[0] for row in table.rows)
+    figure, axes = lines_for(row[0] for row in table.rows)
     for place, (scheme, _, median, low, high, _) in enumerate(table.rows):
         error = [[median - low], [high - median]]
         axes.barh(place, median, 0.65, xerr=error, color=look[scheme]["color"], ecolor=INK, capsize=2)
@@ -123,7 +123,7 @@ def counted(table: Table) -> str:
 
 def ranges(table: Table, look: Looks) -> Figure:
     """Draw P50, P90 and P99 of every scheme on one line."""
-    figure, axes = listed(row[0] for row in table.rows)
+    figure, axes = lines_for(row[0] for row in table.rows)
     for place, (scheme, _, *percentiles, _, _) in enumerate(table.rows):
         colour = look[scheme]["color"]
         axes.hlines(place, percentiles[0], percentiles[2], color=colour, linewidth=1.6)
@@ -238,7 +238,7 @@ def equality(table: Table, look: Looks) -> Figure:
     sizes = sorted({row[1] for row in table.rows})
     found = {row[:2]: row for row in table.rows}
     shades = matplotlib.colors.LinearSegmentedColormap.from_list("equal", ["#D55E00", "#F6DFC8", "#9CC9E3", "#0072B2"])
-    figure, axes = listed(schemes)
+    figure, axes = lines_for(schemes)
     grid = np.full((len(schemes), len(sizes)), math.nan)
     for (scheme, size), row in found.items():
         y, x = schemes.index(scheme), sizes.index(size)

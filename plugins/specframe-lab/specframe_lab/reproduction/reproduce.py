@@ -21,6 +21,7 @@ from specframe.engine.requests import Prompt
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
+from specframe.plugins.recipe import DEFAULTS
 from specframe.text.prompts import BUILT_IN
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Progress, Settings, Step
@@ -124,7 +125,7 @@ def plan(
 
 def cases(part: str, pair: Cell, sizes: Sequence[int]) -> list[Case]:
     """Return a part's cases, plain decoding first; transformers' own at batch size 1 only, and with a draft model only."""
-    _, _, draft_model = choose(pair.get("target"), pair.get("drafter", "auto"))
+    _, _, draft_model = choose(pair.get("target"), pair.get("drafter", DEFAULTS.drafter))
     found = []
     for scheme, options in SCHEMES[part].items():
         for size in sizes:

@@ -1,7 +1,7 @@
 """Record a run round by round: which token sits in which slot of the target's cache, and what moves.
 
 :func:`record` decodes prompts and returns a :class:`specframe_lab.trace.frames.SchemeTrace`, plain data. The recorder is an
-observer, and it puts an object around the alignment that notes every call and passes it on.
+observer, and it listens to a tap around the alignment (:mod:`specframe.probes.tap`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, RoundReport, Verdict
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
+from specframe.probes.tap import Listener, TappedAlignment, listeners
 from specframe.reference import reference_decode
 from specframe_lab.trace.frames import (
     ACCEPTED,
@@ -39,7 +40,7 @@ from specframe_lab.trace.frames import (
     SchemeTrace,
     Score,
 )
-from specframe_lab.trace.slots import NOTHING, NotedAlignment, SlotBook
+from specframe_lab.trace.slots import NOTHING, SlotBook
 from specframe_lab.verify import encode
 
 
@@ -57,29 +58,32 @@ class _Pass:
         return self.rows.index(prompt) if prompt in self.rows else None
 
 
-class Trace(Watcher):
+class Trace(Watcher, Listener):
     """Records one run."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.requests: dict[int, Request] = {}
         self.caches: list[CachedModel] = []
-        self.book = SlotBook(0)
+        self.book = SlotBook(0, self.fed)
         self._others: list[SlotBook] = []
         self._round = 1
         self._pass: _Pass | None = None
         self._judged: tuple[np.ndarray, np.ndarray] | None = None
 
-    def around(self, alignment: Alignment) -> NotedAlignment:
-        """Return the alignment with every call noted."""
-        return NotedAlignment(alignment, self)
+    def around(self, alignment: Alignment) -> TappedAlignment:
+        """Return the alignment with a tap around it."""
+        return TappedAlignment(alignment, self)
 
-    def start(self, run: Run) -> None:
-        """Take the books of the caches that the run has opened."""
-        self.caches = run.caches
-        layouts = [cached.layout for cached in run.caches if cached is not run.target]
-        books = [layout.book for layout in layouts if hasattr(layout, "book")]
-        self.book, self._others = run.target.layout.book, books  # type: ignore[attr-defined]
+    def opening(self, rows: int) -> SlotBook:
+        """Return a book for a cache."""
+        return SlotBook(rows, self.fed)
+
+    def started(self, run: Run) -> None:
+        """Take the books of the caches that the run has opened, the target's first."""
+        self.caches = [*run.caches]  # the run lets go of its own list when it ends
+        heard = [listener for cached in self.caches for listener in listeners(cached.layout)]
+        self.book, *self._others = [listener for listener in heard if isinstance(listener, SlotBook)]
 
     def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
         """Note a forward pass that is about to run."""
@@ -91,10 +95,9 @@ class Trace(Watcher):
             keys_BS = placement.key_order_BS.expand(len(batch), -1)  # read now: a layout may write to it later
             self._pass = _Pass(slots, book.batch, placement.order_BT.tolist(), keys_BS.tolist())
 
-    def judged(self, verdict: Verdict) -> None:
-        """Record the acceptance rule's verdict."""
-        accepted, tokens = verdict.host()
-        self._judged = accepted.copy(), tokens.copy()
+    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
+        """Note the part of the draft that the acceptance rule let stand."""
+        self._judged = judged.host()
 
     def round(self, report: RoundReport) -> None:
         """Note the pass and its outcome."""

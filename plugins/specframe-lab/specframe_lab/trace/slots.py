@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
-from specframe.contracts.roles import Alignment, Layout
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Sequence
-from specframe.engine.rows import Seating
-from specframe.forward.run import Run
+from specframe.contracts.rows import Seating
+from specframe.probes.tap import Listener
 
 NOTHING = -1
 """In place of a cell's number: the slot holds no token."""
@@ -32,13 +32,15 @@ class Cell:
     token: int = NOTHING
 
 
-class SlotBook:
+class SlotBook(Listener):
     """Follows one cache: which cell is in which slot of which sequence, and how far rows are moved.
 
-    Sequences are known by the index of their request.
+    Sequences are known by the index of their request. ``fed`` is called as (book, batch, block, placement) before a forward
+    pass; its cells are in the book from :meth:`write` on.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, fed: Callable[..., Any]) -> None:
+        self._fed = fed
         self.cells: list[Cell] = []
         self.slots: dict[int, list[int]] = {}
         """The number of the cell in each slot, of every live sequence that has something cached."""
@@ -72,8 +74,8 @@ class SlotBook:
         cell = self.cells[number]
         return self._latest[cell.prompt, cell.order] == number
 
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Make ``sequences`` the rows. A sequence that changes its row takes its cells along; finished sequences are removed."""
+    def arranged(self, sequences: list[Sequence]) -> None:
+        """Make ``sequences`` the rows; what changes its row is carried there, what has finished is gone."""
         if sequences is self._batch:
             return
         self._batch = sequences
@@ -96,14 +98,16 @@ class SlotBook:
     def _standing(self, prompt: int) -> int:
         return sum(number != NOTHING and self.stands(number) for number in self.slots.get(prompt, ()))
 
-    def move(self, sources: list[list[int]], targets: list[list[int]] | None) -> None:
+    def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows; without targets the first ones take the sources, and no others are kept."""
+        sources, targets = sources_BT.tolist(), None if targets_BT is None else targets_BT.tolist()
         for row, prompt in enumerate(self.batch):
             held = self.slots.get(prompt, [])
             taken = [held[source] if source < len(held) else NOTHING for source in sources[row]]
             if targets is None:
                 self._shifted(prompt, len(taken) - 1 - sources[row][-1] if taken else 0)
-                self.slots[prompt] = taken
+                after = [*taken[1:], NOTHING]  # of slots that take the same cell all but the last are padding
+                self.slots[prompt] = [NOTHING if a == b else a for a, b in zip(taken, after, strict=True)]
             else:
                 held.extend([NOTHING] * (max(targets[row], default=-1) + 1 - len(held)))
                 for target, number in zip(targets[row], taken, strict=True):
@@ -115,11 +119,15 @@ class SlotBook:
             self.shifted += self._standing(prompt)
             self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
 
-    def keep(self, batch: Batch, kept: np.ndarray) -> None:
+    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Forget all but the first ``kept[i]`` tokens of row i."""
         for sequence, count in zip(batch.sequences, kept.tolist(), strict=True):
             prompt = sequence.request.index
             self.cached[prompt] = min(count, self.cached.get(prompt, 0))
+
+    def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
+        """Tell of a forward pass."""
+        self._fed(self, batch, block, placement)
 
     def write(self, batch: Batch, block: Block, placement: Placement, round_number: int) -> None:
         """Put the tokens that are fed in their slots."""
@@ -142,84 +150,3 @@ class SlotBook:
                 elif slot < len(held):
                     held[slot] = NOTHING
             self.cached[prompt] = max(start + max(depths[row]) + 1, 0)
-
-
-class Notes(Protocol):
-    """Listener to an alignment's calls."""
-
-    def start(self, run: Run) -> None:
-        """A run starts; the layout of each of its caches is a :class:`NotedLayout`."""
-
-    def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
-        """A forward pass is about to run; its cells are not in the book yet."""
-
-    def judged(self, verdict: Verdict) -> None:
-        """An acceptance rule has given its verdict."""
-
-
-class NotedAlignment:
-    """Wrapper of an alignment that records its layouts and verdicts."""
-
-    def __init__(self, alignment: Alignment, notes: Notes) -> None:
-        self.__wrapped__ = self._alignment = alignment
-        self._notes = notes
-        self.needs, self.offers = alignment.needs, alignment.offers
-        self.scheduler, self.kv = alignment.scheduler, alignment.kv
-
-    def start(self, run: Run) -> None:
-        """Start the notes, then the alignment."""
-        self._notes.start(run)
-        self._alignment.start(run)
-
-    def layout(self, store: KVStore, rows: int, capacity: int) -> NotedLayout:
-        """Return the alignment's layout, on a store whose moves are noted."""
-        book = SlotBook(rows)
-        return NotedLayout(self._alignment.layout(NotedStore(store, book), rows, capacity), book, self._notes)
-
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Record the rule's verdict and return the committed verdict."""
-        self._notes.judged(verdict)
-        return self._alignment.commit(batch, draft, verdict)
-
-
-class NotedLayout:
-    """Wrapper of a layout that records its placements."""
-
-    def __init__(self, layout: Layout, book: SlotBook, notes: Notes) -> None:
-        self._layout, self.book, self._notes = layout, book, notes
-        self.static = layout.static
-
-    def arrange(self, batch: Batch) -> None:
-        """Pass on."""
-        self._layout.arrange(batch)
-
-    def place(self, batch: Batch, block: Block) -> Placement:
-        """Return the layout's placement after noting it."""
-        placement = self._layout.place(batch, block)
-        self._notes.fed(self.book, batch, block, placement)
-        return placement
-
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Pass on."""
-        self._layout.keep(batch, kept, path_BT)
-        self.book.keep(batch, kept)
-
-
-class NotedStore:
-    """Wrapper of a KV store, given to a layout, that records its moves."""
-
-    def __init__(self, store: KVStore, book: SlotBook) -> None:
-        self._store, self._book = store, book
-
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Arrange the store."""
-        self._store.arrange(sequences)
-        self._book.arrange(sequences)
-
-    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-        """Move slots of the store."""
-        self._book.move(sources_BT.tolist(), None if targets_BT is None else targets_BT.tolist())
-        self._store.move(sources_BT, targets_BT)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)

@@ -6,7 +6,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class Greedy:

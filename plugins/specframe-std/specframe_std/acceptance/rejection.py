@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 from specframe.text.noise import Stream, gumbel, hashed, uniform
 
 

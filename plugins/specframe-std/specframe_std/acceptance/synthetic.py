@@ -6,8 +6,8 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
 from specframe.errors import OptionError
-from specframe.forward.run import Run
 from specframe.text.noise import Stream, uniform
 from specframe.values import number, read
 from specframe_std.acceptance.greedy import Greedy

@@ -8,8 +8,8 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.rows import Seating
-from specframe.forward.run import Run
+from specframe.contracts.rows import Seating
+from specframe.contracts.run import Run
 
 
 class EqSpec:

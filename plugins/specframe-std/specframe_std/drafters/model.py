@@ -7,9 +7,9 @@ import torch
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
+from specframe.contracts.run import Run
 from specframe.errors import CompositionError
-from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
 

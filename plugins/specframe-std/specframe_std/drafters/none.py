@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 
 
 class NoDrafter:

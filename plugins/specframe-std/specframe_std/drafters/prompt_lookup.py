@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.forward.run import Run
+from specframe.contracts.run import Run
 from specframe.values import whole
 
 NO_TOKEN = -1

@@ -16,9 +16,9 @@ import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.run import Run
 from specframe.errors import CompositionError
 from specframe.forward.cached import CachedModel
-from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
 from specframe_std.alignments.ragged import RaggedLayout
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common

@@ -6,7 +6,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.engine.rows import Seating
+from specframe.contracts.rows import Seating
 
 
 class Slab:

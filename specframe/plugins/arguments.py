@@ -18,8 +18,8 @@ def one_of(name: str, value: Any, known: Rows[str]) -> str:
     return value
 
 
-def listed(name: str, value: Any, expected: str) -> list[Any]:
-    """Return the entries of a list; raise :class:`OptionError` for anything else, also for texts and mappings."""
+def list_of(name: str, value: Any, expected: str) -> list[Any]:
+    """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
     held = None if isinstance(value, str | bytes | Mapping) else entries(value)
     if held is None:
         raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
@@ -27,16 +27,16 @@ def listed(name: str, value: Any, expected: str) -> list[Any]:
 
 
 def observers(given: Any) -> list[Any]:
-    """Return observers as a list; raise :class:`OptionError` for an object that is no observer."""
-    watching = listed("observers", given, "a list of observers")
+    """Return observers as a list; raise :class:`OptionError` for an object that is none."""
+    watching = list_of("observers", given, "a list of observers")
     for place, one in enumerate(watching):
         require_members("observer", one, f"observers[{place}]")
     return watching
 
 
 def seconds(given: Any) -> list[float]:
-    """Return the arrival times of prompts in seconds; raise :class:`OptionError` for anything but a list of numbers."""
-    return [number("arrivals", moment) for moment in listed("arrivals", given, "a list of seconds")]
+    """Return the moments at which prompts arrive; raise :class:`OptionError` for what is none."""
+    return [number("arrivals", moment) for moment in list_of("arrivals", given, "a list of seconds")]
 
 
 def tokenizer(given: Any) -> Any:

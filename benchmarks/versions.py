@@ -1,0 +1,133 @@
+"""The speed of this checkout beside another one's, cell by cell: a change must not cost an existing path its speed.
+
+    python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--output FILE]
+
+Each checkout is served by a process of its own, with one thread, that keeps its models. The two processes decode the same
+prompts in turn, never at once, and the tokens have to be the same. A cell's figure is the ratio of the medians of processor time,
+other checkout over this one: above 1 this one is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": None},
+    "ragged": {"align": "ragged"},
+    "eqspec": {"align": "eqspec"},
+    "exspec": {"align": "exspec"},
+}
+DRAFT_LENGTH = 4
+"""Tokens drafted per round: a fixed number, so that both checkouts run the same forwards."""
+
+
+class Side:
+    """One checkout's process."""
+
+    def __init__(self, checkout: Path, pair: str) -> None:
+        command = [sys.executable, __file__, "--serve", pair, str(checkout.resolve())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, **cell: Any) -> dict[str, Any]:
+        """Return the seconds and the tokens of one cell."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(cell) + "\n")
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise click.ClickException(f"the process of a checkout ended with status {self._process.wait()}")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(pair: str, checkout: Path) -> None:
+    """Decode the cells that standard input asks for, with the packages of a checkout."""
+    sys.path[:0] = [
+        str(checkout),
+        *map(str, sorted((checkout / "plugins").glob("specframe-*"))),
+        str(checkout / "benchmarks"),
+    ]
+    import checkout as _found  # type: ignore[import-not-found]  # noqa: F401  # finds the plugins of a checkout that is not installed
+    import torch
+    import transformers
+    from contenders import held_out_prompts
+    from grow import load_pair
+
+    from specframe import Pipeline
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    target, draft, tokenizer = load_pair(pair, torch.device("cpu"), torch.float32)
+    pipes: dict[tuple[str, int], Any] = {}
+    for line in sys.stdin:
+        cell = json.loads(line)
+        key = cell["scheme"], cell["batch"]
+        if key not in pipes:
+            how = {"drafter": draft, "draft_length": DRAFT_LENGTH} | SCHEMES[cell["scheme"]]
+            pipes[key] = Pipeline(target, tokenizer=tokenizer, batch_size=cell["batch"], **how)
+        prompts = held_out_prompts(tokenizer, cell["prompts"])
+        started = time.process_time()
+        tokens = [result.token_ids for result in pipes[key].generate(prompts, cell["new"])]
+        print(json.dumps({"seconds": time.process_time() - started, "tokens": tokens}), flush=True)
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--pairs", default="embedded,cpu", show_default=True)
+@click.option("--batches", default="1,8,32", show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--new", default="48,16", show_default=True, help="New tokens per prompt, for each pair.")
+@click.option("--output", default=None, help="A JSON file for all figures.")
+def main(other: Path, pairs: str, batches: str, rounds: int, new: str, output: str | None) -> None:
+    """Measure every cell and print a line for each."""
+    found = []
+    for pair, count in zip(pairs.split(","), map(int, new.split(",")), strict=True):
+        sides = [Side(other, pair), Side(Path(__file__).parent.parent, pair)]
+        for batch in map(int, batches.split(",")):
+            for scheme in SCHEMES:
+                cell = {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": count}
+                found.append({"pair": pair, **cell, **compared(sides, cell, rounds)})
+                print(
+                    "{pair:9} batch {batch:2} {scheme:7} {ratio:.3f} ({pairs})".format(
+                        **found[-1] | {"pairs": " ".join(f"{one:.3f}" for one in found[-1]["by_round"])}
+                    ),
+                    flush=True,
+                )
+        for side in sides:
+            side.close()
+    if output:
+        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def compared(sides: list[Side], cell: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Return the ratio of the medians of one cell, and the ratio of every round, after a round that warms up."""
+    seconds: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        runs = [side.run(**cell) for side in sides]
+        if runs[0]["tokens"] != runs[1]["tokens"]:
+            raise click.ClickException(f"the two checkouts give other tokens in {cell}")
+        if number:
+            for found, run in zip(seconds, runs, strict=True):
+                found.append(run["seconds"])
+    medians = [statistics.median(one) for one in seconds]
+    return {"ratio": medians[0] / medians[1], "by_round": [a / b for a, b in zip(*seconds, strict=True)]}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

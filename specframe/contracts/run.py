@@ -1,0 +1,176 @@
+"""A run as strategies use it: its models, each with a KV cache, and how to open a cache.
+
+The classes are :class:`specframe.forward.run.Run`, :class:`specframe.forward.cached.CachedModel`,
+:class:`specframe.forward.runner.ModelRunner` and :class:`specframe.observe.watch.Watch`. Tensor names carry their shape: B rows,
+T tokens fed per row, K accepted nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.layout import Layout
+from specframe.contracts.round import Batch
+
+Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
+"""Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
+
+
+class Watch(Protocol):
+    """The observers of a run, as whatever runs a model tells them."""
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Mark everything inside the ``with`` block as part of stage ``name``."""
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Report one forward of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
+
+
+class Model(Protocol):
+    """A model without a cache, and the facts of it that strategies need."""
+
+    role: str
+    """"target" or "draft"."""
+    context: int
+    """Its longest sequence, in tokens."""
+    vocabulary: int
+    """Its number of token ids."""
+    device: torch.device
+
+    @property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every layer's keys and values."""
+
+    def forward(
+        self,
+        block: Block,
+        placement: Placement,
+        store: KVStore,
+        *,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        layers: Any = None,
+        extra: Mapping[str, Any] = ...,
+    ) -> Scores:
+        """Feed a block into a store; return the scores of its last ``keep`` tokens, with the hidden states of these numbers.
+
+        Args:
+            layers: the layers in the place of the model's own; None: as they are.
+            extra: further arguments of the model's ``forward``.
+        """
+
+
+class CachedModel(Protocol):
+    """A model with one KV cache, laid out as the run's alignment wants it, as drafters and verifiers use it."""
+
+    @property
+    def runner(self) -> Model:
+        """The model."""
+
+    @property
+    def layout(self) -> Layout:
+        """The places of its tokens."""
+
+    def capture(self, layers: Iterable[int]) -> None:
+        """Have the scores of every later feed hold these hidden states, as transformers numbers ``hidden_states``."""
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of this cache."""
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
+
+    def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
+        """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V)."""
+
+    def extend(
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
+    ) -> torch.Tensor:
+        """Feed the tokens of every row that end at its length, then, one after the other, those chosen after them.
+
+        Args:
+            batch: the rows.
+            ids_BT: the tokens that are fed first.
+            count: tokens to choose; the last of them is not fed.
+            choose: chooses one token of every row.
+            pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
+
+        Returns:
+            (B, count) ids.
+        """
+
+    def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> Scores:
+        """Feed the prompts, or the piece of them that the batch says.
+
+        Args:
+            batch: rows of which nothing is cached but what comes before their last ``unread`` tokens.
+            left: tokens at the end of each row that are not fed, if the batch does not leave more.
+            unread: None: what the batch says.
+
+        Returns:
+            The scores of the last token fed, logits (B, 1, V); without logits, (B, 0, V), when there was nothing to feed.
+        """
+
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i, of which the last are a path (B, K) of the tree fed last."""
+
+
+class Rule(Protocol):
+    """The run's acceptance rule, as a drafter asks it."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """ "logits" is among them where the rule looks at the logits that draft tokens were drawn by."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """ "samples" is among them where rows decoded greedily are distributions with all mass on one token."""
+
+    def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the token a drafter should propose at the place ``offset`` after each row's end, (B,)."""
+
+
+class Run(Protocol):
+    """One run, as strategies are handed it when it starts."""
+
+    rows: int
+    """Sequences that may be live at once."""
+    capacity: int
+    """Places per row: the longest sequence, and the draft tokens beyond its end."""
+    seed: int
+    """The seed of every random choice."""
+    draft_model: PreTrainedModel | None
+    """The draft language model, for drafters that use one."""
+    target_tokenizer: PreTrainedTokenizerBase | None
+    draft_tokenizer: PreTrainedTokenizerBase | None
+
+    @property
+    def runner(self) -> Model:
+        """The target without its cache."""
+
+    @property
+    def target(self) -> CachedModel:
+        """The target with its cache."""
+
+    @property
+    def rule(self) -> Rule:
+        """The acceptance rule."""
+
+    @property
+    def watch(self) -> Watch:
+        """The run's observers."""
+
+    @property
+    def caches(self) -> MutableSequence[Any]:
+        """The models whose caches are counted, and released when the run ends. A drafter that makes its own adds it here."""
+
+    def open_cache(self, runner: Any) -> CachedModel:
+        """Return a model, a :class:`specframe.forward.runner.ModelRunner`, with a KV cache of its own."""

@@ -1,0 +1,222 @@
+"""The engine: requests come and go, and every step decodes one round."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence as Rows
+
+import attrs
+import torch
+
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.engine import Clock, Executor
+from specframe.contracts.requests import Request
+from specframe.contracts.roles import Observer
+from specframe.contracts.round import Sequence
+from specframe.engine import loop
+from specframe.engine.arrivals import AgreedClock
+from specframe.engine.guard import guard, guarded, installed_observers
+from specframe.engine.parts import Parts
+from specframe.engine.pool import Pool
+from specframe.engine.requests import require_ids
+from specframe.engine.retry import out_of_memory, too_small
+from specframe.errors import PromptError, SpecframeWarning
+from specframe.forward.evaluating import evaluating
+from specframe.forward.run import Run
+from specframe.observe.watch import Watch
+from specframe.plugins.compose import Composition
+from specframe.plugins.recipe import Recipe, is_auto
+from specframe.plugins.registry import registry
+from specframe.probes.invariants import Checks
+
+
+@attrs.frozen(eq=False)
+class Opened:
+    """A run that is open: its strategies, and the requests it has room for."""
+
+    run: Run
+    use: Composition
+    greedy: bool
+    """Whether its rule was chosen for requests without a temperature."""
+    most: int
+    """Rows that it could have."""
+
+
+class Engine:
+    """Decodes requests round by round in this process.
+
+    Caches are opened by the first step, with room for the requests that there are. A request that does not fit (it is longer, it is
+    one more than there are rows, or it has a temperature where the rule was chosen for none) makes the next step open them anew:
+    live sequences are read in again with the tokens they have, and go on. The same happens, with half the rows, when the device's
+    memory runs out. Greedy tokens, and those of rules whose tokens are the same whatever was drafted, stay as they are.
+
+    Requests whose prompts need other rotary factors than those being decoded wait until these have finished.
+
+    Args:
+        recipe: the options of the run.
+        parts: models, tokenizers and strategies. Two engines that are open at the same time each need their own.
+        observers: objects that are told about every round, before those that plugins install.
+        clock: tells when requests arrive, and when their time is up.
+        executor: the one that opened the engine.
+    """
+
+    def __init__(
+        self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock, executor: Executor
+    ) -> None:
+        self.peak_kv_bytes = 0
+        self._recipe, self._parts, self._rope = recipe, parts, parts.runner.rope
+        self._batch_size = recipe.batch_size
+        self._checks = Checks() if recipe.check else None
+        checks = [self._checks] if self._checks else []
+        self._watch = Watch([*observers, *installed_observers(registry()), *checks])
+        self._agree = guard("executor", executor).agree
+        self._clock = AgreedClock(clock, self._agree)
+        self._pools: dict[bool, Pool] = defaultdict(self._pool)
+        self._group = self._joined = False
+        """The group being decoded, see :meth:`specframe.forward.rope.Rope.group`; whether requests came after the first step."""
+        self._opened: Opened | None = None
+        self._held = contextlib.ExitStack()
+
+    def _pool(self) -> Pool:
+        runner = self._parts.runner
+        return Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every request has finished."""
+        return not any(pool.unfinished for pool in self._pools.values())
+
+    def add(self, request: Request) -> None:
+        """Take a request; it is decoded from its arrival on, as soon as there is a row.
+
+        Raises:
+            PromptError: it has no tokens, more than the context holds, ids outside of the vocabulary, or lengths at which the
+                rotary factors change. The other requests are not affected.
+        """
+        require_ids(request.prompt_ids, self._parts.runner)
+        if why := self._rope.refusal(request):
+            raise PromptError(why)
+        group = self._rope.group(request)
+        self._pools[group].add(request)
+        self._joined = self._joined or self._opened is not None
+        if self._opened and group == self._group and not self._fits(self._opened, request):
+            self._shut()
+
+    def abort(self, key: tuple[int, int]) -> Sequence | None:
+        """End a request that has not finished: it may wait, be read or decode.
+
+        Returns:
+            Its sequence, with the tokens generated so far and the finish reason "abort"; None: no such request is unfinished. No
+            report tells of it, and the tokens of the other rows stay as they are.
+        """
+        ended = (pool.abort(key) for pool in self._pools.values())
+        return next((one for one in ended if one is not None), None)
+
+    def step(self) -> RoundReport | None:
+        """Decode one round and return its report.
+
+        Returns:
+            None where the step gave no token: it read a piece of a prompt, memory ran out, or the engine is idle.
+
+        Raises:
+            ModelError: the device's memory does not suffice for one row.
+        """
+        if self.idle:
+            return None
+        if not self._pools[self._group].unfinished:
+            self._shut()
+            self._group = not self._group
+        pool = self._pools[self._group]
+        try:
+            with self._rope.decoding(self._group):
+                opened = self._opened = self._opened or self._open(pool)
+                report = loop.step(pool, opened.use, self._watch, self._agree)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            self._batch_size = min(self._batch_size, pool.rows) // 2
+            if not self._batch_size:
+                raise too_small(error) from error
+        else:
+            if report and report.finished:
+                self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
+            return report
+        self._recover()
+        return None
+
+    def close(self) -> None:
+        """Release the caches. Requests that have not finished are forgotten."""
+        self._shut()
+        self._pools.clear()
+
+    def _fits(self, opened: Opened, request: Request) -> bool:
+        """Return whether a request that was just added can be decoded as things are open."""
+        pool = self._pools[self._group]
+        ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
+        longest = pool.capacity - opened.use.policy.maximum.nodes - 1
+        return ruled and pool.limit(request) <= longest and pool.rows >= min(pool.unfinished, opened.most)
+
+    def _open(self, pool: Pool) -> Opened:
+        """Open a run with room for what is in the pool, and start its strategies."""
+        greedy = all(request.plan.greedy for request in pool.requests)
+        use = guarded(self._parts.strategies(self._recipe, greedy))
+        use = self._checks.around(use) if self._checks else use
+        longest = max(map(pool.limit, pool.requests))
+        self._warn_of_short_draft(longest)
+        most = use.scheduler.rows(self._batch_size)
+        pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
+        self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
+        run = self._run(use, pool)
+        self._held.callback(run.release)
+        for role in (use.drafter, use.verifier, use.rule, use.alignment):
+            role.start(run)
+        return Opened(run, use, greedy, most)
+
+    def _run(self, use: Composition, pool: Pool) -> Run:
+        recipe, parts = self._recipe, self._parts
+        start = self._checks.run if self._checks else Run
+        return start(
+            parts.runner,
+            use.alignment,
+            use.rule,
+            use.kv,
+            pool.rows,
+            pool.capacity,
+            self._watch,
+            seed=recipe.seed,
+            draft_model=parts.draft,
+            target_tokenizer=parts.tokenizer,
+            draft_tokenizer=parts.draft_tokenizer,
+            attention=use.attention or "auto",
+            graphs=recipe.graphs,
+            layers=recipe.layers,
+        )
+
+    def _shut(self) -> None:
+        """Release the run that is open."""
+        self._opened = None
+        self._held.close()
+
+    def _recover(self) -> None:
+        """Free the device's memory after it ran out."""
+        self._shut()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"the device's memory ran out: going on in batches of {self._batch_size}", SpecframeWarning, stacklevel=3
+        )
+
+    def _warn_of_short_draft(self, longest: int) -> None:
+        """Say that a draft model drafts badly beyond its context, where sequences of ``longest`` tokens come there."""
+        context = self._parts.draft_context
+        if context is not None and longest > context:
+            warnings.warn(
+                f"the draft model's context of {context} tokens is shorter than sequences of up to {longest}: beyond "
+                "it little of what is drafted stands; the tokens are the target's all the same",
+                SpecframeWarning,
+                stacklevel=2,
+            )

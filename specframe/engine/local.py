@@ -1,0 +1,26 @@
+"""The executor of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
+
+from specframe.contracts.engine import Clock, Value
+from specframe.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from specframe.contracts.roles import Observer
+    from specframe.engine.parts import Parts
+    from specframe.plugins.recipe import Recipe
+
+
+class Local:
+    """Decodes in this process, on the devices where its models are."""
+
+    def open(self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock) -> Engine:
+        """Return an engine of this process."""
+        return Engine(recipe, parts, observers, clock, self)
+
+    def agree(self, value: Value) -> Value:
+        """Return the value itself: there is one rank."""
+        return value

@@ -1,0 +1,84 @@
+"""The models, tokenizers and strategies that a recipe stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from specframe.errors import OptionError
+from specframe.forward.runner import ModelRunner
+from specframe.models import loading
+from specframe.models.pairs import choose
+from specframe.models.vocabulary import fitting_drafter
+from specframe.plugins.compose import Composition, compose
+from specframe.plugins.registry import registry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from specframe.plugins.recipe import Recipe
+
+
+@attrs.define(eq=False)
+class Parts:
+    """The models, tokenizers and strategies of a recipe, made once and used by one run after the other.
+
+    Strategies keep state: engines that are open at the same time need parts of their own, on the same models where that is wanted.
+    """
+
+    runner: ModelRunner
+    """The target."""
+    tokenizer: PreTrainedTokenizerBase | None
+    composition: Composition
+    """The strategies of a run without temperatures."""
+    draft: PreTrainedModel | None = None
+    """The draft language model, for drafters that use one."""
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    draft_context: int | None = None
+    """The longest sequence of a draft model that drafts token for token, in tokens; None: it has no bound."""
+
+    @property
+    def target(self) -> PreTrainedModel:
+        """The model whose output is wanted."""
+        return self.runner.model
+
+    def strategies(self, recipe: Recipe, greedy: bool) -> Composition:
+        """Return the strategies of a run; ``greedy``: no request has a temperature."""
+        return self.composition if greedy else self.composition.sampling(registry(), recipe)
+
+
+def parts_of(recipe: Recipe) -> Parts:
+    """Load and make everything that a recipe names; strategies are composed before any model is loaded.
+
+    Raises:
+        SpecframeError: one sentence on what cannot be found, loaded or combined.
+    """
+    given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
+    target, drafter, draft = choose(*given)
+    use = compose(registry(), recipe, drafter)
+    device = loading.pick_device(recipe.device)
+    dtype = loading.pick_dtype(recipe.dtype, device)
+    model = loading.load_model(target, "target", device, dtype)
+    tokenizer = loading.load_tokenizer(target) if recipe.tokenizer is None else recipe.tokenizer
+    drafting = None if draft is None else loading.load_model(draft, "draft", device, dtype)
+    runner = ModelRunner(model, "target")
+    if (longest := use.policy.maximum.nodes) >= runner.context:
+        raise OptionError(
+            f"draft_length: expected fewer tokens than the target's context of {runner.context}, got {longest}"
+        )
+    parts = Parts(runner, tokenizer, use, drafting)
+    if drafting is not None:
+        parts.draft_tokenizer = loading.load_tokenizer(draft)
+        _fit_drafter(parts, drafter)
+    return parts
+
+
+def _fit_drafter(parts: Parts, drafter: str) -> None:
+    """Take the drafter that goes with the vocabularies of both models: the one asked for, or one that translates."""
+    assert parts.draft is not None
+    fitting = fitting_drafter(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer)
+    if fitting != drafter:
+        parts.composition = attrs.evolve(parts.composition, drafter=registry().make("drafter", fitting))
+    else:
+        parts.draft_context = getattr(parts.draft.config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,70 @@
+"""The figures of one run, and the results of its sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from specframe.contracts.requests import Request, Result, SequenceMetrics
+from specframe.contracts.roles import Observer
+from specframe.contracts.round import Sequence
+from specframe.observe.counts import Counts, RunReport, run_report
+from specframe.observe.logprobs import Logprobs
+from specframe.observe.stopwatch import Stopwatch
+from specframe.text.stopping import stop_strings
+from specframe.text.streaming import text_before
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+UNDECIDED = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
+"""The error of a sequence after whose last token none can be chosen."""
+
+
+class Results:
+    """Watches one run, and makes results of the sequences that have finished.
+
+    Args:
+        tokenizer: the target's; None: results have no texts.
+        device: the target's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, device: torch.device) -> None:
+        self.tokenizer, self.clock, self.errors = tokenizer, Stopwatch(device), 0
+        self._counts, self._logprobs = Counts(), Logprobs()
+
+    @property
+    def observers(self) -> list[Observer]:
+        """The objects that are to be told about every round."""
+        return [self._counts, self.clock, self._logprobs]
+
+    def report(self, peak_kv_bytes: int) -> RunReport:
+        """Return the figures so far."""
+        return run_report(self._counts, self.clock, self.errors, peak_kv_bytes)
+
+    def of(self, sequence: Sequence) -> Result:
+        """Return the result of a sequence that has finished."""
+        request = sequence.request
+        assert sequence.finish_reason is not None
+        error = UNDECIDED if sequence.finish_reason == "error" else None
+        self.errors += error is not None
+        logprobs, top_logprobs = self._logprobs.take(sequence)
+        return Result(
+            request.index,
+            text_before(self.tokenizer, sequence.token_ids, stop_strings(request.stop_checks)),
+            sequence.token_ids,
+            sequence.finish_reason,
+            sequence.metrics,
+            error,
+            prompt_tokens=len(request.prompt_ids),
+            latency=self.clock.now - request.arrival,
+            sample=request.sample,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+    def failed(self, request: Request, error: Exception) -> Result:
+        """Return the result of a request that cannot be decoded."""
+        count, metrics = len(request.prompt_ids), SequenceMetrics()
+        return Result(request.index, "", [], "error", metrics, str(error), prompt_tokens=count, sample=request.sample)

@@ -1,0 +1,86 @@
+"""Attention over a cache of grouped heads, registered with transformers' attention interface.
+
+Three ways, one result. *Masked* SDPA runs anywhere: the query heads that share a key head become further queries of that head, so
+keys and values are never copied, where transformers' own ``sdpa`` copies them once per query head whenever a mask is given. The
+other two take no mask tensor, and take its place: *packed* attention (:mod:`specframe.forward.attention.packed`) and *flex*
+attention (:mod:`specframe.forward.attention.flex`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from specframe.contracts.cache import Dense, KVView
+from specframe.contracts.roles import Attend
+from specframe.errors import ModelError
+from specframe.forward.ongoing import NAME, ONGOING
+
+
+class Watched:
+    """What takes a mask's place, and the sliding windows that layers ask it for, one after the other."""
+
+    def __init__(self, attends: Attend) -> None:
+        self._attends = attends
+        self.windows: list[int | None] = []
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Attend, after noting the window."""
+        self.windows.append(window)
+        return self._attends.attend(query, view, scaling, window)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
+
+    While a layer is compiled it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
+    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
+
+    Returns:
+        (B, T, H, D) and None, as transformers' attention functions do.
+
+    Raises:
+        ModelError: the scores have a bias and no mask to go with it.
+    """
+    if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
+        window = options.get("sliding_window")
+        return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
+    biased = options.get("position_bias") is not None
+    state = ONGOING.get()
+    if state.attends is not None:
+        if biased:
+            raise ModelError(
+                "the model adds a bias to its scores, for which there has to be a mask: ask for attention 'masked'"
+            )
+        paged = state.cache.paged.get(module.layer_idx) if state.cache is not None and state.cache.paged else None
+        view = paged or Dense(key, value)
+        return state.attends.attend(query, view, scaling, options.get("sliding_window")), None
+    if attention_mask is None or biased:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    rows, heads, length, size = query.shape
+    shared = heads // key.shape[1]
+    if shared > 1:
+        query = query.reshape(rows, key.shape[1], shared * length, size)
+        if attention_mask.shape[1] > 1:
+            attention_mask = attention_mask.reshape(rows, key.shape[1], shared * length, -1)
+        elif length > 1:  # a single query's mask row holds for all that share the head
+            attention_mask = attention_mask.repeat(1, 1, shared, 1)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,73 @@
+"""Executors: the tokens of every other executor, engines that are stepped, and one value on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specframe.contracts.drafts import Budget
+from specframe.engine.arrivals import HandClock
+from specframe.engine.parts import parts_of
+from specframe.plugins.recipe import Recipe
+from specframe.testing import harness
+from specframe.testing.conformance.base import Suite
+from specframe.testing.conformance.decoding import fake_pair, usual_requests
+from specframe.text.sampling import Sampling
+
+
+class ExecutorSuite(Suite):
+    """Tests of an executor."""
+
+    role = "executor"
+
+    def engine(self, **options: Any) -> Any:
+        """Return an engine of the executor on fake models."""
+        target, draft = fake_pair()
+        recipe = Recipe(target, draft, batch_size=2, draft_length=3, generation_config=None, **options).checked()
+        return self.object().open(recipe, parts_of(recipe), [], HandClock())
+
+    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+    def test_equals_reference(self, align: str) -> None:
+        """A ragged batch decodes to the reference decoder's tokens."""
+        target, draft = fake_pair()
+        self.verify(self.pipeline(target, draft, align=align), usual_requests(target))
+
+    def test_draws_what_other_executors_draw(self) -> None:
+        """A seed gives the tokens that the executor of this process gives, token for token."""
+        target, draft = fake_pair()
+        prompts = harness.random_prompts((7, 1, 13), target.config.vocab_size)
+        found = []
+        for executor in (self.make(), "local"):
+            pipe = harness.pipeline(target, draft, accept="gumbel", draft_length=3, seed=3, executor=executor)
+            results = pipe.generate(prompts, 12, sampling=Sampling(temperature=1.0, samples=2))
+            found.append([result.token_ids for result in results])
+        assert found[0] == found[1]
+
+    def test_agrees(self) -> None:
+        """``agree`` returns the value it is given, on rank 0, of the same type."""
+        executor = self.object()
+        for value in (3, 0.25, True, "text", None, (1, 2), [1.5, "a"], Budget(4)):
+            assert type(executor.agree(value)) is type(value)
+            assert executor.agree(value) == value
+
+    def test_engines_are_stepped(self) -> None:
+        """An engine takes requests between steps, ends one that is aborted, and is idle in the end; then it gives no report."""
+        target, _ = fake_pair()
+        engine, done = self.engine(), []
+        assert engine.idle
+        requests = usual_requests(target, stop=False)
+        for request in requests[:3]:
+            engine.add(request)
+        engine.step()
+        for request in requests[3:]:
+            engine.add(request)
+        aborted = engine.abort(requests[0].key)
+        while not engine.idle:
+            if report := engine.step():
+                done += report.finished
+        assert engine.step() is None
+        engine.close()
+        assert aborted.finish_reason == "abort"
+        found = {sequence.request.index: sequence.token_ids for sequence in done}
+        assert found == {one.index: harness.expected(target, one)[0] for one in requests[1:]}

@@ -1,0 +1,158 @@
+"""A KV backend that keeps pages, and an attention backend that reads them: small, slow, and there to try what needs pages.
+
+Rows whose prompts begin alike share the pages that the common beginning fills. No drafted token is written to a shared page.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.cache import KVShape, KVView, Paged, Placement
+from specframe.contracts.roles import AttentionFacts
+from specframe.contracts.round import Sequence
+from specframe.forward.views import gathered
+
+
+class Pages:
+    """Keys and values in pages of a pool, which rows that begin alike share.
+
+    Options:
+        page: slots of a page.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"scatter", "move", "paged"})
+
+    def __init__(self, page: int = 4) -> None:
+        self.page = page
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
+        """Return a store of as many pages as ``rows`` rows take that share nothing, each with a spare slot for padding."""
+        return PagedStore(shapes, rows, -(-(capacity + 1) // self.page), self.page, device)
+
+
+@attrs.define(eq=False)
+class Row:
+    """The pages of one sequence, in order, and how many of the first are another's, too."""
+
+    sequence: Sequence
+    pages: list[int]
+    shared: int
+
+
+class PagedStore:
+    """Pages (P, page, H, D) of each layer, and a table of pages for each live sequence."""
+
+    slots, first = None, 0
+
+    def __init__(self, shapes: list[KVShape], rows: int, count: int, page: int, device: torch.device) -> None:
+        self.rows, self.page, self._count = rows, page, count
+        self._layers = [
+            [
+                torch.zeros(rows * count, page, shape.heads, size, dtype=shape.dtype, device=device)
+                for size in (shape.key_size, shape.value_size)
+            ]
+            for shape in shapes
+        ]
+        self._device, self._users = device, [0] * (rows * count)
+        self._rows: dict[int, Row] = {}
+
+    @property
+    def shared(self) -> int:
+        """Pages that several rows have."""
+        return sum(users > 1 for users in self._users)
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Take the tables of ``sequences``; whoever has none is given pages."""
+        for sequence in sequences:
+            if id(sequence) not in self._rows:
+                self.reserve(sequence, len(sequence.start_ids))
+        self._table_BN = torch.tensor([self._rows[id(one)].pages for one in sequences], device=self._device)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Give a sequence pages, and those of the longest common beginning of prompts; return how many of its tokens they hold."""
+        for row in [row for row in self._rows.values() if row.sequence.gone]:
+            self.release(row.sequence)
+        like, common = None, 0
+        for row in self._rows.values():
+            pairs = zip(row.sequence.request.prompt_ids, sequence.request.prompt_ids, strict=False)
+            length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if length > common:
+                like, common = row, length
+        shared = like.pages[: common // self.page] if like else []
+        free = [page for page, users in enumerate(self._users) if not users][: self._count - len(shared)]
+        self._rows[id(sequence)] = Row(sequence, [*shared, *free], len(shared))
+        for page in (*shared, *free):
+            self._users[page] += 1
+        if like is not None and common % self.page:  # a sample of the same prompt starts from what the other has read
+            for part in itertools.chain(*self._layers):
+                part[free[0]] = part[like.pages[len(shared)]]
+        return len(shared) * self.page
+
+    def release(self, sequence: Sequence) -> None:
+        """Give a sequence's pages back, as far as no other has them."""
+        for page in self._rows.pop(id(sequence)).pages:
+            self._users[page] -= 1
+
+    def expect(self, placement: Placement) -> None:
+        """Take the slots that the next forward writes."""
+        self._pages_BT, self._places_BT = self._places(placement.slots_BT)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Paged:
+        """Write (B, H, T, D) keys and values; return the layer's pages, with the batch's tables."""
+        held_keys, held_values = self._layers[layer]
+        held_keys[self._pages_BT, self._places_BT] = keys.transpose(1, 2)
+        held_values[self._pages_BT, self._places_BT] = values.transpose(1, 2)
+        return Paged(held_keys, held_values, self._table_BN, self.page)
+
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of the batch's rows in every layer."""
+        if targets_BT is None:
+            targets_BT = torch.arange(sources_BT.shape[1], device=sources_BT.device).expand_as(sources_BT)
+        sources, targets = self._places(sources_BT), self._places(targets_BT)
+        for part in itertools.chain(*self._layers):
+            part[targets] = part[sources]
+
+    def _places(self, slots_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the page of each slot, and its place there."""
+        return self._table_BN.gather(1, slots_BT // self.page), slots_BT % self.page
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(part.nbytes for part in itertools.chain(*self._layers))
+
+
+class Gathering:
+    """Attends to pages after copying each row's into plain tensors."""
+
+    needs = frozenset({"paged"})
+    offers = frozenset({"paged", "tree", "window"})
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model: for any."""
+        return True
+
+    def plan(self, placement: Placement) -> Gathered:
+        """Return the attention of one forward."""
+        return Gathered(placement)
+
+
+class Gathered:
+    """The attention of one forward, layer by layer."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return what (B, H, T, D) queries attend to, (B, T, H, D)."""
+        dense, seen_BTS = gathered(view, self._placement.key_order_BS.shape[1]), self._placement.seen(window)
+        shared = query.shape[1] != dense.keys.shape[1]
+        output = F.scaled_dot_product_attention(
+            query, dense.keys, dense.values, seen_BTS[:, None], scale=scaling, enable_gqa=shared
+        )
+        return output.transpose(1, 2).contiguous()

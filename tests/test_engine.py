@@ -1,0 +1,257 @@
+"""An engine stepped by hand: requests come and go between its rounds, and every one of them has the reference's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.engine.local import Local
+from specframe.engine.parts import parts_of
+from specframe.engine.results import Results
+from specframe.errors import PromptError
+from specframe.plugins.recipe import Recipe
+from specframe.testing import fakes, harness, zoo
+from specframe.text.generation import Settings
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
+SCHEMES = [("ragged", None), ("eqspec", None), ("exspec", None), ("ragged", "continuous,piece=4"), ("eqspec", "fixed")]
+
+
+def engine(target: Any = TARGET, draft: Any = DRAFT, observers: Iterable[Any] = (), **options: Any) -> Engine:
+    """Return an engine of its own on loaded models, with invariant checks."""
+    how = {"batch_size": 3, "draft_length": 3, "generation_config": None, "check": True, **options}
+    recipe = Recipe(target, draft, **how).checked()
+    return Engine(recipe, parts_of(recipe), [*observers], HandClock(), Local())
+
+
+def asked(new: int | list[int] = 12, prompts: list[list[int]] = PROMPTS) -> list[Request]:
+    """Return a request for every prompt."""
+    return harness.requests(prompts, new, {7})
+
+
+def run(one: Engine) -> list[Sequence]:
+    """Step an engine until it is idle and return what has finished."""
+    done: list[Sequence] = []
+    while not one.idle:
+        if report := one.step():
+            done += report.finished
+    return done
+
+
+def assert_exact(done: Iterable[Sequence], requests: list[Request], target: Any = TARGET) -> None:
+    """Assert that every request has finished once, with the reference's tokens."""
+    found = sorted(done, key=lambda sequence: sequence.request.key)
+    assert [sequence.request.key for sequence in found] == sorted(request.key for request in requests)
+    for sequence in found:
+        assert (sequence.token_ids, sequence.finish_reason) == harness.expected(target, sequence.request)
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_two_engines_in_turns_are_exact(align: str) -> None:
+    """Two engines on the same models, a step of one after a step of the other, each have the reference's tokens."""
+    first, second = engine(align=align), engine(align=align, batch_size=2, draft_length=5)
+    one, other = asked(), asked(9, PROMPTS[::-1])
+    for mine, requests in ((first, one), (second, other)):
+        for request in requests:
+            mine.add(request)
+    done: tuple[list[Sequence], list[Sequence]] = [], []
+    while not (first.idle and second.idle):
+        for mine, finished in zip((first, second), done, strict=True):
+            if report := mine.step():
+                finished += report.finished
+    assert_exact(done[0], one)
+    assert_exact(done[1], other)
+
+
+@pytest.mark.parametrize(("align", "schedule"), SCHEMES)
+def test_requests_are_added_between_steps(align: str, schedule: str | None) -> None:
+    """A request that comes while others are decoded is decoded with them: more rows are opened, up to the batch size."""
+    feeds = harness.Feeds()
+    one, requests = engine(align=align, schedule=schedule, observers=[feeds]), asked()
+    done: list[Sequence] = []
+    for request in requests:
+        one.add(request)
+        report = one.step()
+        done += report.finished if report else []
+    assert_exact([*done, *run(one)], requests)
+    assert max(round.rows for round in feeds.rounds) == 3
+
+
+@pytest.mark.parametrize(("align", "schedule"), SCHEMES)
+def test_a_request_longer_than_all_before_it(align: str, schedule: str | None) -> None:
+    """A request beyond the capacity that is open is decoded like any other, and those under way keep their tokens."""
+    one, requests = (
+        engine(align=align, schedule=schedule),
+        asked([9, 9, 9, 9, 60, 3], [*PROMPTS[:4], PROMPTS[4] * 4, [5]]),
+    )
+    for request in requests[:4]:
+        one.add(request)
+    done = [sequence for _ in range(4) if (report := one.step()) for sequence in report.finished]
+    for request in requests[4:]:
+        one.add(request)
+    assert_exact([*done, *run(one)], requests)
+
+
+def test_idle_engines_do_nothing_and_go_on() -> None:
+    """An engine is idle before the first request and after the last, a step of it is no round, and it takes further requests."""
+    one, requests = engine(), asked()
+    assert one.idle
+    assert one.step() is None
+    one.add(requests[0])
+    assert not one.idle
+    assert_exact(run(one), requests[:1])
+    assert one.step() is None
+    for request in requests[1:]:
+        one.add(request)
+    assert_exact(run(one), requests[1:])
+    assert one.peak_kv_bytes > 0
+    one.close()
+    assert one.idle
+
+
+@pytest.mark.parametrize(("align", "schedule"), SCHEMES)
+@pytest.mark.parametrize("steps", range(7))
+def test_an_aborted_request_leaves_the_others_as_they_are(align: str, schedule: str | None, steps: int) -> None:
+    """Aborted while it waits, is read in pieces or decodes, it has part of the reference's tokens; the others have all."""
+    one, requests = engine(align=align, schedule=schedule), asked(14)
+    for request in requests:
+        one.add(request)
+    done = [sequence for _ in range(steps) if (report := one.step()) for sequence in report.finished]
+    ended = {sequence.request.key for sequence in done}
+    aborted = []
+    for key in [request.key for request in requests[::2]]:
+        sequence = one.abort(key)
+        assert (sequence is None) == (key in ended)
+        aborted += [sequence] if sequence else []
+    assert_exact([*done, *run(one)], [one for one in requests if one.key not in {a.request.key for a in aborted}])
+    for sequence in aborted:
+        tokens, _ = harness.expected(TARGET, sequence.request)
+        assert sequence.finish_reason == "abort"
+        assert sequence.token_ids == tokens[: len(sequence.token_ids)]
+    assert steps < 6 or any(sequence.token_ids for sequence in aborted)
+
+
+def test_abort_frees_the_row() -> None:
+    """The row of an aborted request is taken by the next one that waits; a key that is unknown or has finished gives None."""
+    one, requests = engine(batch_size=1, schedule="continuous"), asked(9)
+    for request in requests[:2]:
+        one.add(request)
+    one.step()
+    assert one.abort((0, 0))
+    report = one.step()
+    assert report
+    assert [sequence.request.key for sequence in report.sequences] == [(1, 0)]
+    assert_exact(run(one), requests[1:2])
+    assert one.abort((0, 0)) is None
+    assert one.abort((1, 0)) is None
+    assert one.abort((5, 0)) is None
+
+
+def test_abort_of_what_has_not_arrived() -> None:
+    """A request that arrives later is aborted before that, and nobody waits for it."""
+    one = engine()
+    one.add(Request(0, [3, 4], 5, arrival=30.0))
+    ended = one.abort((0, 0))
+    assert ended
+    assert (ended.token_ids, ended.finish_reason, one.idle) == ([], "abort", True)
+
+
+def test_the_result_of_an_aborted_request() -> None:
+    """A result is made of it as of any other: its tokens so far, as many log-probabilities, and the reason."""
+    results = Results(None, TARGET.device)
+    one = engine(observers=results.observers)
+    one.add(Request(0, [3, 4], 30, logprobs=2))
+    for _ in range(4):
+        one.step()
+    sequence = one.abort((0, 0))
+    assert sequence
+    result = results.of(sequence)
+    assert (result.finish_reason, result.error) == ("abort", None)
+    assert result.logprobs
+    assert result.top_logprobs
+    assert len(result.token_ids) == len(result.logprobs) == len(result.top_logprobs) >= 4
+
+
+def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
+    """Add the samples of a prompt of 13 tokens to an engine, and return their requests."""
+    plan = Settings(Sampling(temperature=0.8), {}).plan(13, 13 + new, [], TARGET.device)
+    requests = [Request(0, PROMPTS[4], new, plan=plan, stream=sample << 32, sample=sample) for sample in range(count)]
+    for request in requests:
+        engine.add(request)
+    return requests
+
+
+@pytest.mark.parametrize("schedule", ["continuous,piece=4", "fixed"])
+@pytest.mark.parametrize("steps", range(5))
+@pytest.mark.parametrize("sample", range(3))
+def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int) -> None:
+    """The samples left have their tokens, whether the one that reads the prompt is aborted or one that starts from its row."""
+    whole = engine(accept="gumbel", schedule=schedule)
+    samples(whole)
+    expected = {sequence.request.key: sequence.token_ids for sequence in run(whole)}
+    one = engine(accept="gumbel", schedule=schedule)
+    one.add(Request(1, [2, 3], 20))  # somebody decodes meanwhile, so that the prompt is read in pieces
+    one.step()
+    samples(one)
+    done = [sequence for _ in range(steps) if (report := one.step()) for sequence in report.finished]
+    aborted = one.abort((0, sample))
+    done += run(one)
+    tokens = {sequence.request.key: sequence.token_ids for sequence in done if sequence.request.index == 0}
+    left = {key: value for key, value in expected.items() if aborted is None or key != aborted.request.key}
+    assert tokens == left
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"), [([], "empty"), ([1] * 256, "256 tokens"), ([61], "token id 61"), ([-1], "token id -1")], ids=str
+)
+def test_a_request_that_cannot_be_decoded_is_refused_alone(ids: list[int], why: str) -> None:
+    """It raises when it is added, between the steps of others, and takes none of them down."""
+    one, requests = engine(), asked()
+    for request in requests:
+        one.add(request)
+    one.step()
+    with pytest.raises(PromptError, match=why):
+        one.add(Request(9, ids, 4))
+    assert_exact(run(one), requests)
+
+
+def test_a_temperature_among_greedy_requests() -> None:
+    """A request with a temperature is drawn although the rule was chosen for none; greedy rows keep the reference's tokens."""
+    one, requests = engine(accept="auto", draft_length="auto"), asked(20)
+    for request in requests[:2]:
+        one.add(request)
+    one.step()
+    one.step()
+    plan = Settings(Sampling(temperature=1.0), {}).plan(2, 9, [], TARGET.device)
+    one.add(Request(9, [3, 4], 7, plan=plan, stream=9))
+    done = run(one)
+    assert_exact([sequence for sequence in done if sequence.request.index < 9], requests[:2])
+    assert len(next(sequence for sequence in done if sequence.request.index == 9).token_ids) == 7
+
+
+def test_rotary_groups_take_turns() -> None:
+    """Prompts on both sides of the length at which rotary factors change, some added later, have the reference's tokens."""
+    parts = {
+        **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 24},
+        **{"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 9.0, 2.0, 16.0]},
+    }
+    target = zoo.build("phi3", rope_parameters=parts, original_max_position_embeddings=24)
+    requests = harness.requests(harness.random_prompts((3, 40, 12, 25, 30, 5), zoo.VOCABULARY), 6)
+    one = engine(target, zoo.good_draft(target))
+    for request in requests[:2]:
+        one.add(request)
+    done = [sequence for _ in range(2) if (report := one.step()) for sequence in report.finished]
+    for request in requests[2:]:
+        one.add(request)
+    with pytest.raises(PromptError, match="rotary factors"):
+        one.add(Request(9, [1] * 20, 12))
+    assert_exact([*done, *run(one)], requests, target)

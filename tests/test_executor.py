@@ -1,0 +1,189 @@
+"""Executors: the one of this process, and a stranger's that is asked where ranks could part."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specframe.cli import cli
+from specframe.contracts.drafts import Budget
+from specframe.contracts.requests import Request
+from specframe.engine.engine import Engine
+from specframe.errors import ContractError, OptionError, UnknownNameError
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import OWN, offer, registry
+from specframe.testing import fakes, harness
+from specframe.testing.conformance import ExecutorSuite
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((6, 1, 9, 4), 61, seed=5)
+
+
+class Asked:
+    """Decodes in this process and notes the values that it is asked to agree on.
+
+    Options:
+        halved: give half of a budget, as another rank's might be.
+    """
+
+    def __init__(self, halved: bool = False) -> None:
+        self.halved, self.values = halved, []
+
+    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Engine:
+        return Engine(recipe, parts, observers, clock, self)
+
+    def agree(self, value: Any) -> Any:
+        self.values.append(value)
+        return Budget(value.depth // 2) if self.halved and isinstance(value, Budget) else value
+
+
+class TestLocal(ExecutorSuite):
+    def make(self) -> str:
+        return "local"
+
+
+class TestStranger(ExecutorSuite):
+    def make(self) -> Asked:
+        return Asked()
+
+
+@pytest.fixture
+def stranger() -> Any:
+    """Register an executor as a plugin does, for one test."""
+    plugin = types.SimpleNamespace()
+
+    def implementation(register: Any) -> None:
+        register("asked", Asked)
+
+    plugin.specframe_register_executors = hookimpl(implementation, specname="specframe_register_executors")
+    known = registry()
+    offer(known, plugin, "specframe-stranger")
+    yield "asked"
+    registry.cache_clear()
+
+
+def test_a_strangers_executor_by_name(stranger: str) -> None:
+    """An executor that a plugin registers decodes, and is asked to agree on the budget of every round."""
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length="goodput", executor=stranger)
+    harness.check(pipe, harness.requests(PROMPTS, 12))
+    executor = pipe._executor.__wrapped__
+    assert type(executor) is Asked
+    assert sum(isinstance(value, Budget) for value in executor.values) == pipe.report.rounds
+
+
+def test_the_draft_length_is_that_of_the_executor() -> None:
+    """A round drafts as much as was agreed on, not as this rank's policy says."""
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=6, executor=Asked(halved=True), observers=[feeds])
+    harness.check(pipe, harness.requests(PROMPTS, 40))
+    assert {round.report.draft.nodes for round in feeds.decoding[:3]} == {3}
+
+
+@pytest.mark.parametrize(
+    "late",
+    [Request(1, [1, 2], 20, max_time=1000.0), Request(1, [1, 2], 20, arrival=1000.0)],
+    ids=["max_time", "arrival"],
+)
+def test_the_clock_is_agreed_on(late: Request) -> None:
+    """Where a request's time may be up, or it may have arrived, ranks agree on the time in every round; and not elsewhere."""
+    timed, untimed = Asked(), Asked()
+    for executor, requests in ((timed, [late]), (untimed, [])):
+        pipe = harness.pipeline(TARGET, DRAFT, draft_length=2, executor=executor)
+        harness.decode(pipe, [Request(0, [1, 2], 20), *requests])
+    asked = [sum(isinstance(value, float) for value in executor.values) for executor in (timed, untimed)]
+    assert asked[0] > asked[1] + 5
+    assert asked[1] == 1
+
+
+def test_rank_zeros_time_ends_a_request() -> None:
+    """A request whose time is up on rank 0 ends with the round, whatever this rank's clock shows."""
+
+    class Late(Asked):
+        def agree(self, value: Any) -> Any:
+            super().agree(value)
+            return value + 1e6 * len(self.values) if isinstance(value, float) else value
+
+    result = harness.decode(
+        harness.pipeline(TARGET, DRAFT, draft_length=2, executor=Late()), [Request(0, [1, 2], 50, max_time=1e5)]
+    )[0]
+    assert (len(result.token_ids), result.finish_reason) == (1, "length")
+
+
+@pytest.mark.parametrize(
+    ("executor", "error", "told"),
+    [
+        ("nowhere", UnknownNameError, "unknown executor 'nowhere'"),
+        (5, OptionError, "executor: expected a name or an object with agree, open, got 5"),
+        (
+            types.SimpleNamespace(open=len),
+            OptionError,
+            "executor: expected a name or an object with agree, open, .*without agree",
+        ),
+    ],
+    ids=["unknown", "number", "half"],
+)
+def test_what_is_no_executor_is_refused(executor: Any, error: type[Exception], told: str) -> None:
+    """A name that nobody registered, or an object without the members of an executor, is told in one sentence."""
+    with pytest.raises(error, match=told):
+        harness.pipeline(TARGET, DRAFT, executor=executor)
+
+
+class NoEngine(Asked):
+    def open(self, *_: Any) -> Any:
+        return torch.zeros(2)
+
+
+class Broken(Asked):
+    def open(self, *_: Any) -> Any:
+        raise RuntimeError("no port is free")
+
+
+class Changing(Asked):
+    def agree(self, value: Any) -> Any:
+        return str(value)
+
+
+class Raising(Asked):
+    def agree(self, value: Any) -> Any:
+        raise ValueError("rank 1 is gone")
+
+
+@pytest.mark.parametrize(
+    ("executor", "told"),
+    [
+        (NoEngine(), r"executor NoEngine.*: open\(\) must return an engine with abort, add, .* got a tensor of shape"),
+        (Broken(), r"executor Broken.*: open\(\) raised RuntimeError: no port is free"),
+        (Changing(), r"executor Changing.*: agree\(\) must return rank 0's float, got '"),
+        (Raising(), r"executor Raising.*: agree\(\) raised ValueError: rank 1 is gone"),
+    ],
+    ids=["engine", "open", "type", "agree"],
+)
+def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> None:
+    """An executor that raises, or returns another kind of thing, is named with its member; the pipeline is free afterwards."""
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, executor=executor)
+    for _ in range(2):
+        with pytest.raises(ContractError, match=told):
+            harness.decode(pipe, harness.requests(PROMPTS, 6))
+
+
+def test_the_executor_of_this_process_comes_through_the_hook() -> None:
+    """It is registered by the core for every process, as a reference that is imported when it is used."""
+    entry = registry().entry("executor", "local")
+    assert (entry.distribution, entry.reference) == (OWN, "specframe.engine.local:Local")
+
+
+def test_the_command_line_knows_executors() -> None:
+    """Executors are listed and shown among plugins, and ``--executor`` takes their names alone."""
+    listed = CliRunner().invoke(cli, ["plugins", "list"]).output
+    assert any(line.split()[:2] == ["executor", "local"] for line in listed.splitlines())
+    assert "executor local, of specframe" in CliRunner().invoke(cli, ["plugins", "show", "local"]).output
+    with pytest.raises(UnknownNameError, match="unknown executor 'locl'"):
+        registry().entry("executor", "locl")
+    failed = CliRunner().invoke(cli, ["run", "--executor", "locl", "hello"])
+    assert failed.exit_code == 2
+    assert "--executor: unknown executor 'locl'" in failed.output

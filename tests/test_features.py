@@ -1,0 +1,117 @@
+"""Drafters that read the target's features: a small head that is told outcomes, prompts and pieces of them among it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specframe.contracts.drafts import Budget, Draft, Outcome, Scores
+from specframe.contracts.round import Batch
+from specframe.errors import CompositionError
+from specframe.testing import fakes, harness, zoo
+
+
+class Head:
+    """Proposes the second choice of the target's own head for the last token's features, over and over.
+
+    The features of the token before the bonus token give the bonus token itself: :meth:`observe` counts where they do not.
+    """
+
+    needs = frozenset({"hidden"})
+    offers = frozenset({"chain"})
+
+    def start(self, run: Any) -> None:
+        """Ask for the states after the final norm."""
+        self._model = run.target.runner.model
+        self._last = int(self._model.config.get_text_config().num_hidden_layers)
+        run.target.capture((self._last,))
+        self._ideas: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+        self.wrong, self.told, self.pieces = 0, 0, 0
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take the features of each row's last accepted token."""
+        states_BTD = outcome.scores.hidden[self._last]
+        batch, verdict = outcome.batch, outcome.verdict
+        if batch.prefill:
+            for sequence, length in zip(batch.sequences, batch.lengths.tolist(), strict=True):
+                unread = min(length, batch.unread)
+                self.read[sequence.request.index] = (
+                    self.read.get(sequence.request.index, 0) + unread - min(batch.left, unread)
+                )
+            assert states_BTD.shape[1] == batch.unread - batch.left
+        if verdict is None:
+            self.pieces += 1
+            return
+        place_B = states_BTD.shape[1] - 1 - outcome.draft.nodes + verdict.accepted_B
+        features_BD = states_BTD[torch.arange(len(batch)), place_B]
+        best_B2 = self._model.lm_head(features_BD).topk(2, dim=-1).indices
+        bonus_B = verdict.tokens_BT.gather(1, verdict.accepted_B[:, None])[:, 0]
+        self.wrong += int((best_B2[:, 0] != bonus_B).sum())
+        self.told += len(batch)
+        self._ideas.update(zip(map(id, batch.sequences), best_B2[:, 1].tolist(), strict=True))
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return each row's idea, repeated."""
+        ideas_B = torch.tensor([self._ideas.get(id(sequence), 0) for sequence in batch.sequences])
+        return Draft(ideas_B[:, None].repeat(1, budget.depth))
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_features_are_those_of_the_accepted_tokens(architecture: str, align: str) -> None:
+    """Under every alignment the features told with a verdict are those the bonus token was chosen by."""
+    target, head = zoo.build(architecture), Head()
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), 12)
+    harness.check(harness.pipeline(target, head, align=align, batch_size=3, draft_length=3), asked)
+    assert head.told > 12
+    assert head.wrong == 0
+
+
+def test_prompts_in_pieces_are_told_in_pieces() -> None:
+    """Of a prompt that is read in pieces a drafter is told every piece, and all its tokens once."""
+    target, head = zoo.build("qwen3"), Head()
+    asked = harness.requests(harness.random_prompts([3, 2, 29, 17], zoo.VOCABULARY), [30, 4, 3, 2])
+    pipe = harness.pipeline(target, head, batch_size=2, draft_length=2, schedule="continuous,piece=8", check=True)
+    harness.check(pipe, asked)
+    assert head.pieces > 2
+    assert head.wrong == 0
+    assert head.read == {request.index: len(request.prompt_ids) for request in asked}
+
+
+def test_a_draft_model_reads_prompts_in_the_same_pieces() -> None:
+    """A draft model is fed a prompt piece by piece as the target is, and never more at once."""
+    target = zoo.build("qwen3")
+    feeds = harness.Feeds()
+    asked = harness.requests(harness.random_prompts([3, 2, 40], zoo.VOCABULARY), [30, 4, 3])
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), batch_size=2, schedule="continuous,piece=8", draft_length=2, observers=[feeds]
+    )
+    harness.check(pipe, asked)
+    fed = [tokens for round in feeds.rounds for _, tokens in round.draft]
+    assert max(fed) == 8
+    assert fed.count(8) >= 4
+
+
+class Blind:
+    """A verifier whose scores have logits alone."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
+
+    def start(self, run: Any) -> None:
+        """Nothing is scored."""
+
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Nothing is scored."""
+        raise NotImplementedError
+
+
+def test_a_verifier_without_features_is_refused() -> None:
+    """A head beside a verifier that gives logits alone is refused in one sentence."""
+    with pytest.raises(
+        CompositionError, match=r"^drafter Head needs 'hidden' to be offered, and verifier Blind does not"
+    ):
+        harness.pipeline(fakes.fake_target(), Head(), verify=Blind())

@@ -1,0 +1,123 @@
+"""Pages, shared by rows that begin alike, and attention that reads them: what is decoded is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specframe.errors import CompositionError
+from specframe.forward import compiled
+from specframe.testing import harness, zoo
+from specframe.testing.conformance import AttentionBackendSuite, KVBackendSuite
+from specframe.testing.paged import Gathering, PagedStore, Pages
+
+COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
+PROMPTS = [COMMON, [*COMMON, 5, 6, 7], [3], [*COMMON[:9], 1, 2], COMMON]
+
+
+@pytest.fixture
+def sharing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many pages are shared whenever a batch is arranged."""
+    found: list[int] = []
+    arrange = PagedStore.arrange
+
+    def noted(self: PagedStore, sequences: Any) -> None:
+        arrange(self, sequences)
+        found.append(self.shared)
+
+    monkeypatch.setattr(PagedStore, "arrange", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("options", [{}, {"schedule": "fixed"}], ids=str)
+def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]) -> None:
+    """Prompts that share a beginning, and pages with it, decode to the reference's tokens."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), kv=Pages(), attention=Gathering(), batch_size=3, draft_length=3, **options
+    )
+    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+    assert max(sharing) >= 2
+
+
+def test_checks_read_pages() -> None:
+    """Checks look into pages, of rows that share nothing."""
+    target = zoo.build("llama")
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), kv=Pages(), attention=Gathering(), batch_size=3, draft_length=3, check=True
+    )
+    prompts = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
+    harness.check(pipe, harness.requests(prompts, [9, 4, 12, 7], {zoo.EOS}))
+
+
+def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator that compiled layers attend by hands the layer's pages to the backend."""
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    torch._dynamo.reset()
+    target = zoo.build("mistral")
+    pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, layers="compiled")
+    harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"attention": Gathering()},
+            "attention backend 'Gathering' reads paged views and KV backend 'slab' hands out dense views: expected one that",
+        ),
+        (
+            {"attention": "packed", "kv": Pages()},
+            "attention backend 'packed' reads dense views and KV backend 'Pages' hands out paged views: expected one that",
+        ),
+        (
+            {"kv": Pages()},
+            "KV backend 'Pages' hands out paged views, and no attention backend that is installed reads them",
+        ),
+    ],
+    ids=["attention", "kv", "auto"],
+)
+def test_views_that_nobody_reads_are_refused(options: dict[str, Any], said: str) -> None:
+    """An attention backend and a KV backend that do not fit are told in one sentence, before anything is decoded."""
+    with pytest.raises(CompositionError, match=said):
+        harness.pipeline(zoo.build("llama"), None, **options)
+
+
+class TestGathering(AttentionBackendSuite):
+    """The fake attention backend keeps what every attention backend keeps."""
+
+    companions = {"kv": Pages()}
+
+    def make(self) -> Gathering:
+        """Return a new attention backend."""
+        return Gathering()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("test", ["test_scatter"])
+def test_pages_hold_what_was_written(test: str, seed: int) -> None:
+    """The fake store keeps what every store keeps that writes any slot."""
+
+    class Suite(KVBackendSuite):
+        def make(self) -> Pages:
+            return Pages()
+
+    getattr(Suite(), test)(seed)
+
+
+@pytest.mark.parametrize("name", ["masked", "flex", "packed"])
+def test_the_backends_of_specframe_are_strangers_too(name: str) -> None:
+    """Each comes through the hook, and keeps what every attention backend keeps."""
+
+    class Suite(AttentionBackendSuite):
+        def make(self) -> str:
+            return name
+
+    Suite().test_reads_a_view()
+    if name != "packed":
+        for window in (None, 4):
+            Suite().test_equals_masks(0, 4, window, "dense")
+        Suite().test_trees(0)

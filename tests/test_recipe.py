@@ -1,0 +1,100 @@
+"""The recipe: every option of a run has one default, which all who offer the option read there."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import attrs
+import click
+import pytest
+
+from specframe import Pipeline, assisted
+from specframe.cli import cli
+from specframe.cli.names import LEFT_OPEN
+from specframe.errors import SpecframeError
+from specframe.plugins import recipe
+from specframe.plugins.compose import compose
+from specframe.plugins.recipe import DEFAULTS, Recipe
+from specframe.plugins.registry import registry
+from specframe.testing.fakes import fake_target
+
+OPTIONS = attrs.asdict(DEFAULTS, recurse=False)
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    """Return the defaults of a function's parameters."""
+    found = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
+
+
+def options_of(command: str) -> dict[str, click.Option]:
+    """Return a command's options by name."""
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return {str(one.name): one for one in found.params if isinstance(one, click.Option)}
+
+
+def test_a_pipeline_takes_the_options_of_a_recipe() -> None:
+    """The signature has the recipe's options, in the same order, with the same defaults."""
+    assert list(defaults(Pipeline).items()) == list(OPTIONS.items())
+
+
+def test_every_run_generates_as_many_tokens() -> None:
+    """The number of new tokens has one default, for each way to ask and on the command line."""
+    asked = {defaults(way)["max_new_tokens"] for way in (Pipeline.generate, Pipeline.as_completed, Pipeline.stream)}
+    assert asked | {options_of("run")["max_new_tokens"].default} == {recipe.MAX_NEW_TOKENS}
+
+
+def test_the_command_line_has_the_recipes_defaults() -> None:
+    """Options of ``run`` that a recipe has, too, have its defaults; all of a recipe's are there but for objects."""
+    found = {name: one.default for name, one in options_of("run").items() if name in OPTIONS}
+    assert {name: found[name] for name in found if OPTIONS[name]} == {
+        name: value for name, value in OPTIONS.items() if name in found and value
+    }
+    assert set(OPTIONS) - set(found) == {"tokenizer", "observers"}
+
+
+@pytest.mark.parametrize("name", ["draft_length", "align", "accept", "kv"])
+def test_the_drop_in_has_the_recipes_defaults(name: str) -> None:
+    """Strategies inside ``generate`` default to those of a pipeline."""
+    assert defaults(assisted)[name] == OPTIONS[name]
+
+
+def test_words_are_those_of_the_options() -> None:
+    """The help of an option names the strategies that "auto" stands for, and options of words take the recipe's."""
+    found = options_of("run")
+    assert f"auto: {recipe.GREEDY_RULE}, and {recipe.SAMPLING_RULE} where" in str(found["accept"].help)
+    assert recipe.ADAPTIVE_LENGTH in str(found["draft_length"].help)
+    for name, words in (("graphs", recipe.GRAPHS), ("layers", recipe.LAYERS)):
+        assert tuple(found[name].type.known()) == words  # type: ignore[attr-defined]
+    assert LEFT_OPEN == (None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "greedy", "rule", "length"),
+    [
+        ({}, True, "greedy", "goodput"),
+        ({}, False, "block", "5"),
+        ({"accept": "gumbel"}, False, "gumbel", "goodput"),
+        ({"accept": "rejection"}, True, "rejection", "5"),
+        ({"draft_length": 3}, False, "block", 3),
+    ],
+    ids=str,
+)
+def test_what_auto_stands_for(given: dict[str, Any], greedy: bool, rule: str, length: Any) -> None:
+    """The acceptance rule follows the temperature, and the draft length the acceptance rule, unless they are named."""
+    asked = Recipe(drafter="prompt-lookup", **given)
+    use = compose(registry(), asked, asked.drafter)
+    use = use if greedy else use.sampling(registry(), asked)
+    assert asked.rule(greedy) == rule
+    assert type(use.rule) is registry().entry("acceptance rule", rule).factory
+    assert asked.length(use.rule, asked.drafter) == length
+
+
+def test_a_recipe_is_checked_when_it_is_used() -> None:
+    """Values outside of an option's range are refused by name; a recipe alone looks at nothing."""
+    for name, value in (("batch_size", 0), ("seed", -1), ("check", "yes"), ("observers", 5), ("graphs", "maybe")):
+        asked = Recipe(target=fake_target(), **{name: value})
+        with pytest.raises(SpecframeError, match=name):
+            asked.checked()

@@ -1,0 +1,193 @@
+"""The structure of the core: rooms of one subject each, whose imports go one way."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import graphlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import specframe
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "specframe"
+TABLE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
+ROOMS = re.findall(r"^\| `(\w+)(?:\.py|/)` \|", TABLE, re.MULTILINE)
+"""The rooms from the bottom to the top, as the table of CONTRIBUTING.md has them."""
+TOP = ["__init__", "__main__"]
+"""The public names and the command: they import any room, and no room imports them."""
+
+
+def sources(package: Path = PACKAGE) -> dict[str, str]:
+    """Return the source of every module of a package, by its dotted name."""
+    paths = {path: path.relative_to(package.parent).with_suffix("").parts for path in sorted(package.rglob("*.py"))}
+    return {
+        ".".join(parts).removesuffix(".__init__"): path.read_text(encoding="utf-8") for path, parts in paths.items()
+    }
+
+
+def imported(source: str) -> Iterator[tuple[str, str | None]]:
+    """Yield (module, name taken from it or None) for every import, those in functions and for type checkers included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name their module in full"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def arrows(modules: Mapping[str, str], public: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the modules of the package that each of its modules imports.
+
+    A public name is imported from where it is defined. The package itself is loaded before any of its modules, so that
+    importing it alone is no arrow.
+    """
+
+    def target(where: str, name: str | None) -> str:
+        if f"{where}.{name}" in modules:
+            return f"{where}.{name}"
+        return public.get(name or "", where) if where == "specframe" else where
+
+    return {
+        module: {target(*taken) for taken in imported(source)} & modules.keys() - {"specframe", module}
+        for module, source in modules.items()
+    }
+
+
+def room(module: str) -> str:
+    """Return the room of a module: the first name below the package."""
+    return module.partition(".")[2].partition(".")[0] or "__init__"
+
+
+def upward(found: Mapping[str, set[str]], order: list[str]) -> list[str]:
+    """Return the imports that go to a room above, or to one that has no place, as "module -> module"."""
+    place = {name: number for number, name in enumerate(order)}
+    return sorted(
+        f"{module} -> {other}"
+        for module, others in found.items()
+        for other in others
+        if room(module) != room(other) and place.get(room(other), len(order)) > place.get(room(module), -1)
+    )
+
+
+def circle(found: Mapping[str, set[str]]) -> list[str]:
+    """Return the modules of an import circle in their order; none: an empty list."""
+    try:
+        graphlib.TopologicalSorter(found).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def core() -> dict[str, set[str]]:
+    """Return the imports among the core's modules."""
+    return arrows(sources(), specframe._WHERE)
+
+
+def test_rooms_import_only_rooms_below_them():
+    """No module imports a module of a room above its own, in functions and for type checkers as little as at its head."""
+    assert upward(core(), ROOMS + TOP) == []
+
+
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/specframe_*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", [PACKAGE, *PLUGINS], ids=lambda package: package.name)
+def test_no_import_circle(package):
+    """No module imports itself over others, within a room or across rooms, in the core as in its plugins."""
+    assert circle(arrows(sources(package), specframe._WHERE)) == []
+
+
+def test_every_room_is_described():
+    """Each file and folder of the package has its place in the table, and each row of the table is there."""
+    present = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert sorted(ROOMS + TOP) == sorted(present)
+
+
+MADE_UP = {
+    "specframe": "from specframe.high import Name",
+    "specframe.low": "",
+    "specframe.high": "import specframe.low",
+    "specframe.high.part": "from specframe.high import other",
+    "specframe.high.other": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "wrong"),
+    [
+        ("specframe.high.part", "import specframe", []),
+        ("specframe.low", "import specframe.high", ["specframe.low -> specframe.high"]),
+        ("specframe.low", "from specframe import high", ["specframe.low -> specframe.high"]),
+        ("specframe.low", "from specframe import Name", ["specframe.low -> specframe.high"]),
+        ("specframe.low", "from specframe.high.part import x", ["specframe.low -> specframe.high.part"]),
+        ("specframe.low", "def f():\n    from specframe.high import x", ["specframe.low -> specframe.high"]),
+        ("specframe.low", "if TYPE_CHECKING:\n    from specframe.high import x", ["specframe.low -> specframe.high"]),
+        ("specframe.low", "import specframe.nowhere", ["specframe.low -> specframe.nowhere"]),
+    ],
+)
+def test_imports_upward_are_found(module, source, wrong):
+    """However an import is written, one that goes up is found, and one that goes down or stays is not."""
+    modules = {**MADE_UP, "specframe.nowhere": "", module: source}
+    assert upward(arrows(modules, {"Name": "specframe.high"}), ["low", "high", *TOP]) == wrong
+
+
+def test_circles_are_found():
+    """Two modules of one room that import each other are a circle."""
+    modules = {**MADE_UP, "specframe.high.other": "from specframe.high import part"}
+    assert set(circle(arrows(modules, {}))) == {"specframe.high.part", "specframe.high.other"}
+    assert circle(arrows(MADE_UP, {})) == []
+
+
+def unsigned(folder: Path) -> list[str]:
+    """Return the trials whose README.md lacks an owner or a removal date, and the files beside the trials."""
+    entries = [path for path in sorted(folder.iterdir()) if path.name not in ("README.md", "__pycache__")]
+    return [path.name for path in entries if not signed(path / "README.md")]
+
+
+def signed(readme: Path) -> bool:
+    """Return whether a file has the lines ``Owner: NAME`` and ``Remove by: YYYY-MM-DD``."""
+    lines = readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else []
+    found = dict(re.findall(r"^(Owner|Remove by): +(\S.*?) *$", "\n".join(lines), re.M))
+    try:
+        datetime.date.fromisoformat(found["Remove by"])
+        return "Owner" in found
+    except (KeyError, ValueError):
+        return False
+
+
+def test_nothing_imports_experiments():
+    """No file outside of ``experiments/`` imports from there."""
+    own = ROOT / "experiments"
+    parts = ("specframe", "plugins", "tests", "benchmarks", "examples", "docs")
+    files = [path for part in parts for path in sorted((ROOT / part).rglob("*.py"))]
+    assert len(files) > 100
+    taken = {
+        path: {where.partition(".")[0] for where, _ in absolute(path)} for path in files if own not in path.parents
+    }
+    assert [path for path, names in taken.items() if "experiments" in names] == []
+
+
+def absolute(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield the imports of a file that are not relative."""
+    return imported(re.sub(r"^\s*from \.+.*$", "", path.read_text(encoding="utf-8"), flags=re.M))
+
+
+def test_experiments_have_an_owner_and_a_removal_date(tmp_path):
+    """Every folder of ``experiments/`` says whose it is and when it goes; a folder that does not is found."""
+    if (ROOT / "experiments").is_dir():
+        assert unsigned(ROOT / "experiments") == []
+    for name, text in {
+        "good": "# A trial\n\nOwner: Ada\nRemove by: 2030-01-31\n",
+        "no-owner": "Remove by: 2030-01-31\n",
+        "no-date": "Owner: Ada\n",
+        "bad-date": "Owner: Ada\nRemove by: soon\n",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text(text)
+    (tmp_path / "no-readme").mkdir()
+    assert unsigned(tmp_path) == ["bad-date", "no-date", "no-owner", "no-readme"]
