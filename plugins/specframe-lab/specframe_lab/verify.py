@@ -266,7 +266,7 @@ class References:
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """Options that turn a cell into plain decoding."""
 AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
-"""Where plain sampling is the reference."""
+"""Options of the reference by plain sampling."""
 
 
 class Reference:
