@@ -12,24 +12,20 @@ from specframe.contracts.run import Run
 class Lookup:
     """Prompt lookup with a match of one token; a row without a match repeats its last token."""
 
-    needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain"})
+    needs, offers = frozenset[str](), frozenset({"chain"})
 
-    def start(self, run: Run) -> None:
-        """Nothing to prepare."""
+    def start(self, run: Run) -> None: ...
 
-    def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn."""
+    def observe(self, outcome: Outcome) -> None: ...
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return ``budget.depth`` tokens for every row; 0 in rounds that read prompts."""
+        """Return ``budget.depth`` tokens for every row, none in rounds that read prompts."""
         tokens = batch.tokens_BS.cpu().numpy()
         rows = [self.row(tokens[row, :length], budget.depth) for row, length in enumerate(batch.lengths)]
         return Draft(torch.from_numpy(np.stack(rows)).to(batch.tokens_BS.device))
 
     def row(self, ids: np.ndarray, count: int) -> np.ndarray:
-        earlier = np.flatnonzero(ids[:-1] == ids[-1])
-        period = len(ids) - 1 - earlier[-1] if len(earlier) else 1
+        period = 1 + next(iter(np.flatnonzero(ids[-2::-1] == ids[-1])), 0)
         return ids[len(ids) - period + np.arange(count) % period]
 
 
@@ -37,8 +33,7 @@ def main() -> None:
     prompt = "import os\nimport sys\n\ndef first(items):\n    return items[0]\n\ndef second(items):\n"
     pipe = Pipeline(target="tiny", drafter=Lookup(), draft_length=4)
     result = next(pipe.generate([prompt], max_new_tokens=32))
-    print(prompt + result.text)
-    print(f"--- acceptance rate {pipe.report.draft_acceptance_rate:.2f}, no draft model")
+    print(f"{prompt}{result.text}\n--- acceptance rate {pipe.report.draft_acceptance_rate:.2f}, no draft model")
 
 
 if __name__ == "__main__":

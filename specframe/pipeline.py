@@ -192,7 +192,7 @@ class Pipeline:
         sort: bool = False,
         sampling: Samplings = None,
     ) -> Iterator[Chunk]:
-        """Decode prompts and yield what every round adds to each, the last chunk of each with its result."""
+        """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
         return self._stream(*self.intake.take(prompts, max_new_tokens, arrivals, sort, sampling))
 
     def decode(

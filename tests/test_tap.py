@@ -54,7 +54,7 @@ class Inner:
 
 
 def parts(log: list[Any]) -> dict[str, Any]:
-    """Return a tap around each of a rule, an alignment, its layout and its store; the layout's ``store()`` is the store."""
+    """Return a tap around each of a rule, an alignment, its layout and its store, the latter as the layout has it."""
 
     class Laying(Inner):
         def layout(self, store: Any, rows: int, capacity: int) -> Any:

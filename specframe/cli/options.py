@@ -135,7 +135,7 @@ def draft_length(default: str) -> Callable[..., Any]:
 
 
 def chosen(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
-    """Return an option that takes one of some words."""
+    """Return an option with a default word."""
     default = getattr(DEFAULTS, name.removeprefix("--"))
     return click.option(name, metavar=metavar, type=kind, default=default, show_default=True, help=meaning)
 
@@ -163,7 +163,7 @@ EXECUTOR = chosen("--executor", "E", Strategy("executor"), "Executor: the proces
 SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)
 
 PIPELINE = (*MODELS, *STRATEGIES, draft_length(DEFAULTS.draft_length), *PLACE, SEED, *EXECUTION, EXECUTOR)
-"""What `specframe.Pipeline` takes, as options."""
+"""Options for all arguments of `specframe.Pipeline`."""
 
 
 def with_options(*groups: Iterable[Callable[..., Any]]) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ def verdict(combined: Facts) -> str:
 
 
 def as_json(outcome: Outcome, settings: Facts) -> str:
-    """Return a run's figures with all that they depend on, as JSON."""
+    """Return a run's figures, settings, combination and environment as JSON."""
     from specframe.cli.environment import environment
 
     found: Facts = {"generator": f"{MARK} run", "settings": settings, "failed": outcome.failed, "figures": None}

@@ -70,7 +70,7 @@ class Placement:
         return visible
 
     def seen(self, window: int | None = None) -> torch.Tensor:
-        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) where it is the same in all rows."""
+        """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) if all rows are equal."""
         return self.seen_within([window])[window]
 
     def seen_within(self, windows: Iterable[int | None]) -> dict[int | None, torch.Tensor]:

@@ -117,7 +117,7 @@ class Seating:
         return self._moves(row_of)
 
     def _moves(self, row_of: dict[int, int]) -> Moves:
-        """Return what takes the rows from where sequences were to where they are."""
+        """Return the moves from the sequences' old rows to their new rows."""
         moves = Moves()
         for row, sequence in enumerate(self._row):
             source = None if sequence is None else row_of.get(id(sequence))

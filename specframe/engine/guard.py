@@ -90,7 +90,7 @@ class Guard:
         return self._watched(member, getattr(self.__wrapped__, member), *arguments)
 
     def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the strategy; turn its error into one sentence."""
+        """Call a function of the strategy's; what it raises becomes a sentence."""
         outer = RUNNING.put((self, member, time.monotonic()))
         try:
             return function(*arguments)

@@ -63,7 +63,7 @@ class Pool:
         self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
 
     def put_back(self, rows: int, capacity: int | None = None) -> None:
-        """Go on with another number of rows: live sequences wait for a new one, with what they have generated.
+        """Continue with another number of rows. Live sequences keep their generated tokens and wait for a new row.
 
         A round that was under way counts for nothing.
 
@@ -140,7 +140,7 @@ class Pool:
 
     @property
     def unfinished(self) -> int:
-        """How many sequences are still to be decoded, arrived or not."""
+        """Number of unfinished sequences, arrived or not."""
         return len(self.live) + len(self._returned) + len(self._waiting) + len(self._coming)
 
     @property

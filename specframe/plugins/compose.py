@@ -197,7 +197,7 @@ is not here is a plugin's own: any other role may offer it."""
 
 
 def require_offers(use: Composition) -> None:
-    """Raise :class:`CompositionError` when a strategy needs a word that nobody offers of whom it is asked."""
+    """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
     roles = {kind: one for kind, field in FIELDS.items() if (one := getattr(use, field)) is not None}
     for kind, one in roles.items():
         for word in sorted(one.needs):

@@ -101,7 +101,7 @@ def files(name: str, part: str) -> dict[str, str]:
 
 
 def words_of(template: Template) -> dict[str, str]:
-    """Return what is filled in for a role."""
+    """Return the values for a role's template."""
     article = "An" if template.role[0] in "aeiou" else "A"
     return {
         "role": template.role,

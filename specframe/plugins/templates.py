@@ -1,4 +1,4 @@
-"""What ``specframe plugins new`` writes for each role: a strategy that works, to be replaced by one's own."""
+"""Templates of ``specframe plugins new``: for each role a working strategy, to be replaced by the author's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Template:
     example: str = ""
     """Options that the example takes, as on the command line."""
     promise: str = ""
-    """What its test class promises beyond ``make``."""
+    """Members of the test class besides ``make``."""
 
 
 DRAFTER = '''\
@@ -200,7 +200,7 @@ class $title:
         return batch_size
 
     def next_batch(self, pool: Pool) -> Batch | None:
-        """Return what is left of the batch, or a new one; None when everything has finished."""
+        """Return the unfinished rows of the batch, or a new batch; None when all requests have finished."""
         sequences = pool.live or pool.admit(self._batch_size)
         return pool.batch(sequences) if sequences else None
 '''

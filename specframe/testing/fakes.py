@@ -147,7 +147,7 @@ def word(token: int) -> str:
 
 
 Right = int | Mapping[int, int] | Callable[[int, int], int] | None
-"""How many draft tokens are right: a number, one per request index, ``f(index, tokens generated)``, or None for all."""
+"""Number of right draft tokens: one number, a number per request index, ``f(index, tokens generated)``, or None for all."""
 
 
 class ScriptedDrafter:

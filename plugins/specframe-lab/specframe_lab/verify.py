@@ -41,7 +41,7 @@ Kind = Literal["tie", "bug"]
 
 @attrs.frozen
 class Divergence:
-    """Where a continuation parts from a reference, and how close the call was there."""
+    """First difference between a continuation and a reference, and the closeness of the logits there."""
 
     index: int
     """Which prompt."""
@@ -71,7 +71,7 @@ class Divergence:
 
 @attrs.frozen
 class Agreement:
-    """How far continuations agree with a reference."""
+    """Agreement of continuations with a reference."""
 
     sequences: int
     shares: list[float]
@@ -266,7 +266,7 @@ class References:
 PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": False}
 """Options that turn a cell into plain decoding."""
 AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
-"""Where plain sampling is the reference."""
+"""Options of the reference by plain sampling."""
 
 
 class Reference:

@@ -1,4 +1,4 @@
-"""Where sequences stop inside a block of several tokens, and what their neighbours get."""
+"""Tests of stops inside a block of several tokens, and of the other rows' tokens."""
 
 from __future__ import annotations
 

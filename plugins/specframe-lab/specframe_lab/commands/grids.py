@@ -1,4 +1,4 @@
-"""What commands that run a grid share: options that take comma lists, prompts that must all be readable."""
+"""Common parts of commands that run a grid: options with comma lists, prompts that all have to be readable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Remembered(click.Command):
 
 
 def grid_options(**defaults: str) -> Callable[..., Any]:
-    """Return what adds the options that make a pipeline, all but ``--config`` as comma lists, to a command.
+    """Return a decorator that adds a pipeline's options to a command, all but ``--config`` as comma lists.
 
     Args:
         defaults: what the command runs unless something else is asked for, where that is not the pipeline's own default.

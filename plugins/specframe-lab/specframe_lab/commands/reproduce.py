@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 PARTS = ("match", "speed", "uniform", "random", "arrivals")
-"""What a reproduction consists of."""
+"""Parts of a reproduction."""
 NO_PROMPTS = (
     f"no --prompts: {len(BUILT_IN)} built-in starts of Python code are measured, the published figures are of SpecBench's "
     "480 questions"

@@ -79,7 +79,7 @@ def traced_cells(options: dict[str, Any]) -> list[Cell]:
 
 
 def scheme_name(cell: Cell, differing: list[str]) -> str:
-    """Return what tells one combination from the others: the alignment, or the options that differ."""
+    """Return the distinguishing options of a combination: the alignment, or the options that differ."""
     if set(differing) <= {"align"}:
         return str(cell["align"])
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
@@ -105,7 +105,7 @@ def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Outp
 def recorded(
     cells: list[Cell], differing: list[str], texts: Sequence[Given], new: int, loaded: LoadedModels
 ) -> tuple[list[SchemeTrace], Cell]:
-    """Return what could be recorded, and the first combination of it; those at fault are named on standard error.
+    """Return the recorded traces and the first recorded combination; name failed combinations on standard error.
 
     Raises:
         SpecframeError: nothing could be recorded, or what no combination can do, as decoding a prompt that is too long.
@@ -130,7 +130,7 @@ def recorded(
 
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
-    """Return what the page says of the run."""
+    """Return the page's description of the run."""
     from specframe.models.pairs import choose
 
     target, strategy, draft_model = choose(cell["target"], cell["drafter"])

@@ -34,7 +34,7 @@ TAKES_THE_BEST = (
     "acceptance rule {rule!r} always takes the most likely token, so that temperature {temperature:g} has no effect: "
     "choose a rule that samples, such as gumbel, block or rejection"
 )
-"""Why a cell cannot be run with a temperature."""
+"""Reason why a cell cannot be run with a temperature."""
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class Settings:
     """Number of warm-up runs before each measured run of a cell."""
     arrivals: list[float] | None = None
     arrivals_as: str | None = None
-    """How the arrivals were asked for."""
+    """The arrival option as given by the user."""
     sort: bool = False
     max_prompt_tokens: int | None = None
     """Most tokens of a prompt; longer prompts are cut. None: a prompt that does not fit fails."""
@@ -57,7 +57,7 @@ class Settings:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """Sampling parameters of all prompts."""
         return Sampling(temperature=self.temperature)
 
     def about(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Table:
 
     @property
     def drawn(self) -> str:
-        """What a point or a bar of the figure is, and of how many runs or sequences; "" where ``meaning`` says it."""
+        """Meaning of a point or bar, with the number of runs or sequences behind it; "" if ``meaning`` contains it."""
         if self.rows and self.name == "latency":
             return f"Percentiles of {spelled(row[-1] for row in self.rows)} sequences in each run."
         if not self.rows or tuple(self.columns) != SPREAD:

@@ -18,13 +18,13 @@ from specframe_lab.comparison.schemes import Case
 
 @attrs.frozen
 class Forecast:
-    """What is to be run, and what the folder of results holds of it."""
+    """Forecast of a comparison: its runs, and the results that its folder already has."""
 
     steps: Sequence[Step]
     lines: dict[tuple[str, int], Line]
     """The lines that are there, by case and repeat."""
     refusal: str = ""
-    """Why the folder would be refused; "" when it would not."""
+    """Reason why the folder would be refused; "" if it would be accepted."""
 
     @property
     def cases(self) -> dict[str, Case]:
@@ -57,7 +57,7 @@ class Forecast:
 
 
 def forecast(steps: Sequence[Step], folder: str | os.PathLike[str], about: dict[str, Any]) -> Forecast:
-    """Return what would be run, without writing anything.
+    """Return the forecast of a comparison, without writing anything.
 
     Args:
         steps: all runs.

@@ -57,7 +57,7 @@ class Comparison:
 
 
 class Folder:
-    """Where a comparison is kept. Each line is flushed as soon as it is there, and is never written again.
+    """Folder of a comparison. Each line is flushed at once and never rewritten.
 
     Args:
         path: the folder, made when it is not there.

@@ -25,7 +25,7 @@ COLUMNS = (
 """The columns of the summary; all but the first hold numbers."""
 FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
 FAILED = "failed"
-"""What stands in place of the figures of a case that could not be run."""
+"""Text shown in place of the figures of a case that could not be run."""
 
 
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
@@ -83,7 +83,7 @@ def amount(value: float) -> str:
 
 
 def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
-    """Return what a reader should know first, a sentence each; the first is the headline."""
+    """Return the main findings, one sentence each; the first is the headline."""
     return [
         headline(tables) if tables["throughput"].rows else "Nothing could be measured.",
         *failures(comparison),

@@ -272,4 +272,4 @@ PAINTERS: dict[str, Painter] = {
     "padding_share": against_batch_size,
     "peak_kv_bytes": against_batch_size,
 }
-"""How each figure is drawn, in the order of the page."""
+"""Drawing functions of the figures, in the order of the page."""

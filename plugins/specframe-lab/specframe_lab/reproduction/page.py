@@ -59,7 +59,7 @@ def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
 
 
 def drawn(found: Reproduction) -> list[Table]:
-    """Return what is drawn of what has been measured."""
+    """Return the figures that have data."""
     speed = found.parts["speed"]
     tables = [
         Table("anatomy", "", "share of the time", "", (), f.stage_shares(speed)),

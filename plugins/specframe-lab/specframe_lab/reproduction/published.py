@@ -1,4 +1,4 @@
-"""What the paper Batch Speculative Decoding Done Right (arXiv 2510.22876, version 3) publishes, as data."""
+"""Published figures of the paper Batch Speculative Decoding Done Right (arXiv 2510.22876, version 3), as data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MATCH: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
 
 @attrs.frozen
 class Anatomy:
-    """Where the time of one run goes."""
+    """Time of one run, by its parts."""
 
     tokens_per_second: float
     calls: float

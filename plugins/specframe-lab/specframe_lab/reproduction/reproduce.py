@@ -64,7 +64,7 @@ PARTS = ("match", "speed", "uniform", "random", "arrivals")
 """The parts, in the order in which they are run, and the schemes of each."""
 
 OWN = ("part", "decoder")
-"""What a cell has here that no pipeline takes."""
+"""Entries of a cell that are no options of a pipeline."""
 
 
 @attrs.frozen
@@ -93,7 +93,7 @@ class Part:
 
 @attrs.frozen
 class Reproduction:
-    """What there is of a reproduction: each part as a comparison of its own."""
+    """Results of a reproduction so far: each part is a comparison."""
 
     about: dict[str, Any]
     parts: dict[str, Comparison]

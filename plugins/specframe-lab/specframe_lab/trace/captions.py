@@ -1,4 +1,4 @@
-"""What happens in a frame of a trace, in plain words."""
+"""Captions: descriptions of the events in a frame of a trace."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Captions:
         return found
 
     def _fate_of(self, number: int, settled: Lane | None, index: int) -> str:
-        """Return what becomes of one cell from the settled frame ``index`` on."""
+        """Return the later fate of one cell, from the settled frame ``index`` on."""
         if settled is None:
             return LEFT
         if number not in settled.slots:

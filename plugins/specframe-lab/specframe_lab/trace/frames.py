@@ -7,7 +7,7 @@ import attrs
 from specframe_lab.trace.slots import Cell
 
 KEPT, INPUT, ACCEPTED, REJECTED, CUT, STALE, PADDING, EMPTY = "kiarcspe"
-"""What a slot holds: a token cached before; one fed as input; a draft token that stands; one that was rejected; one
+"""Content of a slot: a token cached before; a token fed as input; a draft token that stands; one that was rejected; one
 that was not rejected and yet does not stand; one forgotten before and still there; nothing, with more tokens of the row
 after it; nothing, past the row's last token."""
 

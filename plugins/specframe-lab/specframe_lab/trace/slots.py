@@ -75,7 +75,7 @@ class SlotBook(Listener):
         return self._latest[cell.prompt, cell.order] == number
 
     def arranged(self, sequences: list[Sequence]) -> None:
-        """Make ``sequences`` the rows; what changes its row is carried there, what has finished is gone."""
+        """Make ``sequences`` the rows. A sequence that changes its row takes its cells along; finished sequences are removed."""
         if sequences is self._batch:
             return
         self._batch = sequences

@@ -14,7 +14,7 @@ TAIL = 8
 """Tokens decoded with those that follow them, so that these get the text they have in a sequence."""
 
 PARTIAL = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder puts where the bytes of a character are not complete."""
+"""Character that a tokenizer decodes incomplete UTF-8 bytes to."""
 
 MOST_BYTES = 4
 """Bytes of a character in UTF-8, at most, and so tokens that may have to wait for the rest of one."""

@@ -25,7 +25,7 @@ from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab
 
 FILLER = [0]
-"""What the draft model reads of a row without text."""
+"""Text that the draft model reads for a row without text."""
 
 
 @attrs.define(eq=False)
@@ -121,7 +121,7 @@ class TranslatedDrafter:
         return rows
 
     def _row(self, sequence: Sequence) -> Row:
-        """Return what is known of a sequence; a fork has cached what its parent has."""
+        """Return the state of a sequence. A fork starts with its parent's cached tokens."""
         if sequence not in self._rows:
             parent = self._rows.get(sequence.parent) if sequence.parent else None
             cached = list(parent.cached) if parent else []

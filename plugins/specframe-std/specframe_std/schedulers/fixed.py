@@ -18,6 +18,6 @@ class Fixed:
         return batch_size
 
     def next_batch(self, pool: Pool) -> Batch | None:
-        """Return what is left of the current batch, or a new one."""
+        """Return the unfinished rows of the current batch, or a new batch."""
         sequences = pool.live or pool.admit(self._batch_size)
         return pool.batch(sequences) if sequences else None
