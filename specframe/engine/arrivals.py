@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from specframe.contracts.engine import Clock
 from specframe.errors import OptionError
+
+if TYPE_CHECKING:
+    from specframe.contracts.engine import Clock  # the contracts import torch, and command lines are checked without it
 
 
 class HandClock:
