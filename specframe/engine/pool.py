@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.engine import Clock
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.contracts.rows import Seating
-from specframe.engine.arrivals import Clock, HandClock
+from specframe.engine.arrivals import HandClock
 
 
 class Pool:
