@@ -841,9 +841,9 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     now = 0.0
     dog = watchdog.Watchdog(lambda: now)
     running = guard.guard("drafter", registry().make("drafter", "prompt-lookup"))
-    monkeypatch.setattr(guard.RUNNING, "now", None)
+    monkeypatch.setitem(guard.RUNNING._calls, 0, None)
     assert dog.look() is None
-    monkeypatch.setattr(guard.RUNNING, "now", (running, "propose", 5.0))
+    monkeypatch.setitem(guard.RUNNING._calls, 0, (running, "propose", 5.0))
     now = 5.0 + watchdog.PATIENCE - 1
     assert dog.look() is None
     now += 1
@@ -851,7 +851,7 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
         "specframe: drafter 'prompt-lookup' of specframe-std: propose() has been running for 60 s; Ctrl-C ends the run"
     )
     assert [dog.look(), dog.look()] == [said, None]
-    monkeypatch.setattr(guard.RUNNING, "now", (running, "propose", now))
+    monkeypatch.setitem(guard.RUNNING._calls, 0, (running, "propose", now))
     assert dog.look() is None
 
 

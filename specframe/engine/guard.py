@@ -40,19 +40,21 @@ Call = tuple["Guard", str, float]
 class Running:
     """The calls of strategies that are under way, the innermost one of each thread."""
 
-    now: Call | None = None
-    """The one that has run longest; None: none is under way."""
-    _calls: dict[int, Call] = attrs.Factory(dict)
-    _changing: threading.Lock = attrs.Factory(threading.Lock)
+    _calls: dict[int, Call | None] = attrs.Factory(dict)
+
+    @property
+    def now(self) -> Call | None:
+        """The call that has run longest; None: no call is under way."""
+        return min((call for call in [*self._calls.values()] if call), key=lambda call: call[2], default=None)
 
     def put(self, call: Call | None) -> Call | None:
-        """Make a call this thread's, None when it is in none; return the one it was in before."""
+        """Make a call this thread's, None when the thread is in none; return the call that the thread was in before.
+
+        Every call of a strategy passes here twice, so nothing is locked or compared: one entry of a dictionary is one thread's.
+        """
         thread = threading.get_ident()
-        with self._changing:
-            outer = self._calls.pop(thread, None)
-            if call is not None:
-                self._calls[thread] = call
-            self.now = min(self._calls.values(), key=lambda one: one[2], default=None)
+        outer = self._calls.get(thread)
+        self._calls[thread] = call
         return outer
 
 

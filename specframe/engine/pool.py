@@ -291,10 +291,9 @@ class Pool:
         reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
         self._lengths[self._seats] += gained
 
-        drafted = draft.nodes if verdict.counts is None else verdict.counts
+        drafted = np.full(len(room), draft.nodes) if verdict.counts is None else verdict.counts
         if draft.parents_BN is None:
             drafted = np.minimum(drafted, room - 1)  # as for the row alone: its token at the limit is the bonus token
-        drafted = np.broadcast_to(drafted, room.shape)
         standing = np.minimum(np.minimum(accepted, gained), np.minimum(drafted, room - 1))
         for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
             if d:

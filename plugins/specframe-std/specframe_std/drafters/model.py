@@ -26,11 +26,15 @@ class ModelDrafter:
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain", "logits"})
 
+    _runner: ModelRunner | None = None
+
     def start(self, run: Run) -> None:
         """Open the draft model's cache."""
         if run.draft_model is None:
             raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
-        self._cache = run.open_cache(ModelRunner(run.draft_model, "draft"))
+        if self._runner is None or self._runner.model is not run.draft_model:  # a model is tried once
+            self._runner = ModelRunner(run.draft_model, "draft")
+        self._cache = run.open_cache(self._runner)
         self._rule = run.rule
         self._logits = "logits" in run.rule.needs
         self._samples = "samples" in run.rule.offers
