@@ -138,3 +138,8 @@ def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the single type of another annotation."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+
+
+def unwrapped(strategy: Any) -> Any:
+    """Return a strategy without the guards around it."""
+    return inspect.unwrap(strategy)

@@ -24,7 +24,7 @@ from specframe.cli import cli, watchdog
 from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine import guard
+from specframe.engine import blame, guard
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
@@ -808,7 +808,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
         def propose(self, batch: Batch, budget: Budget) -> Draft:
             now = guard.RUNNING.now
             assert now is not None
-            seen.append((guard.called(now[0].kind, now[0]).partition(".")[0], now[1]))
+            seen.append((blame.called(now[0].kind, now[0]).partition(".")[0], now[1]))
             if budget.depth:
                 raise ValueError("enough")
             return super().propose(batch, budget)

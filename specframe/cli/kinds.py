@@ -178,7 +178,10 @@ class Strategy(Text):
             name, _ = parse_specification(text)
             if name not in self.also:
                 registry().entry(self.role, name)
-        except (OptionError, UnknownNameError) as fault:
+        except UnknownNameError:
+            fault = UnknownNameError(self.role, name, [*self.known()])
+            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+        except OptionError as fault:
             raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
         return text
 

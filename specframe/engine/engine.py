@@ -18,11 +18,12 @@ from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
-from specframe.engine.guard import guard, guarded, installed_observers
+from specframe.engine.guard import guard, guarded
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.requests import require_ids
 from specframe.engine.retry import out_of_memory, too_small
+from specframe.engine.tolerated import installed_observers
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.evaluating import evaluating
 from specframe.forward.run import Run

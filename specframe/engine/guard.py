@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, ClassVar, Never
 
 import attrs
@@ -27,10 +25,10 @@ from specframe.contracts.pool import Pool
 from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.engine.blame import called, got, steps, told
 from specframe.engine.retry import out_of_memory
-from specframe.errors import ContractError, SpecframeError, SpecframeWarning, sentence, shown
-from specframe.plugins.compose import Composition, strategy
-from specframe.plugins.registry import Entry, Registry, registry
+from specframe.errors import ContractError, SpecframeError
+from specframe.plugins.compose import Composition
 
 Call = tuple["Guard", str, float]
 """A call of a strategy: whose, of which member, since when (seconds of ``time.monotonic``)."""
@@ -480,115 +478,10 @@ def guarded(use: Composition) -> Composition:
     )
 
 
-class Tolerated:
-    """Guard of a plugin's observer. After an error the observer is not called again, and the run goes on."""
-
-    def __init__(self, observer: Any, entry: Entry) -> None:
-        self._observer, self._entry = observer, entry
-
-    def _tell(self, member: str, *arguments: Any) -> None:
-        if (watching := self._observer) is None:
-            return
-        try:
-            getattr(watching, member)(*arguments)
-        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
-            self._observer = None
-            why = f"{member}() raised {told(error, watching)}"
-            warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
-
-    def enter(self, stage: str) -> None:
-        """Tell it that a stage begins."""
-        self._tell("enter", stage)
-
-    def leave(self, stage: str) -> None:
-        """Tell it that a stage ends."""
-        self._tell("leave", stage)
-
-    def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Tell it of a forward pass."""
-        self._tell("forward", model, rows, tokens)
-
-    def round(self, report: RoundReport) -> None:
-        """Tell it of a round."""
-        self._tell("round", report)
-
-
-def installed_observers(known: Registry) -> list[Tolerated]:
-    """Return an observer of each kind that plugins offer; one that cannot be made is warned of and left out."""
-    made = []
-    for entry in known.of("observer"):
-        try:
-            made.append(Tolerated(strategy(known, "observer", entry.name), entry))
-        except SpecframeError as fault:
-            warnings.warn(f"{entry} is left out: {fault}", SpecframeWarning, stacklevel=2)
-    return made
-
-
 def versions(batch: Batch) -> tuple[int, ...]:
     """Return how often each of a batch's tensors was written to, as torch counts it on the host."""
     tensors = (batch.tokens_BS, batch.lengths_B, batch.streams_B)
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-
-
-def called(kind: str, strategy: Any) -> str:
-    """Return a strategy's name for errors: its role, and its registered name and distribution, if any."""
-    made = type(unwrapped(strategy))
-    known = list(registry())
-    for entry in known:
-        if entry.kind == kind and entry.reference in (made, f"{made.__module__}:{made.__qualname__}"):
-            return str(entry)
-    owners = {entry.distribution for entry in known if package_of(module_of(entry)) == package_of(made.__module__)}
-    return f"{kind} {made.__qualname__}" + (f" of {owners.pop()}" if len(owners) == 1 else "")
-
-
-def got(value: Any) -> str:
-    """Return a wrong value in words on one line."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return " ".join(shown(value).split())
-
-
-def unwrapped(strategy: Any) -> Any:
-    """Return a strategy without its wrappers."""
-    while (inner := getattr(strategy, "__wrapped__", None)) is not None:
-        strategy = inner
-    return strategy
-
-
-def package_of(module: str) -> str:
-    """Return a module's outermost package."""
-    return module.partition(".")[0]
-
-
-def module_of(entry: Entry) -> str:
-    """Return the module that an entry's factory is in."""
-    if isinstance(entry.reference, str):
-        return entry.reference.partition(":")[0]
-    return str(getattr(entry.reference, "__module__", ""))
-
-
-IDS_ON_CUDA = (
-    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
-)
-"""Advice added to the device's own message."""
-
-
-def told(error: BaseException, strategy: Any) -> str:
-    """Return an error in words, with the innermost place in the strategy's package that it passed through."""
-    package, at = package_of(type(unwrapped(strategy)).__module__), ""
-    for step in steps(error):
-        if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
-            at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
-    hint = IDS_ON_CUDA if "device-side assert" in str(error) else ""
-    return f"{type(error).__name__}: {sentence(error)}{at}{hint}"
-
-
-def steps(error: BaseException) -> Iterator[TracebackType]:
-    """Yield an error's traceback, outermost call first."""
-    step = error.__traceback__
-    while step is not None:
-        yield step
-        step = step.tb_next
 
 
 def store_of(error: BaseException) -> tuple[Guard, str] | None:

@@ -20,7 +20,7 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Attend, AttentionBackend
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention.choice import Asked, Choice, resolved, unwrapped
+from specframe.forward.attention.choice import Asked, Choice, resolved
 from specframe.forward.attention.flex import Blocks
 from specframe.forward.attention.interface import Watched
 from specframe.forward.attention.masks import masks
@@ -29,6 +29,7 @@ from specframe.forward.ongoing import Ongoing, own, running, using
 from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
 from specframe.forward.rope import Rope
 from specframe.forward.views import StoreCache, Unwritten
+from specframe.values import unwrapped
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""

@@ -7,7 +7,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +19,7 @@ from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import Masked, masks
 from specframe.forward.compiled import ints_and_sizes_left_open
 from specframe.forward.ongoing import own
+from specframe.values import unwrapped
 
 WAYS: dict[str, AttentionBackend] = {"masked": Masked(), "packed": packed.Packed(), "flex": flex.Flex()}
 """The backends that "auto" chooses from."""
@@ -137,13 +137,6 @@ class Choice:
             sdpa = own(self._config, "_attn_implementation") == "sdpa"
             self._found[way] = sdpa and fits(way, self._facts) and self._fault(WAYS[way]) is None
         return self._found[way]
-
-
-def unwrapped(backend: AttentionBackend) -> Any:
-    """Return a backend without what was put around it."""
-    while hasattr(backend, "__wrapped__"):
-        backend = backend.__wrapped__
-    return backend
 
 
 def resolved(asked: Asked) -> AttentionBackend:

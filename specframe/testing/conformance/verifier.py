@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.guard import called
+from specframe.engine.blame import called
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 

@@ -1,0 +1,67 @@
+"""Words for the errors of strategies: whose strategy it is, where the error arose, and the value that was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from specframe.errors import sentence, shown
+from specframe.plugins.registry import Entry, registry
+from specframe.values import unwrapped
+
+
+def called(kind: str, strategy: Any) -> str:
+    """Return a strategy's name for errors: its role, and its registered name and distribution, if any."""
+    made = type(unwrapped(strategy))
+    known = list(registry())
+    for entry in known:
+        if entry.kind == kind and entry.reference in (made, f"{made.__module__}:{made.__qualname__}"):
+            return str(entry)
+    owners = {entry.distribution for entry in known if package_of(module_of(entry)) == package_of(made.__module__)}
+    return f"{kind} {made.__qualname__}" + (f" of {owners.pop()}" if len(owners) == 1 else "")
+
+
+def got(value: Any) -> str:
+    """Return a wrong value in words on one line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return " ".join(shown(value).split())
+
+
+def package_of(module: str) -> str:
+    """Return a module's outermost package."""
+    return module.partition(".")[0]
+
+
+def module_of(entry: Entry) -> str:
+    """Return the module that an entry's factory is in."""
+    if isinstance(entry.reference, str):
+        return entry.reference.partition(":")[0]
+    return str(getattr(entry.reference, "__module__", ""))
+
+
+IDS_ON_CUDA = (
+    " (on CUDA a token id beyond the vocabulary does this; with --device cpu, or --check, it is told whose it is)"
+)
+"""Advice added to the device's own message."""
+
+
+def told(error: BaseException, strategy: Any) -> str:
+    """Return an error in words, with the innermost place in the strategy's package that it passed through."""
+    package, at = package_of(type(unwrapped(strategy)).__module__), ""
+    for step in steps(error):
+        if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
+            at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+    hint = IDS_ON_CUDA if "device-side assert" in str(error) else ""
+    return f"{type(error).__name__}: {sentence(error)}{at}{hint}"
+
+
+def steps(error: BaseException) -> Iterator[TracebackType]:
+    """Yield an error's traceback, outermost call first."""
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next

@@ -1,0 +1,56 @@
+"""Observers of plugins: an observer that raises is not called again, and the run goes on."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from specframe.contracts.drafts import RoundReport
+from specframe.engine.blame import told
+from specframe.errors import SpecframeError, SpecframeWarning
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import Entry, Registry
+
+
+class Tolerated:
+    """Guard of a plugin's observer. After an error the observer is not called again, and the run goes on."""
+
+    def __init__(self, observer: Any, entry: Entry) -> None:
+        self._observer, self._entry = observer, entry
+
+    def _tell(self, member: str, *arguments: Any) -> None:
+        if (watching := self._observer) is None:
+            return
+        try:
+            getattr(watching, member)(*arguments)
+        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
+            self._observer = None
+            why = f"{member}() raised {told(error, watching)}"
+            warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
+
+    def enter(self, stage: str) -> None:
+        """Tell it that a stage begins."""
+        self._tell("enter", stage)
+
+    def leave(self, stage: str) -> None:
+        """Tell it that a stage ends."""
+        self._tell("leave", stage)
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Tell it of a forward pass."""
+        self._tell("forward", model, rows, tokens)
+
+    def round(self, report: RoundReport) -> None:
+        """Tell it of a round."""
+        self._tell("round", report)
+
+
+def installed_observers(known: Registry) -> list[Tolerated]:
+    """Return an observer of each kind that plugins offer; one that cannot be made is warned of and left out."""
+    made = []
+    for entry in known.of("observer"):
+        try:
+            made.append(Tolerated(strategy(known, "observer", entry.name), entry))
+        except SpecframeError as fault:
+            warnings.warn(f"{entry} is left out: {fault}", SpecframeWarning, stacklevel=2)
+    return made
