@@ -170,7 +170,7 @@ def check(own: Any, config: Any, measured: bool) -> None:
         )
     if not measured:
         raise ModelError(f"a {config.model_type} has no norms per head: expected texts to measure the size of heads on")
-    seats(own, config)
+    head_places(own, config)
 
 
 def like(config: PreTrainedConfig, own: Any) -> PreTrainedConfig:
@@ -233,7 +233,7 @@ def places(own: Any, config: Any) -> torch.Tensor:
     return torch.cat([pairs, pairs + rotary // 2])
 
 
-def seats(own: Any, config: Any) -> tuple[list[int], list[int]]:
+def head_places(own: Any, config: Any) -> tuple[list[int], list[int]]:
     """Return the grown head of each small query head, and the small key head of each grown key head in use.
 
     Raises:
@@ -257,7 +257,7 @@ def grow_attention(given: Any, grown: Any, query_sizes: torch.Tensor | None, key
     """Write a small attention block into a grown one; the sizes are those of heads that have no norm there."""
     own, config = given.config, grown.config
     h, H, d = own.head_dim, head_size(config), own.hidden_size
-    inside, (queries, keys) = places(own, config), seats(own, config)
+    inside, (queries, keys) = places(own, config), head_places(own, config)
     q_HhD, k_GhD, v_GhD = (
         module.weight.view(-1, h, d)[heads]
         for module, heads in ((given.q_proj, slice(None)), (given.k_proj, keys), (given.v_proj, keys))

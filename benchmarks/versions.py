@@ -1,10 +1,11 @@
 """The speed of this checkout beside another one's, cell by cell: a change must not cost an existing path its speed.
 
-    python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--output FILE]
+    python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--new 16] [--output FILE]
 
 Each checkout is served by a process of its own, with one thread, that keeps its models. The two processes decode the same
-prompts in turn, never at once, and the tokens have to be the same. A cell's figure is the ratio of the medians of processor time,
-other checkout over this one: above 1 this one is faster.
+prompts in turn, never at once, and the tokens have to be the same. A cell's figures are ratios of medians, other checkout over
+this one: above 1 this one is faster. Seconds are processor time, which another program on the machine changes by a fifth; cycles
+are changed less, and the number of instructions is the same in every run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 DRAFT_LENGTH = 4
 """Tokens drafted per round: a fixed number, so that both checkouts run the same forwards."""
+MEASURES = ("seconds", "cycles", "instructions")
 
 
 class Side:
@@ -37,7 +39,7 @@ class Side:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, **cell: Any) -> dict[str, Any]:
-        """Return the seconds and the tokens of one cell."""
+        """Return the measures and the tokens of one cell."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(cell) + "\n")
@@ -64,6 +66,7 @@ def serve(pair: str, checkout: Path) -> None:
     import torch
     import transformers
     from contenders import held_out_prompts
+    from counters import Counters
     from grow import load_pair
 
     from specframe import Pipeline
@@ -72,6 +75,7 @@ def serve(pair: str, checkout: Path) -> None:
     transformers.logging.set_verbosity_error()
     target, draft, tokenizer = load_pair(pair, torch.device("cpu"), torch.float32)
     pipes: dict[tuple[str, int], Any] = {}
+    counters = Counters()
     for line in sys.stdin:
         cell = json.loads(line)
         key = cell["scheme"], cell["batch"]
@@ -79,9 +83,12 @@ def serve(pair: str, checkout: Path) -> None:
             how = {"drafter": draft, "draft_length": DRAFT_LENGTH} | SCHEMES[cell["scheme"]]
             pipes[key] = Pipeline(target, tokenizer=tokenizer, batch_size=cell["batch"], **how)
         prompts = held_out_prompts(tokenizer, cell["prompts"])
-        started = time.process_time()
+        before = {"seconds": time.process_time(), **counters.read()}
         tokens = [result.token_ids for result in pipes[key].generate(prompts, cell["new"])]
-        print(json.dumps({"seconds": time.process_time() - started, "tokens": tokens}), flush=True)
+        after = {"seconds": time.process_time(), **counters.read()}
+        print(
+            json.dumps({"used": {what: after[what] - before[what] for what in MEASURES}, "tokens": tokens}), flush=True
+        )
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -89,41 +96,37 @@ def serve(pair: str, checkout: Path) -> None:
 @click.option("--pairs", default="embedded,cpu", show_default=True)
 @click.option("--batches", default="1,8,32", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--new", default="48,16", show_default=True, help="New tokens per prompt, for each pair.")
+@click.option("--new", default=16, show_default=True, help="New tokens per prompt.")
 @click.option("--output", default=None, help="A JSON file for all figures.")
-def main(other: Path, pairs: str, batches: str, rounds: int, new: str, output: str | None) -> None:
+def main(other: Path, pairs: str, batches: str, rounds: int, new: int, output: str | None) -> None:
     """Measure every cell and print a line for each."""
     found = []
-    for pair, count in zip(pairs.split(","), map(int, new.split(",")), strict=True):
+    for pair in pairs.split(","):
         sides = [Side(other, pair), Side(Path(__file__).parent.parent, pair)]
         for batch in map(int, batches.split(",")):
             for scheme in SCHEMES:
-                cell = {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": count}
+                cell = {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": new}
                 found.append({"pair": pair, **cell, **compared(sides, cell, rounds)})
-                print(
-                    "{pair:9} batch {batch:2} {scheme:7} {ratio:.3f} ({pairs})".format(
-                        **found[-1] | {"pairs": " ".join(f"{one:.3f}" for one in found[-1]["by_round"])}
-                    ),
-                    flush=True,
-                )
+                ratios = "  ".join(f"{what} {found[-1][what]:.3f}" for what in MEASURES)
+                print(f"{pair:9} batch {batch:2} {scheme:7} {ratios}", flush=True)
         for side in sides:
             side.close()
     if output:
         Path(output).write_text(json.dumps(found, indent=1) + "\n")
 
 
-def compared(sides: list[Side], cell: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Return the ratio of the medians of one cell, and the ratio of every round, after a round that warms up."""
-    seconds: list[list[float]] = [[], []]
+def compared(sides: list[Side], cell: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Return the ratio of the medians of every measure in one cell, after a round that warms up."""
+    used: list[list[dict[str, float]]] = [[], []]
     for number in range(rounds + 1):
         runs = [side.run(**cell) for side in sides]
         if runs[0]["tokens"] != runs[1]["tokens"]:
             raise click.ClickException(f"the two checkouts give other tokens in {cell}")
         if number:
-            for found, run in zip(seconds, runs, strict=True):
-                found.append(run["seconds"])
-    medians = [statistics.median(one) for one in seconds]
-    return {"ratio": medians[0] / medians[1], "by_round": [a / b for a, b in zip(*seconds, strict=True)]}
+            for found, run in zip(used, runs, strict=True):
+                found.append(run["used"])
+    medians = [{what: statistics.median(run[what] for run in side) for what in MEASURES} for side in used]
+    return {what: medians[0][what] / medians[1][what] for what in MEASURES}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Kinds of devices, and what each of them can do."""

@@ -1,0 +1,225 @@
+"""What a kind of device can do: the one place that is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from specframe.devices.names import EXPECTED, entry_point, is_name
+from specframe.errors import OptionError, sentence
+
+
+class Recording(Protocol):
+    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers."""
+
+    def replay(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Execute the function and return the first rows of each tensor, in memory of their own."""
+
+
+class Event(Protocol):
+    """A mark in a device's queue, as ``torch.cuda.Event`` has it."""
+
+    def record(self) -> None:
+        """Set the mark after everything queued so far."""
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark."""
+
+    def synchronize(self) -> None:
+        """Wait for the mark."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this mark to a later one."""
+
+
+class Traffic(NamedTuple):
+    """Counts since the program began."""
+
+    waits: int
+    """Times that the host waited for the device."""
+    copies: int
+    """Copies from the host to the device."""
+
+
+class Kind:
+    """A kind of device. The answers of this class are those of a CPU, which has computed everything when a call returns."""
+
+    called = "CPU"
+    """What messages call it."""
+    kernels: frozenset[str] = frozenset()
+    """Its kernels for attention without masks, of "packed" and "flex"."""
+    dtype = torch.float32
+    """The precision of models that are loaded in no particular one."""
+    generators = False
+    """Whether its devices have random generators of their own."""
+    vectors = True
+    """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
+    recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
+    """Records a function as a graph; None: it has no graphs."""
+    event: Callable[[], Event] | None = None
+    """Makes a mark whose time can be read; None: the host's clock serves."""
+
+    def count(self) -> int:
+        """Return the number of devices."""
+        return 1
+
+    def title(self, device: torch.device) -> str | None:
+        """Return the device's name as its maker has it; None: it has none."""
+        return None
+
+    def free(self) -> None:
+        """Return memory that is reserved and unused."""
+
+    def synchronise(self, device: torch.device) -> None:
+        """Wait for everything queued."""
+
+    def precise(self) -> AbstractContextManager[None]:
+        """Keep sums of products in full precision, and in one order, inside the block."""
+        return contextlib.nullcontext()
+
+    def pinned(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of the host in memory that the device reads while the host goes on."""
+        return values
+
+    def traffic(self) -> Traffic | None:
+        """Return what has been counted; None: nothing is."""
+        return None
+
+
+class Cuda(Kind):
+    """CUDA."""
+
+    called = "CUDA"
+    kernels = frozenset({"packed", "flex"})
+    dtype = torch.bfloat16
+    generators = True
+    vectors = False
+
+    @staticmethod
+    def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
+        """Record a CUDA graph."""
+        from specframe.devices.cuda import CudaRecording
+
+        return CudaRecording(function)
+
+    @staticmethod
+    def event() -> Event:
+        """Return a CUDA event."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def count(self) -> int:
+        """Return the number of CUDA devices."""
+        return torch.cuda.device_count()
+
+    def title(self, device: torch.device) -> str:
+        """Return the name of the GPU."""
+        return torch.cuda.get_device_name(device)
+
+    def free(self) -> None:
+        """Empty the allocator's cache."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def synchronise(self, device: torch.device) -> None:
+        """Wait for everything queued."""
+        torch.cuda.synchronize(device)
+
+    def precise(self) -> AbstractContextManager[None]:
+        """Switch off TF32, sums in half precision and split sums, for the process."""
+        from specframe.devices.cuda import precise
+
+        return precise()
+
+    def pinned(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy in page-locked memory."""
+        return values.pin_memory()
+
+
+_KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda()}
+
+
+def of(device: torch.device) -> Kind:
+    """Return the kind of a device; a kind that nobody told of has nothing that a CPU has not."""
+    return kind(device.type) or _KINDS["cpu"]
+
+
+def kind(name: str) -> Kind | None:
+    """Return the kind of devices of a name, of an entry point, too; None: nobody told of it."""
+    return _KINDS.get(name) or _found(name)
+
+
+def pick(name: str) -> torch.device:
+    """Return the device of a name; "auto" is CUDA where there is one.
+
+    Raises:
+        OptionError: the name is none of a device, or there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not is_name(name):
+        raise OptionError(f"device {name!r}: expected {EXPECTED}")
+    of_kind = kind(
+        name.partition(":")[0]
+    )  # before torch is asked, which knows further kinds from when they are imported
+    device = torch.device(name)
+    count = of_kind.count() if of_kind else 0
+    if device.type != "cpu" and (device.index or 0) >= count:
+        called = of_kind.called if of_kind else device.type
+        there = (
+            f"cpu or one of {count} {called} devices" if count else f"cpu, since this machine has no {called} device"
+        )
+        raise OptionError(f"device {name!r} is not there: expected {there}")
+    return device
+
+
+def free() -> None:
+    """Return memory that is reserved and unused, of all kinds of devices."""
+    for kind in _KINDS.values():
+        kind.free()
+
+
+def on_device(values: Any, device: torch.device) -> torch.Tensor:
+    """Return whole numbers of the host as int64 on a device, without waiting for it.
+
+    Args:
+        values: an array, or lists.
+        device: where they go.
+    """
+    made = torch.from_numpy(np.array(values, dtype=np.int64))  # a copy: the caller's array may change meanwhile
+    return made if device.type == "cpu" else of(device).pinned(made).to(device, non_blocking=True)
+
+
+def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return numbers or truth values that come again and again, sent to a device once. Nobody writes to the tensor.
+
+    Args:
+        values: at least one.
+        device: where they go.
+        dtype: None: int64, or bool for truth values.
+    """
+    return _constant(values, dtype or (torch.bool if isinstance(values[0], bool) else torch.int64), device)
+
+
+@functools.lru_cache(maxsize=1024)
+@torch.inference_mode(False)
+def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    made = torch.tensor(values, dtype=dtype)
+    return made if device.type == "cpu" else of(device).pinned(made).to(device, non_blocking=True)
+
+
+@functools.cache
+def _found(name: str) -> Kind | None:
+    """Return the kind that an entry point tells of, which is imported now; None: there is none."""
+    if (point := entry_point(name)) is None:
+        return None
+    try:
+        _KINDS[name] = point.load()
+    except Exception as error:  # a stranger's module may raise anything
+        raise OptionError(f"device {name!r} cannot be had: {point.value} raises {sentence(error)}") from error
+    return _KINDS[name]
