@@ -1,0 +1,121 @@
+"""Whether a model can be computed bitwise alike: its operators are looked at, then its logits are compared."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.utils.module_tracker import ModuleTracker
+from transformers import DynamicCache, PreTrainedModel
+
+from specframe.errors import ModelError, sentence
+from specframe.forward.bitwise import mode, operators, tiles
+from specframe.forward.bitwise.mode import Bitwise, bitwise
+
+TOKENS, BATCH = 6, 3
+"""Tokens and rows that a model is tried on: more of either than one."""
+
+_faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+"""Results of :func:`require_bitwise`, by device and dtype."""
+
+
+class Watching(Bitwise):
+    """Notes the operators for which no rule is known, with the module that uses each, and tiles in which a place matters."""
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self.faults: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute one operator and look at it."""
+        with tiles.watched(self._alike):
+            output = super().__torch_dispatch__(func, types, args, kwargs)
+        if mode.RULES[func] is None and rounds(func, output):
+            self.refusal(func)
+        return output
+
+    def refusal(self, func: Any) -> ModelError:
+        """Note an operator that cannot be computed."""
+        self.faults.append(f"{self._module} {mode.unknown(func)}")
+        return super().refusal(func)
+
+    @property
+    def _module(self) -> str:
+        """The innermost module under way."""
+        inner = max(self._tracker.parents - {"Global"}, key=len, default="")
+        return inner.partition(".")[2] or "the model"
+
+    def _alike(self, product: tiles.Product, tile: torch.Tensor) -> None:
+        """Note a product that gives equal rows other values by their places."""
+        found = product(tile[:1].expand_as(tile).contiguous())
+        if not torch.equal(found, found[:1].expand_as(found)):
+            self.faults.append(f"{self._module} has products whose rows depend on their place")
+
+
+def rounds(func: Any, output: Any) -> bool:
+    """Return whether an operator without a rule may round in another way for other shapes."""
+    outputs = output if isinstance(output, tuple | list) else [output]
+    floating = any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in outputs)
+    moved = func.is_view or torch.Tag.pointwise in func.tags or mode.name(func).removesuffix("_") in operators.MOVED
+    return floating and not moved
+
+
+def require_bitwise(model: PreTrainedModel, name: str) -> None:
+    """Raise :class:`ModelError` when a model cannot be computed bitwise alike; a model is tried the first time this is asked.
+
+    Args:
+        model: on its device, in its precision.
+        name: of the model, for the error.
+    """
+    known = _faults.setdefault(model, {})
+    key = model.device, model.dtype
+    if key not in known:
+        known[key] = fault(model)
+    if known[key] is not None:
+        raise ModelError(
+            f"{name} cannot be decoded with bitwise: {known[key]}; expected a model made of linear layers and sdpa"
+        )
+
+
+@torch.inference_mode()
+def fault(model: PreTrainedModel) -> str | None:
+    """Return why a model cannot be computed bitwise alike; None: it can."""
+    ids_BT = (
+        torch.arange(TOKENS * BATCH, device=model.device).view(BATCH, TOKENS)
+        * 7
+        % model.config.get_text_config().vocab_size
+    )
+    with ModuleTracker() as tracker, Watching(tracker) as watching:
+        try:
+            logits(model, ids_BT, [TOKENS])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises
+            return next(iter(watching.faults), f"it raises {type(error).__name__} ({sentence(error)})")
+    if watching.faults:
+        return watching.faults[0]
+    with bitwise(model.device):
+        alone_TV = logits(model, ids_BT[:1], [TOKENS])[0]
+        others = {
+            "in a batch": logits(model, ids_BT.flip(0), [TOKENS])[-1],
+            "in pieces": logits(model, ids_BT[:1], [1, 2, TOKENS - 3])[0],
+        }
+    return differing({how for how, found_TV in others.items() if not torch.equal(found_TV, alone_TV)})
+
+
+def differing(ways: Collection[str]) -> str | None:
+    """Return what is told of logits that differ; None: none do."""
+    return f"its logits are others {' and '.join(sorted(ways))}" if ways else None
+
+
+def logits(model: PreTrainedModel, ids_BT: torch.Tensor, widths: list[int]) -> torch.Tensor:
+    """Return the logits (B, T, V) of tokens fed in pieces of these widths, as ``generate`` feeds them."""
+    cache, found = DynamicCache(config=model.config), []
+    positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
+    for ids, positions in zip(ids_BT.split(widths, 1), positions_BT.split(widths, 1), strict=True):
+        output = model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        found.append(output.logits)
+    return torch.cat(found, dim=1)

@@ -1,0 +1,321 @@
+"""With bitwise a token's logits are the same to the bit, whatever is decoded beside it, and without it they are not.
+
+Kernels of this machine may happen to agree where others do not. That plain forwards differ is therefore shown with a product that
+adds in another order for other numbers of rows, on any machine (:func:`by_shape`), and the rules are tested with such functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import architectures
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from specframe.errors import ModelError, OptionError
+from specframe.forward.bitwise import mode, tiles
+from specframe.forward.bitwise.check import require_bitwise
+from specframe.forward.bitwise.mode import bitwise
+from specframe.reference import reference_decode
+from specframe.testing import harness, zoo
+from specframe.testing.logits import Kept, Logits, parted
+from specframe.text.sampling import Sampling
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+BATCHES, DRAFTS, LENGTHS = (1, 3, 8, 32), (0, 2, 5), (5, 20, 1, 17, 9)
+NEW = 3
+
+
+class ByShape(TorchDispatchMode):
+    """Kernels that add the terms of a sum in an order that goes by the number of rows, as kernels of GPUs do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Turn the terms of a product round by as many as there are rows."""
+        if func is torch.ops.aten.linear.default:
+            x, weight, *bias = args
+            turn = x[..., 0].numel()
+            args = (x.roll(turn, -1), weight.roll(turn, -1), *bias)
+        if func is torch.ops.aten.mean.dim and args[0].is_floating_point():
+            args = (args[0].roll(args[0][..., 0].numel(), -1), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class Way(NamedTuple):
+    """How prompts are decoded."""
+
+    batch: int
+    draft: int
+    align: str = "ragged"
+    beside: int = 0
+    """Tokens of a further prompt, which makes the slab longer; 0: there is none."""
+
+    def __str__(self) -> str:
+        return f"b{self.batch}-k{self.draft}-{self.align}-{self.beside}"
+
+
+@functools.cache
+def models(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target in a precision, and a draft model that often agrees with it."""
+    target = zoo.build(name)
+    return target.to(dtype), zoo.good_draft(target).to(dtype)
+
+
+def prompts(count: int = len(LENGTHS)) -> list[list[int]]:
+    """Return ragged prompts."""
+    return harness.random_prompts(itertools.islice(itertools.cycle(LENGTHS), count), zoo.VOCABULARY, seed=1)
+
+
+def decoded(name: str, dtype: torch.dtype, way: Way, **options: Any) -> Logits:
+    """Return the logits of every token, by prompt and length."""
+    target, draft = models(name, dtype)
+    kept = Kept()
+    options = {"accept": kept, "batch_size": way.batch, "align": way.align, "draft_length": way.draft or 1} | options
+    pipe = harness.pipeline(target, draft if way.draft else None, **options)
+    beside = harness.random_prompts([way.beside] if way.beside else [], zoo.VOCABULARY)
+    harness.decode(pipe, harness.requests([*prompts(max(len(LENGTHS), way.batch)), *beside], NEW))
+    return kept.logits
+
+
+@functools.cache
+def alone(name: str, dtype: torch.dtype) -> Logits:
+    """Return the logits of each prompt's continuation by the reference, one token after the other."""
+    target, _ = models(name, dtype)
+    steps: list[torch.Tensor] = []
+    found: Logits = {}
+    hook = target.register_forward_hook(lambda module, arguments, output: steps.append(output.logits[0, -1]))
+    with bitwise(CPU):
+        for index, prompt in enumerate(prompts()):
+            steps.clear()
+            reference_decode(target, prompt, NEW)
+            found |= {(index, len(prompt) + place): logits_V for place, logits_V in enumerate(steps)}
+    hook.remove()
+    return found
+
+
+def same(found: Logits, wanted: Logits) -> bool:
+    """Return whether all logits of common prefixes are equal to the bit."""
+    assert wanted.keys() <= found.keys()
+    return not parted(found, wanted)
+
+
+def ways() -> list[tuple[str, torch.dtype, Way]]:
+    """Return every way of every architecture and precision, or a sample of two ways of each architecture."""
+    product = itertools.product(enumerate(zoo.NAMES), enumerate(BATCHES), enumerate(DRAFTS), enumerate(DTYPES))
+    full = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
+    return [
+        (name, dtype, Way(batch, draft, ("ragged", "eqspec", "exspec")[(a // 2 + b) % 3], 100 * ((a + b) // 2 % 2)))
+        for (a, name), (b, batch), (d, draft), (p, dtype) in product
+        if full or (d, p, (a + b) % 2) == ((a + b) % 3, (a // 3 + b // 2) % 2, 0)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype", "way"), ways(), ids=str)
+def test_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
+    """Logits of common prefixes are the reference's to the bit, at any batch, draft, alignment and length of the slab."""
+    assert same(decoded(name, dtype, way, bitwise=True), alone(name, dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "way"),
+    [
+        ("llama", torch.float32, Way(3, 5)),
+        ("qwen3-moe", torch.bfloat16, Way(3, 2, "eqspec")),
+        ("gpt2", torch.float32, Way(8, 0, "exspec", 100)),
+    ],
+    ids=str,
+)
+def test_sample_is_the_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
+    """What the wide matrix tests holds for three of its cells."""
+    assert same(decoded(name, dtype, way, bitwise=True), alone(name, dtype))
+
+
+def test_sample_covers_the_matrix() -> None:
+    """Every architecture meets both precisions, and every batch size every draft length and both precisions."""
+    assert {(name, dtype) for name, dtype, _ in ways()} == set(itertools.product(zoo.NAMES, DTYPES))
+    assert {(way.batch, way.draft) for _, _, way in ways()} == set(itertools.product(BATCHES, DRAFTS))
+    assert {(way.batch, dtype) for _, dtype, way in ways()} == set(itertools.product(BATCHES, DTYPES))
+
+
+def test_differs_without() -> None:
+    """With kernels that go by the number of rows logits differ without bitwise, and are equal with it."""
+    with ByShape():
+        wanted = alone.__wrapped__("llama", torch.float32)
+        assert same(decoded("llama", torch.float32, Way(3, 2), bitwise=True), wanted)
+        assert not same(decoded("llama", torch.float32, Way(3, 2)), wanted)
+
+
+def test_prompts_in_pieces_are_the_same_to_the_bit() -> None:
+    """A long prompt that is read in pieces, beside rows that decode, has the reference's logits."""
+    way = Way(3, 2, "ragged", 60)
+    wanted = alone("qwen3", torch.bfloat16)
+    assert same(decoded("qwen3", torch.bfloat16, way, bitwise=True, schedule="continuous,piece=7"), wanted)
+
+
+def test_recorded_forwards_are_the_same_to_the_bit() -> None:
+    """Forwards over the buffers of recordings, with padded rows and slots, have the reference's logits."""
+    found = decoded("mistral", torch.bfloat16, Way(3, 2), bitwise=True, graphs="on")
+    assert same(found, alone("mistral", torch.bfloat16))
+
+
+def test_samples_are_the_same_at_any_batch_size() -> None:
+    """In bfloat16 a seed gives the same samples at batch sizes 1 and 8."""
+    target, draft = models("llama", torch.bfloat16)
+    drawn = []
+    for size in (1, 8):
+        pipe = harness.pipeline(target, draft, accept="gumbel", batch_size=size, draft_length=3, bitwise=True)
+        drawn.append([one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))])
+    assert drawn[0] == drawn[1]
+
+
+def test_off_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bitwise no operator goes through the mode, and models are not looked at."""
+    monkeypatch.setattr(mode.Bitwise, "__torch_dispatch__", None)
+    monkeypatch.setattr("specframe.engine.parts.require_bitwise", None)
+    decoded("llama", torch.float32, Way(3, 2))
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "exp": torch.exp,
+    "gelu": torch.nn.functional.gelu,
+    "pow": lambda x: x.abs().pow(2.5),
+    "softplus": torch.nn.functional.softplus,
+    "in place": lambda x: x.clone().sigmoid_(),
+    "with a factor": lambda x: torch.add(x, x * 1.3, alpha=0.7),
+    "two tensors": lambda x: torch.atan2(x, x[:1]),
+    "strided": lambda x: torch.nn.functional.silu(x[:, ::2]),
+    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.float().unflatten(1, (-1, 2))) * (0.3 + 0.7j)),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "mean of a part": lambda x: x.unflatten(1, (2, -1)).mean(1),
+    "sum": lambda x: x.sum(dim=1),
+    "sum of two": lambda x: x.unflatten(1, (2, -1)).sum((1, 2)),
+    "norm": lambda x: x.norm(dim=-1),
+    "variance": lambda x: x.var(1, keepdim=True),
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, (x.shape[1],)),
+    "rms norm": lambda x: torch.nn.functional.rms_norm(x, (x.shape[1],)),
+    "softmax": lambda x: x.softmax(-1),
+    "log softmax": lambda x: torch.nn.functional.log_softmax(x, dim=1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "running sum": lambda x: x.cumsum(-1),
+    "topk": lambda x: x.topk(3).values,
+    "sort": lambda x: x.sort(dim=-1, descending=True).values,
+    "linear": lambda x: torch.nn.functional.linear(x, WEIGHT, WEIGHT[:, 0]),
+    "matmul": lambda x: x @ WEIGHT.mT,
+    "addmm": lambda x: torch.addmm(WEIGHT[:, 0], x, WEIGHT.mT.contiguous()),
+    "experts": lambda x: by_experts(x),
+}
+"""Functions of the rows of a matrix."""
+
+
+def by_experts(x: torch.Tensor) -> torch.Tensor:
+    """Return the products of rows with one of two matrices, by the sign of their first number."""
+    expert = (x[:, 0] > 0).long()
+    order, ends = expert.argsort(stable=True), expert.bincount(minlength=2).cumsum(0).int()
+    product = torch.nn.functional.grouped_mm(x[order], torch.stack([WEIGHT, -2 * WEIGHT]).mT, offs=ends)
+    return product[order.argsort()]
+
+
+WEIGHT = torch.randn(9, 36, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows_do_not_depend_on_their_number(name: str) -> None:
+    """Every function is the plain one up to rounding, and a row is the same to the bit in any number of rows, at any place."""
+    function = FUNCTIONS[name]
+    x = torch.randn(70, 36, generator=torch.Generator().manual_seed(1))
+    if name == "two tensors":
+        x[:] = x[:1]
+    with bitwise(CPU):
+        whole = function(x)
+        parts = [function(x[a:b]) for a, b in ((0, 1), (1, 3), (3, 20), (20, 70))]
+    assert torch.equal(torch.cat(parts), whole)
+    torch.testing.assert_close(whole, function(x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_the_usual_one(causal: bool) -> None:
+    """Attention in blocks is torch's up to rounding, with shared heads, with masks of both kinds, and over any extent."""
+    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    query, key, value = draw(2, 6, 9, 5), draw(2, 3, 300, 5), draw(2, 3, 300, 7)
+    seen = draw(2, 1, 9, 300) > 0
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, enable_gqa=True)
+    for mask in (None, seen, torch.zeros(2, 1, 9, 300).masked_fill(~seen, torch.finfo(torch.float32).min)):
+        options = {"is_causal": causal} if mask is None else {"attn_mask": mask}
+        with torch.inference_mode(), bitwise(CPU):
+            found = attend(key, value, **options)
+        torch.testing.assert_close(found, attend(key, value, **options))
+    with torch.inference_mode(), bitwise(CPU):
+        wider = [torch.nn.functional.pad(x, (0, 0, 0, 400), value=5.0) for x in (key, value)]
+        assert torch.equal(
+            attend(*wider, attn_mask=torch.nn.functional.pad(seen, (0, 400))), attend(key, value, attn_mask=seen)
+        )
+
+
+def test_a_model_is_refused_by_the_module_at_fault() -> None:
+    """A model whose products cannot be had in one shape is refused in one sentence, which names the module and the operator."""
+    model = zoo.build("qwen3-moe")
+    require_bitwise(model, "the target")
+    batched = zoo.build("qwen3-moe")
+    batched.set_experts_implementation("batched_mm")
+    expected = r"the target \(Qwen3MoeForCausalLM\) cannot be decoded with bitwise: model\.layers\.0\.mlp\.experts calls 'bmm', "
+    for _ in range(2):
+        with pytest.raises(ModelError, match=expected):
+            harness.pipeline(batched, None, bitwise=True)
+    with pytest.raises(ModelError, match=r"the draft .*attn.attention calls 'matmul'"):
+        harness.pipeline(zoo.build("gpt2"), architectures.build("gpt_neo"), bitwise=True)
+
+
+def test_products_whose_rows_depend_on_their_place_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that gives the last row of a tile other values is refused before anything is decoded."""
+    plain = torch.ops.aten.linear.default
+
+    class Uneven(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            if func is plain:
+                output[-1] += 1e-3
+            return output
+
+    with Uneven(), pytest.raises(ModelError, match=r"mlp.gate_proj|self_attn.q_proj has products whose rows depend on"):
+        require_bitwise(zoo.build("llama"), "the target")
+
+
+@pytest.mark.parametrize(("option", "value"), [("layers", "compiled"), ("attention", "packed"), ("attention", "flex")])
+def test_kernels_that_go_by_the_shape_are_refused(option: str, value: str) -> None:
+    """Compiled layers, and attention by kernels of their own, cannot be had with bitwise."""
+    with pytest.raises(OptionError, match=f"bitwise: expected no {option} '{value}'"):
+        harness.pipeline(models("llama", torch.float32)[0], None, bitwise=True, **{option: value})
+
+
+def test_nothing_fed_gives_nothing() -> None:
+    """Products, sums and functions of no rows have their usual shapes."""
+    x = torch.empty(2, 0, 36)
+    with bitwise(CPU):
+        assert torch.nn.functional.linear(x, WEIGHT).shape == (2, 0, 9)
+        assert x.softmax(-1).shape == x.exp().shape == (2, 0, 36)
+        assert x.mean(-1).shape == (2, 0)
+
+
+def test_operators_that_write_into_a_tensor_are_refused() -> None:
+    """A product that writes its result into a given tensor has no rule, and is no silent exception."""
+    with (
+        bitwise(CPU),
+        pytest.raises(ModelError, match="bitwise: a model calls 'mm', for which no fixed shape is known"),
+    ):
+        torch.mm(WEIGHT, WEIGHT.mT, out=torch.empty(9, 9))
+
+
+def test_tiles_are_copies_of_one_shape() -> None:
+    """Pieces of any matrix are contiguous, of one shape, aligned alike and filled up with zeros."""
+    x = torch.randn(40, 36)[1:, 3:]
+    cut = tiles.pieces(x, 16)
+    assert {(piece.shape, piece.stride()) for piece in cut} == {((16, 33), (33, 1))}
+    assert torch.equal(torch.cat(cut)[:39], x)
+    assert not torch.cat(cut)[39:].any()
