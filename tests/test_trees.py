@@ -2,89 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from specframe_std.acceptance.greedy import Greedy
+from click.testing import CliRunner
+from specframe_std.drafters.model import ModelDrafter
 
+from specframe.cli import cli
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, Budget, Draft, Scores, Verdict
+from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
-PARENTS = [-1, -1, 0, 1, 1, 3]
-"""Node 1, 3 and 5 are the path of right tokens; 0, 2 and 4 branch off with wrong ones."""
-NODES = {1: 2, 2: 5, 3: 6}
-"""The nodes of the tree cut to a depth."""
-RIGHT = {1: 0, 3: 1, 5: 2}
-"""The place after the row's end of each right node."""
-
-
-class TreeDrafter(fakes.ScriptedDrafter):
-    """Proposes the script's tokens with a wrong branch at every node."""
-
-    needs = frozenset({"tree", "move"})
-    offers = frozenset({"tree"})
-
-    def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return the tree of six nodes; an empty draft where nothing is asked for."""
-        if budget.depth == 0:
-            return Draft(batch.tokens_BS[:, :0])
-        chain_BK = super().propose(batch, Budget(3)).tokens_BN
-        wrong_B1 = (chain_BK[:, :1] + 7) % self._vocabulary
-        columns = [chain_BK[:, RIGHT[node]][:, None] if node in RIGHT else wrong_B1 for node in range(len(PARENTS))]
-        nodes = NODES[budget.depth]
-        parents_BN = torch.tensor([PARENTS[:nodes]]).repeat(len(batch), 1)
-        return Draft(torch.cat(columns[:nodes], dim=1), parents_BN=parents_BN, depth=budget.depth)
-
-
-class Walk(Greedy):
-    """Goes from the row's last token to the child that is the target's choice, as long as there is one."""
-
-    offers = frozenset({"lossless", "draft-invariant", "tree"})
-
-    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the path of agreeing nodes and the target's choice after it."""
-        choices_BT = scores.logits_BTV.argmax(-1)
-        if draft.parents_BN is None:
-            return super().judge(batch, draft, scores)
-        here_B1 = torch.full_like(choices_BT[:, :1], -1)
-        stands_B1 = torch.ones_like(here_B1, dtype=torch.bool)
-        path, tokens, accepted_B = [], [], torch.zeros_like(batch.lengths_B)
-        for _ in range(draft.depth):
-            choice_B1 = choices_BT.gather(1, here_B1 + 1)
-            agrees_BN = (draft.parents_BN == here_B1) & (draft.tokens_BN == choice_B1)
-            stands_B1 = stands_B1 & agrees_BN.any(1, keepdim=True)
-            here_B1 = torch.where(stands_B1, agrees_BN.long().argmax(1, keepdim=True), here_B1)
-            path.append(here_B1.clamp(min=0))
-            tokens.append(choice_B1)
-            accepted_B = accepted_B + stands_B1[:, 0]
-        tokens.append(choices_BT.gather(1, here_B1 + 1))
-        return Verdict(accepted_B, torch.cat(tokens, dim=1), torch.cat(path, dim=1))
-
-
-class Trees:
-    """The budget of the tree."""
-
-    needs = offers = frozenset()
-    maximum = Budget(3, 6)
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the whole budget."""
-        return self.maximum
-
-    def observe(self, report: Any) -> None:
-        """Nothing to learn."""
-
 
 def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Result]:
     """Decode ragged prompts with trees and compare with the reference decoder."""
     asked = harness.requests(harness.random_prompts([5, 1, 11, 3], target.config.get_text_config().vocab_size), 14)
-    drafter = TreeDrafter(harness.truth(target, asked), right)
-    made = {"accept": Walk(), "draft_length": Trees(), "batch_size": 3, "check": True} | options
+    drafter = fakes.ScriptedTree(harness.truth(target, asked), right)
+    made = {"batch_size": 3, "check": True} | options
     results = harness.decode(harness.pipeline(target, drafter, **made), asked)
     harness.assert_exact(target, asked, results)
     return results
@@ -128,8 +67,8 @@ def test_processors_go_by_the_path() -> None:
     prompts = harness.random_prompts([5, 3, 9], zoo.VOCABULARY)
     how = Sampling(repetition_penalty=1.7)
     plain = [one.token_ids for one in harness.pipeline(target, None).generate(prompts, 12, sampling=how)]
-    drafter = TreeDrafter([[*ids, *[0] * 8] for ids in plain])
-    pipe = harness.pipeline(target, drafter, accept=Walk(), draft_length=Trees())
+    drafter = fakes.ScriptedTree([[*ids, *[0] * 8] for ids in plain])
+    pipe = harness.pipeline(target, drafter)
     results = list(pipe.generate(prompts, 12, sampling=how))
     assert [one.token_ids for one in results] == plain
     assert results[0].metrics.mean_acceptance_length > 2
@@ -140,8 +79,8 @@ def test_logprobs_follow_the_path() -> None:
     target = zoo.build("qwen3")
     prompts = harness.random_prompts([5, 3], zoo.VOCABULARY)
     plain = list(harness.pipeline(target, None).generate(prompts, 8, sampling=Sampling(logprobs=0)))
-    drafter = TreeDrafter([[*one.token_ids, *[0] * 8] for one in plain])
-    pipe = harness.pipeline(target, drafter, accept=Walk(), draft_length=Trees())
+    drafter = fakes.ScriptedTree([[*one.token_ids, *[0] * 8] for one in plain])
+    pipe = harness.pipeline(target, drafter)
     for one, other in zip(plain, pipe.generate(prompts, 8, sampling=Sampling(logprobs=0)), strict=True):
         assert other.token_ids == one.token_ids
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-3)
@@ -150,14 +89,15 @@ def test_logprobs_follow_the_path() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"accept": "greedy"}, "acceptance rule Greedy does not"),
-        ({"align": "eqspec"}, "alignment EqSpec does not"),
+        ({"accept": "block"}, "acceptance rule Block does not"),
+        ({"align": "masking"}, "alignment Masking does not"),
+        ({"align": "padding"}, "alignment Padding does not"),
     ],
 )
 def test_what_cannot_take_trees_is_refused(options: dict[str, Any], said: str) -> None:
     """A combination in which somebody knows chains alone is refused in one sentence, before anything is decoded."""
     with pytest.raises(
-        CompositionError, match=rf"^drafter TreeDrafter needs 'tree' to be offered, and {said} offer it$"
+        CompositionError, match=rf"^drafter ScriptedTree needs 'tree' to be offered, and {said} offer it$"
     ):
         decode(fakes.fake_target(), None, **options)
 
@@ -175,7 +115,7 @@ def test_what_cannot_take_trees_is_refused(options: dict[str, Any], said: str) -
 def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
     """Parents, depths and counts that cannot be are one sentence that names the drafter."""
 
-    class Wrong(TreeDrafter):
+    class Wrong(fakes.ScriptedTree):
         def propose(self, batch: Batch, budget: Budget) -> Draft:
             draft = super().propose(batch, budget)
             if not budget.depth:
@@ -184,9 +124,7 @@ def test_a_wrong_tree_is_told(change: dict[str, Any], said: str) -> None:
 
     target = fakes.fake_target()
     asked = harness.requests(harness.random_prompts([5, 1, 11], 61), 9)
-    pipe = harness.pipeline(
-        target, Wrong(harness.truth(target, asked)), accept=Walk(), draft_length=Trees(), batch_size=3
-    )
+    pipe = harness.pipeline(target, Wrong(harness.truth(target, asked)), batch_size=3)
     with pytest.raises(ContractError, match=rf"^drafter .*Wrong: propose\(\) must return {said}"):
         harness.decode(pipe, asked)
 
@@ -226,3 +164,89 @@ def test_visibility_against_brute_force(window: int | None) -> None:
             right = 0 <= key <= order and (fed is None or fed in paths[query])
             right = right and (window is None or key > order - window)
             assert bool(seen[query, slot]) == right, (query, slot)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--accept", "block"],
+            "drafter ModelDrafter needs 'tree' to be offered, and acceptance rule Block does not offer it",
+        ),
+        (
+            ["--align", "masking"],
+            "drafter ModelDrafter needs 'tree' to be offered, and alignment Masking does not offer it",
+        ),
+        (
+            ["--align", "padding"],
+            "drafter ModelDrafter needs 'tree' to be offered, and alignment Padding does not offer it",
+        ),
+        (["--draft-length", "fixed,length=3,nodes=2"], "nodes: expected a whole number of at least 3, got 2"),
+    ],
+    ids=lambda given: given[1] if isinstance(given, list) else "",
+)
+def test_the_command_line_refuses_in_one_sentence(tmp_path: Path, options: list[str], said: str) -> None:
+    """A tree for a rule or an alignment without trees is one sentence and status 2."""
+    pair = zoo.save_pair(tmp_path)
+    pair[-1] += ",branch=2/2"
+    done = CliRunner().invoke(cli, ["run", *pair, *options, "abc"])
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith(said)
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("tree", ["branch=2/2", "tree=dynamic,nodes=6", "tree=static"])
+def test_a_model_with_options_drafts_trees(tmp_path: Path, tree: str) -> None:
+    """A draft model may be named with the options of the drafter; the tokens are those of plain decoding."""
+    pair = zoo.save_pair(tmp_path)
+    texts = [["run", *pair[:2], "--drafter", drafter, "-q", "abcd", "ef"] for drafter in (f"{pair[3]},{tree}", "none")]
+    drafted, plain = (CliRunner().invoke(cli, text) for text in texts)
+    assert drafted.exit_code == plain.exit_code == 0, drafted.output
+    assert drafted.stdout == plain.stdout
+
+
+def test_a_dynamic_tree_is_not_drawn() -> None:
+    """A tree that is chosen by its tokens' scores is refused under a rule whose drafts are drawn at random."""
+    target = fakes.fake_target()
+    given = {"drafter": ModelDrafter(tree="dynamic"), "accept": "rejection"}
+    with pytest.raises(
+        CompositionError, match="needs 'prunable' to be offered, and acceptance rule Rejection does not"
+    ):
+        harness.pipeline(target, fakes.fake_draft(target), **given)
+    harness.pipeline(target, fakes.fake_draft(target), **given | {"accept": "rejection,siblings=likely"})
+
+
+@pytest.mark.parametrize(("siblings", "drawn"), [("distinct", "independent"), ("independent", "distinct")])
+def test_siblings_drawn_in_another_way_are_refused(siblings: str, drawn: str) -> None:
+    """A drafter that draws siblings itself, and says how, is refused by a rule that is made for the other way."""
+
+    class Drawing(fakes.ScriptedTree):
+        needs = frozenset({"tree", "move", drawn})
+
+    for rule in ("rejection", "traversal"):
+        with pytest.raises(CompositionError, match=f"needs '{drawn}' to be offered"):
+            harness.pipeline(fakes.fake_target(), Drawing([[]]), accept=f"{rule},siblings={siblings}")
+        harness.pipeline(fakes.fake_target(), Drawing([[]]), accept=f"{rule},siblings={drawn}")
+    harness.pipeline(fakes.fake_target(), Drawing([[]]), accept="gumbel")
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"), [({}, "block"), ({"branch": "2/2"}, "traversal"), ({"tree": "dynamic"}, "gumbel")], ids=str
+)
+def test_sampling_takes_a_rule_for_the_tree(tree: dict[str, Any], rule: str) -> None:
+    """With a temperature "auto" is the rule that judges what is drafted; the draft length is the tree's."""
+    target = fakes.fake_target()
+    pipe = harness.pipeline(target, fakes.fake_draft(target), drafter=ModelDrafter(**tree))
+    use = pipe.parts.strategies(pipe.recipe, greedy=False)
+    assert type(use.rule).__name__.lower() == rule
+    if tree.get("branch"):
+        assert use.policy.maximum == Budget(2, 6)
+
+
+def test_trees_of_many_nodes_are_recorded() -> None:
+    """A tree of more nodes than a prompt's piece is recorded like any other."""
+    target = zoo.build("qwen3")
+    drafter = ModelDrafter(tree="static", nodes=40)
+    pipe = harness.pipeline(target, zoo.good_draft(target), drafter=drafter, batch_size=2, graphs="on")
+    harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 12))
+    assert pipe.report.num_draft_tokens >= 40

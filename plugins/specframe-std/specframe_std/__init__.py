@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.plugins.hookspecs import Register, RegisterModels, hookimpl
+from specframe.plugins.hookspecs import Register, RegisterDefaults, RegisterModels, hookimpl
 
 
 @hookimpl
@@ -16,6 +16,7 @@ def specframe_register_drafters(register: Register) -> None:
 @hookimpl
 def specframe_register_verifiers(register: Register) -> None:
     register("chain", "specframe_std.verifiers.chain:ChainVerifier")
+    register("tree", "specframe_std.verifiers.chain:ChainVerifier")
 
 
 @hookimpl
@@ -23,6 +24,7 @@ def specframe_register_acceptance_rules(register: Register) -> None:
     register("greedy", "specframe_std.acceptance.greedy:Greedy")
     register("rejection", "specframe_std.acceptance.rejection:Rejection")
     register("block", "specframe_std.acceptance.block:Block")
+    register("traversal", "specframe_std.acceptance.traversal:Traversal")
     register("gumbel", "specframe_std.acceptance.gumbel:Gumbel")
     register("typical", "specframe_std.acceptance.typical:Typical")
     register("synthetic", "specframe_std.acceptance.synthetic:Synthetic")
@@ -55,6 +57,22 @@ def specframe_register_kv_backends(register: Register) -> None:
 def specframe_register_draft_length_policies(register: Register) -> None:
     register("fixed", "specframe_std.policies.fixed:FixedLength")
     register("goodput", "specframe_std.policies.goodput:Goodput")
+
+
+@hookimpl
+def specframe_register_defaults(register: RegisterDefaults) -> None:
+    register("plain decoding", "none")
+    register("draft model", "model")
+    register("draft model of another vocabulary", "translated")
+    register("prompt lookup", "prompt-lookup")
+    register("verifier", "chain")
+    register("greedy decoding", "greedy")  # of the lossless rules, the one that costs least
+    register("sampling", "block")  # of the lossless rules, the one that accepts most
+    register("sampling with trees", "gumbel")  # it takes every tree
+    register("sampling with drawn trees", "traversal")
+    register("alignment", "ragged")
+    register("fixed draft length", "fixed")
+    register("adaptive draft length", "goodput")
 
 
 @hookimpl

@@ -71,6 +71,9 @@ def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options
 class TestTranslated(DrafterSuite):
     """The suite, on two tokenizers of single characters: the draft model's is another object, its tokens the same."""
 
+    host_waits = 3  # text is made on the host: of new rows, and of every draft
+    """Waits per round on a device as strict as CUDA."""
+
     def make(self) -> str:
         return "translated"
 
@@ -79,7 +82,7 @@ class TestTranslated(DrafterSuite):
         pipe.parts.tokenizer, pipe.parts.draft_tokenizer = letters(CHARACTERS), letters(CHARACTERS)
         return pipe
 
-    @pytest.mark.parametrize("schedule", ["fixed", "continuous", "same-length,window=5"])
+    @pytest.mark.parametrize("schedule", ["fixed", "continuous", "continuous,piece=3", "same-length,window=5"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
     def test_a_copy_of_the_target_is_always_right(self, align: str, schedule: str) -> None:
         """Drafts of the target itself all stand, however rows are moved and left out: the cache is never wrong."""
@@ -87,6 +90,17 @@ class TestTranslated(DrafterSuite):
         asked = harness.requests(harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5), [3, 17, 9, 12, 1, 6, 17])
         pipe = self.pipeline(target, fakes.fake_draft(target, slip_every=0), align=align, schedule=schedule)
         self.verify(pipe, asked)
+        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+    def test_prompts_are_read_in_the_targets_pieces(self) -> None:
+        """While others decode, no more of a prompt is read at once than the target reads."""
+        target, feeds = fakes.fake_target(), harness.Feeds()
+        options = {"schedule": "continuous,piece=8", "batch_size": 2, "draft_length": 3, "observers": [feeds]}
+        pipe = self.pipeline(target, fakes.fake_draft(target, slip_every=0), **options)
+        self.verify(pipe, harness.requests(harness.random_prompts((4, 5, 40), 61), [30, 2, 5]))
+        fed = [tokens for round in feeds.rounds for _, tokens in round.draft]
+        assert max(fed) <= 8 + 1  # the last token of a piece is fed with the next, as the text may go on in it
+        assert sum(tokens for tokens in fed if tokens > 4) >= 39
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 

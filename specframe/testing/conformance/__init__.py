@@ -21,6 +21,7 @@ from specframe.testing.conformance.kv import KVBackendSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
 from specframe.testing.conformance.stops import StopSuite
+from specframe.testing.conformance.trees import TreeDrafterSuite
 from specframe.testing.conformance.verifier import VerifierSuite
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "KVBackendSuite",
     "SchedulerSuite",
     "StopSuite",
+    "TreeDrafterSuite",
     "VerifierSuite",
 ]

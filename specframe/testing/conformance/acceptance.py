@@ -27,14 +27,80 @@ class AcceptanceRuleSuite(DecodingSuite):
 
     def judge(self, choices: list[list[int]], drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
         """Judge drafts against a target that is certain of ``choices``; return the verdict and the standing tokens."""
-        return self.judge_logits(certain(torch.tensor(choices)), drafted)
+        return self.judge_logits(certain(torch.tensor(choices, device=harness.device())), drafted)
+
+    def judge_tree(self, choices: list[list[int]], drafted: list[list[int]], parents: list[int]) -> list[list[int]]:
+        """Judge trees of one shape; return the standing tokens. ``choices`` are the target's, after the row and after each node."""
+        logits_BTV, tokens_BN = certain(torch.tensor(choices)), torch.tensor(drafted)
+        rule, batch = self.opened(len(drafted))
+        deep = list[int]()
+        for parent in parents:
+            deep.append(1 if parent < 0 else deep[parent] + 1)
+        parents_1N = torch.tensor([parents])
+        draft = Draft(tokens_BN, certain(tokens_BN), parents_1N, depth=max(deep))
+        verdict = rule.judge(batch, draft, Scores(logits_BTV))
+        assert verdict.path_BT is not None
+        assert verdict.path_BT.shape == (len(drafted), max(deep))
+        assert verdict.tokens_BT.shape == (len(drafted), max(deep) + 1)
+        accepted, tokens = verdict.host()
+        for row, count in enumerate(accepted):
+            path = verdict.path_BT[row, :count].tolist()
+            assert [parents[node] for node in path] == [-1, *path][:count], "the path is none"
+            assert [drafted[row][node] for node in path] == tokens[row, :count].tolist(), "the path has other tokens"
+        return [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+
+    def require_trees(self) -> None:
+        """Skip a test of trees for a rule that judges chains."""
+        if "tree" not in self.object().offers:
+            pytest.skip("the rule judges chains")
+
+    def test_tree_path(self) -> None:
+        """In a tree the path of the target's own tokens stands, whichever branch it takes and wherever it ends."""
+        self.require_trees()
+        self.require_lossless()
+        parents = [-1, -1, 0, 1, 1, 4]
+        drafted = [[3, 4, 5, 6, 7, 8]] * 5
+        choices = [
+            [4, 1, 7, 1, 1, 8, 9],  # 4, 7, 8 and 9
+            [3, 5, 1, 2, 1, 1, 1],  # 3, 5 and 2
+            [4, 1, 9, 1, 1, 1, 1],  # 4 and 9
+            [9, 5, 7, 1, 1, 8, 1],  # 9: what lies below nodes that did not stand does not count
+            [4, 5, 6, 1, 2, 8, 1],  # 4, 6 and 2
+        ]
+        standing = [[4, 7, 8, 9], [3, 5, 2], [4, 9], [9], [4, 6, 2]]
+        assert self.judge_tree(choices, drafted, parents) == standing
+        assert self.judge_tree(choices[::-1], drafted, parents) == standing[::-1]
+
+    def test_tree_that_is_a_chain(self) -> None:
+        """A tree without branches is judged as the chain that it is."""
+        self.require_trees()
+        self.require_lossless()
+        assert self.judge_tree([[3, 4, 5], [6, 7, 8]], [[3, 4], [6, 9]], [-1, 0]) == [[3, 4, 5], [6, 7]]
+
+    def opened(self, rows: int) -> tuple[Any, Any]:
+        """Return a rule that has started, and a batch of so many rows."""
+        rule: Any = self.object()
+        rule.start(harness.open_run(fakes.fake_target(), rows=rows, capacity=8))
+        pool = harness.open_pool(harness.requests([[1 + row] for row in range(rows)], 9))
+        return rule, pool.batch(pool.admit(rows))
+
+    def test_siblings(self) -> None:
+        """The children that a drafter should propose are token ids, with the logarithms of probabilities, for all nodes at once."""
+        self.require_trees()
+        rule, batch = self.opened(2)
+        logits_BFV = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        tokens_BFC, scores_BFC = rule.siblings(batch, 1, logits_BFV, 4)
+        assert tokens_BFC.shape == scores_BFC.shape == (2, 3, 4)
+        assert bool(((tokens_BFC >= 0) & (tokens_BFC < VOCABULARY)).all())
+        assert bool((scores_BFC <= 0).all())
+        if "independent" not in rule.offers or "distinct" in rule.offers:
+            assert all(len(set(children)) == 4 for row in tokens_BFC.tolist() for children in row), (
+                "siblings are the same"
+            )
 
     def judge_logits(self, logits_BTV: torch.Tensor, drafted: list[list[int]]) -> tuple[Verdict, list[list[int]]]:
         """Judge drafts by the target's logits."""
-        rule: Any = self.object()
-        rule.start(harness.open_run(fakes.fake_target(), rows=len(drafted), capacity=8))
-        pool = harness.open_pool(harness.requests([[1 + row] for row in range(len(drafted))], 9))
-        batch = pool.batch(pool.admit(len(drafted)))
+        rule, batch = self.opened(len(drafted))
         tokens_BK = torch.tensor(drafted, dtype=torch.long).reshape(len(drafted), -1)
         draft = Draft(tokens_BK, certain(tokens_BK))
         before = logits_BTV.clone(), tokens_BK.clone()
@@ -87,7 +153,7 @@ class AcceptanceRuleSuite(DecodingSuite):
         """A draft-invariant rule's committed tokens are a beginning of the same tokens for every draft."""
         if "draft-invariant" not in self.object().offers:
             pytest.skip("the rule does not promise to be invariant")
-        logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1))
+        logits_BTV = torch.randn(3, 5, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(harness.device())
         generator = torch.Generator().manual_seed(2)
         drafts: list[list[list[int]]] = [[[]] * 3]
         drafts += [torch.randint(VOCABULARY, (3, 4), generator=generator).tolist() for _ in range(40)]
@@ -98,6 +164,17 @@ class AcceptanceRuleSuite(DecodingSuite):
                 assert tokens[:shared] == found[row][:shared]
                 found[row] = max(found[row], tokens, key=len)
         assert max(map(len, found)) > 1, "no draft token stood"
+
+    def test_trees_are_decoded(self) -> None:
+        """Rounds of trees give the reference decoder's tokens, and those whose longest path is right, K + 1 tokens each."""
+        self.require_trees()
+        self.require_lossless()
+        target, _ = fake_pair()
+        asked = usual_requests(target, new=9, stop=False)
+        for right, rounds in ((None, 2), ({0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None)):
+            drafter = fakes.ScriptedTree(harness.truth(target, asked), right)
+            results = self.verify(self.pipeline(target, drafter, draft_length=3), asked)
+            assert rounds is None or {result.metrics.num_spec_steps for result in results} == {rounds}
 
     def test_right_drafts_stand(self) -> None:
         """Rounds of right drafts yield K + 1 tokens each, up to the end."""

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from specframe.forward.attention import choice
-from specframe.plugins.compose import fitting_backends
+from specframe.plugins.compose import able
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness
+from specframe.testing import fakes, harness, standard
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 from specframe.testing.conformance.stops import StopSuite
 
-SCHEDULERS = ("fixed", "continuous", "same-length,window=4")
+BY_ROW = {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}
+"""How many tokens of a tree's path are right, by request."""
 
 
 class AlignmentSuite(DecodingSuite, StopSuite):
@@ -32,14 +33,14 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         alignment = self.object()
         if "lossless" not in alignment.offers:
             return [{}]
-        others = [kv for kv in fitting_backends(registry(), alignment) if kv != alignment.kv]
-        own = [{"kv": alignment.kv, "schedule": schedule} for schedule in SCHEDULERS]
+        others = [kv for kv in able(registry(), "KV backend", alignment.needs) if kv != alignment.kv]
+        own = [{"kv": alignment.kv, "schedule": schedule} for schedule in standard.SCHEDULERS]
         return own + [{"kv": kv, "schedule": alignment.scheduler} for kv in others]
 
     def test_asks_for_what_is_there(self) -> None:
         """The scheduler and the KV backend it asks for are installed, and the backend can carry it."""
         alignment = self.object()
-        assert alignment.kv in fitting_backends(registry(), alignment)
+        assert alignment.kv in able(registry(), "KV backend", alignment.needs)
         assert alignment.scheduler in registry().names("scheduler")
 
     @pytest.mark.parametrize("architecture", ["mistral", "gemma3", "opt"])
@@ -73,6 +74,35 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
         target, draft = fake_pair()
         self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))
+
+    def tree_drafter(self, target: Any, asked: Any, right: fakes.Right) -> Any:
+        """Return a drafter of trees; skip a test of them where the alignment places chains."""
+        if "tree" not in self.object().offers:
+            pytest.skip("the alignment places chains")
+        return fakes.ScriptedTree(harness.truth(target, asked), right)
+
+    def test_trees(self, surroundings: dict[str, Any]) -> None:
+        """Nodes see their own path, and an accepted path is moved whole, in ragged batches and on every KV backend."""
+        target, _ = fake_pair()
+        asked = usual_requests(target)
+        drafter = self.tree_drafter(target, asked, BY_ROW)
+        self.verify(self.pipeline(target, drafter, draft_length=3, **surroundings), asked)
+
+    @pytest.mark.parametrize("right", [None, 0], ids=["all", "none"])
+    def test_trees_that_stand_or_fall(self, right: fakes.Right) -> None:
+        """Trees whose longest path is right in every row, and trees without a right node, keep all invariants."""
+        target, _ = fake_pair()
+        asked = usual_requests(target)
+        drafter = self.tree_drafter(target, asked, right)
+        self.verify(self.pipeline(target, drafter, draft_length=3, check=True), asked)
+
+    @pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
+    def test_trees_of_real_models(self, architecture: str) -> None:
+        """Windows and learned positions go by a node's depth, not by its slot."""
+        target, _ = real_pair(architecture)
+        asked = usual_requests(target, new=6)
+        drafter = self.tree_drafter(target, asked, BY_ROW)
+        self.verify(self.pipeline(target, drafter, draft_length=3), asked)
 
     def test_longest_row_leaves(self) -> None:
         """When the longest row has ended, the rows aligned to it decode on correctly."""

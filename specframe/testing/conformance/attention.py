@@ -34,13 +34,13 @@ class AttentionBackendSuite(Suite):
     def facts(self) -> AttentionFacts:
         """A model that these tests could be from."""
         shapes = (KVShape(KEY_HEADS, SIZE, SIZE, torch.float32),)
-        return AttentionFacts(torch.device("cpu"), torch.float32, HEADS, shapes, (None, 4))
+        return AttentionFacts(harness.device(), torch.float32, HEADS, shapes, (None, 4))
 
     def suited(self) -> Any:
         """Return the backend; skip the test where it does not suit a model on a CPU."""
         backend = self.object()
         if not backend.suits(self.facts):
-            pytest.skip("this attention backend does not suit a model in float32 on a CPU")
+            pytest.skip("this attention backend does not suit a model in float32 here")
         return backend
 
     def test_reads_a_view(self) -> None:
@@ -56,9 +56,10 @@ class AttentionBackendSuite(Suite):
         backend = self.suited()
         if kind not in backend.offers or (window and "window" not in backend.offers):
             pytest.skip(f"this attention backend does not offer {kind} views with such windows")
-        used_B = torch.tensor(USED)
-        order_BT = used_B[:, None] - fed + torch.arange(fed)
-        placement = Placement(order_BT, order_BT, order_BT, torch.arange(SLOTS)[None], used_B.int())
+        on = harness.device()
+        used_B = torch.tensor(USED, device=on)
+        order_BT = used_B[:, None] - fed + torch.arange(fed, device=on)
+        placement = Placement(order_BT, order_BT, order_BT, torch.arange(SLOTS, device=on)[None], used_B.int())
         self.compare(backend, placement, kind, window, seed)
 
     @pytest.mark.parametrize("seed", range(4))
@@ -67,10 +68,12 @@ class AttentionBackendSuite(Suite):
         backend = self.suited()
         if "tree" not in backend.offers:
             pytest.skip("this attention backend offers no trees")
-        block = Block(torch.zeros(len(USED), 5, dtype=torch.long), 0, torch.tensor([[-1, 0, 0, 1, 2]]))
-        lengths_B1 = torch.tensor(USED)[:, None]
-        order_BT, slots_BT = lengths_B1 + block.depth_BT(), lengths_B1 + torch.arange(5)
-        key_order_BS = torch.arange(SLOTS).repeat(len(USED), 1).scatter(1, slots_BT, order_BT)
+        on = harness.device()
+        parents_1T = torch.tensor([[-1, 0, 0, 1, 2]], device=on)
+        block = Block(torch.zeros(len(USED), 5, dtype=torch.long, device=on), 0, parents_1T)
+        lengths_B1 = torch.tensor(USED, device=on)[:, None]
+        order_BT, slots_BT = lengths_B1 + block.depth_BT(), lengths_B1 + torch.arange(5, device=on)
+        key_order_BS = torch.arange(SLOTS, device=on).repeat(len(USED), 1).scatter(1, slots_BT, order_BT)
         placement = Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
         self.compare(backend, placement, "dense" if "dense" in backend.offers else "paged", None, seed)
 
@@ -78,8 +81,8 @@ class AttentionBackendSuite(Suite):
         """Assert that a plan gives what masks give, for all tokens that are no padding."""
         generator = torch.Generator().manual_seed(seed)
         shape = len(USED), placement.order_BT.shape[1], SLOTS
-        query = torch.randn(shape[0], HEADS, shape[1], SIZE, generator=generator)
-        dense = Dense(*torch.randn(2, shape[0], KEY_HEADS, SLOTS, SIZE, generator=generator))
+        query = torch.randn(shape[0], HEADS, shape[1], SIZE, generator=generator).to(harness.device())
+        dense = Dense(*torch.randn(2, shape[0], KEY_HEADS, SLOTS, SIZE, generator=generator).to(harness.device()))
         mask = masks(placement, [window], query.dtype)[window]
         expected, _ = attend(torch.nn.Module(), query, dense.keys, dense.values, mask)
         plan, view = backend.plan(placement), self.view(dense, kind)

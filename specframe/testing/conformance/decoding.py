@@ -9,9 +9,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.testing import fakes, harness, zoo
+from specframe.testing import fakes, harness, where, zoo
 from specframe.testing.conformance.base import pytest_generate_surroundings
 from specframe.testing.conformance.stops import Stopping
+from specframe.testing.device.rounds import watched_rounds
 
 LENGTHS = (7, 1, 13, 2, 7)
 """Prompt lengths of the usual ragged batch: one token, equal ones, long ones."""
@@ -53,12 +54,30 @@ class DecodingSuite(Stopping):
     architectures: ClassVar[tuple[str, ...]] = ("qwen3",)
     """The architectures of :mod:`specframe.testing.zoo` that the equivalence on real models is tested with."""
 
+    host_waits: ClassVar[int] = 1
+    """Times that the host waits for the device in a round. More than one needs a reason."""
+    host_copies: ClassVar[int] = 2
+    """Copies from the host to the device in a round whose rows are those of the round before, at most."""
+
     pytest_generate_tests = staticmethod(pytest_generate_surroundings)
 
     def test_equals_reference(self, surroundings: dict[str, Any]) -> None:
         """A ragged batch with pad and eos ids inside prompts decodes to the reference decoder's tokens."""
         target, draft = fake_pair()
         self.verify(self.pipeline(target, draft, **surroundings), usual_requests(target))
+
+    def test_as_on_a_gpu(self) -> None:
+        """On a device as strict as CUDA (:mod:`specframe.testing.device`) a run is exact, and no round waits too often."""
+        target, draft = fake_pair()
+        with where.running_on("sim"), watched_rounds() as watched:
+            pipe = self.pipeline(target, draft, batch_size=2, observers=[watched])
+            self.verify(pipe, usual_requests(target))
+            watched.rounds.clear()  # a model is tried out in its first run
+            self.verify(pipe, usual_requests(target))
+        for one in watched.rounds:
+            assert one.waits <= self.host_waits, f"expected {self.host_waits} wait per round, got {one}"
+        for one in watched.steady:
+            assert one.copies <= self.host_copies, f"expected {self.host_copies} copies per round at most, got {one}"
 
     @pytest.mark.parametrize("right", RIGHT)
     def test_any_acceptance(self, right: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.testing import fakes, harness
+from specframe.testing import fakes, harness, standard
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
 
 
@@ -32,13 +32,13 @@ class DrafterSuite(DecodingSuite):
         assert feeds.decoding, "nothing was decoded"
         return feeds.decoding
 
-    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_every_alignment(self, align: str) -> None:
         """The drafter works under every alignment, and so on caches that move."""
         target, draft = fake_pair()
         self.verify(self.pipeline(target, draft, align=align), usual_requests(target))
 
-    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
         """After the prompt the draft model is fed at most K + 1 tokens per row and round."""
         for round in self.watch(align=align):

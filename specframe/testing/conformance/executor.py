@@ -10,7 +10,7 @@ from specframe.contracts.drafts import Budget
 from specframe.engine.arrivals import HandClock
 from specframe.engine.parts import parts_of
 from specframe.plugins.recipe import Recipe
-from specframe.testing import harness
+from specframe.testing import harness, standard
 from specframe.testing.conformance.base import Suite
 from specframe.testing.conformance.decoding import fake_pair, usual_requests
 from specframe.text.sampling import Sampling
@@ -27,7 +27,7 @@ class ExecutorSuite(Suite):
         recipe = Recipe(target, draft, batch_size=2, draft_length=3, generation_config=None, **options).checked()
         return self.object().open(recipe, parts_of(recipe), [], HandClock())
 
-    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_equals_reference(self, align: str) -> None:
         """A ragged batch decodes to the reference decoder's tokens."""
         target, draft = fake_pair()
@@ -39,7 +39,9 @@ class ExecutorSuite(Suite):
         prompts = harness.random_prompts((7, 1, 13), target.config.vocab_size)
         found = []
         for executor in (self.make(), "local"):
-            pipe = harness.pipeline(target, draft, accept="gumbel", draft_length=3, seed=3, executor=executor)
+            pipe = harness.pipeline(
+                target, draft, accept=standard.ALWAYS_THE_SAME, draft_length=3, seed=3, executor=executor
+            )
             results = pipe.generate(prompts, 12, sampling=Sampling(temperature=1.0, samples=2))
             found.append([result.token_ids for result in results])
         assert found[0] == found[1]

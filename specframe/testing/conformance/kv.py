@@ -37,7 +37,7 @@ class Bookkeeper:
 
     def __init__(self, backend: Any, rows: int) -> None:
         self.offers = backend.offers
-        self.store = backend.open(SHAPES, rows, CAPACITY, torch.device("cpu"))
+        self.store = backend.open(SHAPES, rows, CAPACITY, harness.device())
         self.held: dict[int, dict[int, int]] = {}
         """Per sequence: the stamp written to each slot."""
         self.batch: list[LiveSequence] = []
@@ -56,8 +56,8 @@ class Bookkeeper:
         self._stamp += slots.size
         for sequence, places, row in zip(self.batch, slots, stamps, strict=True):
             self.held[id(sequence)].update(zip(places.tolist(), row.tolist(), strict=True))
-        slots_BT = torch.from_numpy(slots)
-        order_BS = torch.arange(extent)[None]
+        slots_BT = torch.from_numpy(slots).to(harness.device())
+        order_BS = torch.arange(extent, device=harness.device())[None]
         self.store.expect(Placement(slots_BT, slots_BT, slots_BT, order_BS))
         for layer, shape in enumerate(SHAPES):
             view = self.store.write(
@@ -81,7 +81,7 @@ class Bookkeeper:
         """Shift the rows of the batch and drop slots beyond the ends; a shift by 0 only cuts."""
         if offsets.any():
             sources_BT = np.clip(np.arange(width) - offsets[:, None], 0, None)
-            self.store.move(torch.from_numpy(sources_BT))
+            self.store.move(torch.from_numpy(sources_BT).to(harness.device()))
         for sequence, offset in zip(self.batch, offsets.tolist(), strict=True):
             moved = {slot + offset: stamp for slot, stamp in self.held[id(sequence)].items()}
             self.held[id(sequence)] = {slot: stamp for slot, stamp in moved.items() if 0 <= slot < width}
@@ -91,9 +91,10 @@ def stamped(stamps: np.ndarray, layer: int, heads: int, size: int, part: int) ->
     """Return states (B, H, T, D) in which every number tells its stamp, layer, head, place and part."""
     rows, length = stamps.shape
     base = torch.from_numpy(stamps).float()[:, None, :, None] * 128 + layer * 32 + part * 16
-    return base + (torch.arange(heads)[:, None] * 8 + torch.arange(size)[None])[None, :, None].expand(
+    made = base + (torch.arange(heads)[:, None] * 8 + torch.arange(size)[None])[None, :, None].expand(
         rows, heads, length, size
     )
+    return made.to(harness.device())
 
 
 def sequences_of(count: int) -> list[LiveSequence]:
@@ -173,6 +174,20 @@ class KVBackendSuite(DecodingSuite):
         book.write(np.arange(6)[None].repeat(2, 0), 6)
         book.shift(np.array([-2, -3]), 3)
         book.write(np.arange(3, 5)[None].repeat(2, 0), 5)
+
+    def test_paths_are_moved(self) -> None:
+        """The slots of a path are moved to the row's end all at once, other slots and rows stay as they are."""
+        self.require("move")
+        book, batch = Bookkeeper(self.object(), 3), sequences_of(3)
+        book.arrange(batch)
+        book.shift(np.array([0, 0, 0]), 0)
+        book.write(np.arange(10)[None].repeat(3, 0), 10)
+        sources, targets = np.array([[5, 4, 8], [4, 7, 9], [6, 3, 5]]), np.array([[4, 5, 6], [4, 5, 6], [3, 4, 5]])
+        book.store.move(torch.from_numpy(sources), torch.from_numpy(targets))
+        for sequence, old, new in zip(batch, sources.tolist(), targets.tolist(), strict=True):
+            held = book.held[id(sequence)]
+            held.update(dict(zip(new, [held[slot] for slot in old], strict=True)))
+        book.write(np.arange(10, 12)[None].repeat(3, 0), 12)
 
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""

@@ -13,7 +13,7 @@ import torch
 from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
-from specframe.testing import harness
+from specframe.testing import harness, standard
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
 
 DRAFT_LENGTH = 4
@@ -70,8 +70,8 @@ def advance(pool: Pool, batch: Batch, gains: Gains) -> None:
         min(count, gains(sequence.request.index, int(length)))
         for sequence, length in zip(batch.sequences, batch.lengths, strict=True)
     ]
-    tokens_BT = torch.ones(len(batch), count + 1, dtype=torch.long)
-    pool.advance(batch, Draft(tokens_BT[:, :count]), Verdict(torch.tensor(gained), tokens_BT))
+    tokens_BT = torch.ones(len(batch), count + 1, dtype=torch.long, device=harness.device())
+    pool.advance(batch, Draft(tokens_BT[:, :count]), Verdict(torch.tensor(gained, device=harness.device()), tokens_BT))
 
 
 def workload(count: int, seed: int) -> tuple[list[int], list[int], Gains]:
@@ -151,7 +151,7 @@ class SchedulerSuite(DecodingSuite):
         scheduler.rows(4)
         assert scheduler.next_batch(Pool([], 4, 8, 64)) is None
 
-    @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_every_alignment(self, align: str) -> None:
         """The scheduler's batches are decoded right under every alignment."""
         target, draft = fake_pair()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.blame import called
-from specframe.testing import fakes, harness, zoo
+from specframe.testing import fakes, harness, standard, zoo
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 
 
@@ -29,14 +31,14 @@ class VerifierSuite(DecodingSuite):
         logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0])).logits_BTV
         named = called(self.role, verifier)
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
-        compare(logits_B1V, whole(target, batch, torch.empty(3, 0, dtype=torch.long)))
+        compare(logits_B1V.cpu(), whole(target, batch, batch.tokens_BS[:, :0]))
         pool.advance(
-            batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1))
+            batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
         )
 
         batch = pool.batch(pool.live)
-        draft_BK = torch.arange(3 * draft_length).reshape(3, draft_length)
-        compare(verifier.score(batch, Draft(draft_BK)).logits_BTV, whole(target, batch, draft_BK))
+        draft_BK = torch.arange(3 * draft_length, device=harness.device()).reshape(3, draft_length)
+        compare(verifier.score(batch, Draft(draft_BK)).logits_BTV.cpu(), whole(target, batch, draft_BK))
 
     def test_scores_are_the_targets(self) -> None:
         """Every score is the target's logit after exactly the tokens before it."""
@@ -50,6 +52,30 @@ class VerifierSuite(DecodingSuite):
         """A round without a draft scores one place: plain decoding."""
         self.scored(fakes.fake_target(), 0, torch.testing.assert_close)
 
+    def test_scores_of_a_tree(self) -> None:
+        """The score of a node is the target's logit after the row's tokens and the node's own path, and nothing else."""
+        if "tree" not in self.object().offers:
+            pytest.skip("the verifier scores chains")
+        for target, close in ((fakes.fake_target(), 0.0), (zoo.build("gemma3"), 1e-4)):
+            asked = harness.requests(harness.random_prompts([5, 1, 8], target.config.vocab_size), 9)
+            verifier, pool = self.object(), harness.open_pool(asked)
+            verifier.start(harness.open_run(target, rows=3, capacity=32))
+            begin(verifier, pool)
+            batch = pool.batch(pool.live)
+            parents_BN = torch.tensor([[-1, -1, 0, 1, 1, 3], [-1, 0, 1, 2, -1, 4], [-1, -1, -1, 2, 1, 0]])
+            tokens_BN = torch.arange(18).reshape(3, 6) + 7
+            found_BTV = verifier.score(batch, Draft(tokens_BN, parents_BN=parents_BN, depth=4)).logits_BTV
+            for row, parents in enumerate(parents_BN.tolist()):
+                for node in range(-1, 6):
+                    path = []
+                    while node >= 0:
+                        path.append(int(tokens_BN[row, node]))
+                        node = parents[node]
+                    ids = torch.tensor([[*batch.tokens_BS[row, : batch.lengths[row]].tolist(), *path[::-1]]])
+                    place = 0 if not path else tokens_BN[row].tolist().index(path[0]) + 1
+                    want = target(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, -1]
+                    torch.testing.assert_close(found_BTV[row, place], want, atol=close, rtol=close)
+
     def test_one_pass_per_round(self) -> None:
         """A round that decodes runs the target once, on K + 1 tokens per row."""
         target, draft = real_pair("qwen3")
@@ -62,8 +88,8 @@ class VerifierSuite(DecodingSuite):
         """A prompt that is read in pieces gives what it gives when it is read at once."""
         target, draft = fake_pair()
         asked = harness.requests(harness.random_prompts([5, 1, 30, 22], target.config.vocab_size), [20, 2, 9, 9])
-        options = {"schedule": "continuous,piece=4", "batch_size": 2}
-        for align in ("ragged", "eqspec"):
+        options = {"schedule": standard.READING_IN_PIECES, "batch_size": 2}
+        for align in standard.ALIGNMENTS[:2]:
             self.verify(self.pipeline(target, draft, align=align, **options), asked)
 
     def test_plain_decoding(self) -> None:
@@ -72,11 +98,19 @@ class VerifierSuite(DecodingSuite):
         self.verify(self.pipeline(target, None), usual_requests(target))
 
 
+def begin(verifier: Any, pool: Any) -> None:
+    """Read the prompts and take the target's token after each."""
+    batch = pool.batch(pool.admit(3))
+    nothing = Draft(batch.tokens_BS[:, :0])
+    logits_B1V = verifier.score(batch, nothing).logits_BTV
+    pool.advance(batch, nothing, Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1)))
+
+
 @torch.inference_mode()
 def whole(target: PreTrainedModel, batch: Batch, draft_BK: torch.Tensor) -> torch.Tensor:
-    """Return the logits (B, K + 1, V) of the target run on each whole sequence, without a cache."""
+    """Return the logits (B, K + 1, V) of the target run on each whole sequence, without a cache, on the CPU."""
     rows = []
     for row, length in enumerate(batch.lengths):
-        ids = torch.cat([batch.tokens_BS[row, :length], draft_BK[row]])[None]
+        ids = torch.cat([batch.tokens_BS[row, :length], draft_BK[row]])[None].cpu()
         rows.append(target(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, length - 1 :])
     return torch.stack(rows)

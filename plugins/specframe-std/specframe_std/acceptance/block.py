@@ -17,6 +17,11 @@ class Block(Rejection):
     S_i = sum over x of max(0, p_i P(x | x_1..x_i) - Q(x | x_1..x_i)); the whole draft with h_K = p_K.
     """
 
+    offers = frozenset({"lossless", "samples"})
+
+    def __init__(self) -> None:
+        super().__init__()
+
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the longest passing prefix and a sample from max(0, p_i P - Q) after it."""
         logits_BTV = scores.logits_BTV

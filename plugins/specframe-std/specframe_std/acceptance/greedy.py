@@ -7,13 +7,15 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe_std.trees.choosing import likeliest
+from specframe_std.trees.paths import walk
 
 
 class Greedy:
     """Accepts draft tokens while they are the target's most likely ones: the target's own greedy output."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"lossless", "draft-invariant"})
+    offers = frozenset({"lossless", "draft-invariant", "tree", "distinct", "independent", "prunable"})
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -22,11 +24,19 @@ class Greedy:
         """Return the most likely token, (B,)."""
         return logits_BV.argmax(-1)
 
+    def siblings(
+        self, batch: Batch, offset: int, logits_BFV: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the most likely tokens, (B, F, count), and the logarithms of their probabilities."""
+        return likeliest(logits_BFV, count)
+
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the longest agreeing prefix and the target's choice after it.
+        """Return the longest agreeing path and the target's choice after it.
 
         The verdict's tokens are the target's choices. An accepted draft token equals the target's choice.
         """
         choices_BT = scores.logits_BTV.argmax(-1)
+        if draft.parents_BN is not None:
+            return walk(draft, lambda depth, place_B1: choices_BT.gather(1, place_B1))
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
         return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)

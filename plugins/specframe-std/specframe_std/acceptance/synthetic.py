@@ -7,6 +7,7 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices.kinds import constant
 from specframe.errors import OptionError
 from specframe.text.noise import Stream, uniform
 from specframe.values import number, read
@@ -53,7 +54,8 @@ class Synthetic(Greedy):
         places_K = torch.arange(drawn_BK.shape[1], device=drawn_BK.device)
         if self._length is not None:
             return (self._length - places_K).clamp(0, 1)
-        return drawn_BK.new_tensor(self._rates)[places_K.clamp(max=len(self._rates) - 1)]
+        rates_P = constant(tuple(self._rates), drawn_BK.device, drawn_BK.dtype)
+        return rates_P[places_K.clamp(max=len(self._rates) - 1)]
 
 
 def rates(profile: str | float) -> list[float]:

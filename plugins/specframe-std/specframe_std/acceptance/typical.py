@@ -8,6 +8,8 @@ from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.values import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, verdict
+from specframe_std.trees.choosing import likeliest
+from specframe_std.trees.paths import after, deepest, parents
 
 
 class Typical(Rejection):
@@ -19,18 +21,29 @@ class Typical(Rejection):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"samples"})
+    offers = frozenset({"samples", "tree", "distinct", "independent", "prunable"})
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         self._epsilon = number("epsilon", epsilon, 0, 1, above=True)
         self._delta = number("delta", delta, 0, above=True)
 
+    def siblings(
+        self, batch: Batch, offset: int, logits_BFV: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the most likely tokens, (B, F, count), as published, and the logarithms of their probabilities."""
+        return likeliest(logits_BFV, count)
+
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Return the longest typical prefix and a sample from the target after it."""
+        """Return the longest typical path and a sample from the target after it."""
         target_BTV = scores.logits_BTV.float().softmax(-1)
         entropy_BT = torch.special.entr(target_BTV).sum(-1)
         threshold_BT = (self._delta * torch.exp(-entropy_BT)).clamp(max=self._epsilon)
+        rows = torch.arange(len(target_BTV), device=target_BTV.device)
+        if draft.parents_BN is not None:
+            typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, parents(draft) + 1)
+            accepted_B, path_BK = deepest(draft, typical_BN)
+            place_B = after(path_BK, accepted_B)
+            return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)
         typical_BK = likelihoods(target_BTV, draft) > threshold_BT[:, : draft.nodes]
         accepted_B = typical_BK.long().cumprod(1).sum(1)
-        rows = torch.arange(len(accepted_B), device=accepted_B.device)
         return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, accepted_B])

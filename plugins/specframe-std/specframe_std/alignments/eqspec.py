@@ -8,15 +8,16 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 
 
 class EqSpec:
     """Realigns rows to the right after every round, with padding on the left: correct, but each round moves the cache."""
 
     needs = frozenset({"append", "move"})
-    offers = frozenset({"lossless"})
+    offers = frozenset({"lossless", "tree"})
     scheduler = "fixed"
     kv = "dynamic"
 
@@ -31,7 +32,7 @@ class EqSpec:
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
         """Drop rejected tokens and shift every row until all end in the same column."""
         accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted)
+        self._target.keep(batch, batch.lengths + accepted, verdict.path_BT)
         self._target.layout.arrange(batch)
         return verdict
 
@@ -46,13 +47,16 @@ class LeftPadded:
     static = False
 
     def __init__(self, store: KVStore, rows: int) -> None:
-        self._store, self._seating = store, Seating(rows)
+        self._store, self._row_map = store, RowMap(rows)
         self._padding = np.zeros(rows, dtype=np.int64)
         self._cached = np.zeros(rows, dtype=np.int64)
 
     def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Drop all but the first ``kept[i]`` tokens of row i; the cache is moved later."""
-        _, cached = self._rows(batch)
+        """Drop all but the first ``kept[i]`` tokens of row i; the cache is moved later, but for the nodes of a path."""
+        padding, cached = self._rows(batch)
+        if path_BT is not None:
+            first_B1 = batch.lengths_B[:, None] + on_device(padding, path_BT.device)[:, None]
+            self._store.move(first_B1 + path_BT, first_B1 + torch.arange(path_BT.shape[1], device=path_BT.device))
         np.minimum(cached, kept, out=cached)
 
     def arrange(self, batch: Batch) -> None:
@@ -61,8 +65,8 @@ class LeftPadded:
         width = self.width(padding, cached)
         offsets = np.where(cached > 0, width - cached - padding, 0)
         if offsets.any():
-            sources = np.clip(np.arange(width) - offsets[:, None], 0, None)
-            self._store.move(torch.from_numpy(sources).to(batch.lengths_B.device))
+            offsets_B1 = on_device(offsets, batch.lengths_B.device)[:, None]
+            self._store.move((torch.arange(width, device=offsets_B1.device) - offsets_B1).clamp_(min=0))
         padding[:] = width - cached
 
     def width(self, padding: np.ndarray, cached: np.ndarray) -> int:
@@ -70,7 +74,10 @@ class LeftPadded:
         return int(cached.max())
 
     def place(self, batch: Batch, block: Block) -> Placement:
-        """Append a column for each token; a row with fewer tokens than columns gets padding before its first."""
+        """Append a column for each token; a row with fewer tokens than columns gets padding before its first.
+
+        The nodes of a tree have columns after each other, whatever their depth.
+        """
         padding, cached = self._rows(batch)
         column = int(padding[0] + cached[0])
         width = block.width
@@ -79,14 +86,18 @@ class LeftPadded:
         device = batch.lengths_B.device
         order_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
         slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
-        padding_B1 = torch.from_numpy(padding).to(device)[:, None]
-        key_order_BS = torch.arange(column + width, device=device) - padding_B1
+        held_B1 = (batch.lengths_B[:, None] + block.end).clamp(min=0)  # ``cached`` on the device
+        key_order_BS = torch.arange(-(column + width), 0, device=device) + held_B1
+        if block.parents_BT is not None:
+            order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+            key_order_BS[:, column:] = order_BT
+            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
         return Placement(order_BT, slots_BT, order_BT, key_order_BS)
 
     def _rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the batch's paddings and cached lengths, as views."""
         self._store.arrange(batch.sequences)
-        moves = self._seating.arrange(batch.sequences)
+        moves = self._row_map.arrange(batch.sequences)
         moves.apply_host(self._padding, self._cached)
         self._padding[moves.fresh] = self._cached[moves.fresh] = 0
         self._cached[moves.forked] = np.minimum(self._cached[moves.forked], batch.lengths[moves.forked] - 1)

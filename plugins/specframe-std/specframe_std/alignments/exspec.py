@@ -17,7 +17,7 @@ class ExSpec(EqSpec):
     scheduler = "same-length"
 
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Drop rejected tokens; move nothing."""
+        """Drop rejected tokens; move nothing but the accepted path of a tree."""
         accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted)
+        self._target.keep(batch, batch.lengths + accepted, verdict.path_BT)
         return verdict

@@ -8,8 +8,9 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 from specframe_std.alignments.published import choice
 
 
@@ -55,7 +56,7 @@ class MaskedColumns:
     static = False
 
     def __init__(self, store: KVStore, rows: int, content: bool) -> None:
-        self._store, self._seating, self._content = store, Seating(rows), content
+        self._store, self._row_map, self._content = store, RowMap(rows), content
         self._columns = np.zeros(rows, dtype=np.int64)
         self._order_RS: torch.Tensor | None = None
         self._first_R1: torch.Tensor | None = None
@@ -67,7 +68,7 @@ class MaskedColumns:
     def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
         """Mask the columns of all but the first ``kept[i]`` tokens of row i."""
         order_BS, _ = self._rows(batch)
-        kept_B1 = torch.from_numpy(kept).to(order_BS.device)[:, None]
+        kept_B1 = on_device(kept, order_BS.device)[:, None]
         order_BS.masked_fill_(order_BS >= kept_B1, -1)
 
     def place(self, batch: Batch, block: Block) -> Placement:
@@ -88,13 +89,15 @@ class MaskedColumns:
         """Return the batch's orders, with room for what it may append, and first columns, as views."""
         self._store.arrange(batch.sequences)
         order_RS, first_R1 = self._room(batch)
-        moves = self._seating.arrange(batch.sequences)
+        moves = self._row_map.arrange(batch.sequences)
         moves.apply(order_RS, first_R1)
         moves.apply_host(self._columns)
-        order_RS[moves.fresh] = -1
+        if moves.fresh:
+            order_RS.index_fill_(0, on_device(moves.fresh, order_RS.device), -1)
         if moves.forked:
-            beyond_F1 = batch.lengths_B[moves.forked, None] - 1
-            order_RS[moves.forked] = order_RS[moves.forked].where(order_RS[moves.forked] < beyond_F1, -1)
+            forked_F = on_device(moves.forked, order_RS.device)
+            beyond_F1 = batch.lengths_B[forked_F, None] - 1
+            order_RS[forked_F] = order_RS[forked_F].where(order_RS[forked_F] < beyond_F1, -1)
         self._columns[moves.fresh] = 0
         self._columns[: len(batch)] = self._columns[: len(batch)].max()  # the store fills up the shorter rows
         return order_RS[: len(batch)], first_R1[: len(batch)]

@@ -17,4 +17,4 @@ class Rollback(EqSpec):
     def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
         """Return the verdict cut to the batch's minimum, with the caches cut alike."""
         fewest_B = verdict.accepted_B.amin().expand_as(verdict.accepted_B)
-        return super().commit(batch, draft, Verdict(fewest_B, verdict.tokens_BT))
+        return super().commit(batch, draft, Verdict(fewest_B, verdict.tokens_BT, verdict.path_BT))

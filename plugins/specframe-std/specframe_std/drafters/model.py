@@ -5,28 +5,48 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Verdict
 from specframe.contracts.round import Batch
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
+from specframe_std.trees.asked import Trees
+from specframe_std.trees.growing import Frontier
 
 
 class ModelDrafter:
-    """Proposes a small language model's own continuation, chosen as the acceptance rule asks.
+    """Proposes a small language model's own continuation, or a tree of continuations, chosen as the acceptance rule asks.
 
     After a round the cache may lack the last two tokens of a row (the last draft token is never fed when it is proposed, and
     the bonus token is the target's). Every row is therefore fed exactly its last two tokens first and one token after that:
     K + 1 tokens a round in one shape, whatever was accepted; for a row that lacks only one, the other is written again in its
-    own place.
+    own place. A tree's nodes are fed level by level, each time with those before them; those that were accepted stay in the cache.
+
+    Options:
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the draft model's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists, as
+            Medusa's medusa_choices; without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain", "logits"})
 
     _runner: ModelRunner | None = None
+
+    def __init__(
+        self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
+    ) -> None:
+        self._trees = Trees(tree, branch, nodes, top)
+        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits"}
+        self._fed_BN: torch.Tensor | None = None
+
+    def budget(self, depth: int | None = None) -> Budget | None:
+        """Return the budget of a tree; None: a chain of any length."""
+        return None if self._trees.chain else self._trees.budget(depth)
 
     def start(self, run: Run) -> None:
         """Open the draft model's cache."""
@@ -39,18 +59,20 @@ class ModelDrafter:
         self._logits = "logits" in run.rule.needs
         self._samples = "samples" in run.rule.offers
         self._vocabulary = min(run.runner.vocabulary, self._cache.runner.vocabulary)
-        self._seating = Seating(run.rows)
+        self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the piece of a prompt that the target has read; all else is told by the next batch's lengths."""
+        """Read the piece of a prompt that the target has read, and keep a tree's accepted path; lengths tell all else."""
         if outcome.verdict is None:
             self._cache.read(outcome.batch)
+        elif self._fed_BN is not None and outcome.verdict.path_BT is not None:
+            self._keep(outcome.batch, outcome.verdict, self._fed_BN)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return ``budget.depth`` tokens per row, with the logits they were drawn by where the acceptance rule needs them."""
-        draft_length = budget.depth
-        self._seating.arrange(batch.sequences).apply_host(self._cached)
+        draft_length, self._fed_BN = budget.depth, None
+        self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
         if batch.prefill:
@@ -62,6 +84,9 @@ class ModelDrafter:
 
         width = max(2, int((batch.lengths - cached).max()))
         self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+        if not self._trees.chain:
+            cached[:] = batch.lengths
+            return self._tree(batch, budget, width)
         cached[:] = batch.lengths + draft_length - 1
         if self._unshaped(batch):
             return Draft(self._cache.extend(batch, batch.last_tokens(width), draft_length, self._choose, pure=True))
@@ -78,6 +103,29 @@ class ModelDrafter:
 
         tokens_BK = self._cache.extend(batch, batch.last_tokens(width), draft_length, choose)
         return Draft(tokens_BK, torch.cat(logits, dim=1) if self._logits else None)
+
+    def _tree(self, batch: Batch, budget: Budget, width: int) -> Draft:
+        """Return a tree within the budget."""
+
+        def run(level: Frontier) -> torch.Tensor:
+            self._cache.keep(batch, batch.lengths)
+            block = Block(level.tokens_BM, 0, level.parents_BM)
+            logits_BFV = self._cache.feed(batch, block, keep=level.width).logits_BTV
+            return shape(batch, level.tokens_BM, logits_BFV[..., : self._vocabulary], level.parents_BM)
+
+        first_B1V = self._cache.feed(batch, Block(batch.last_tokens(width), -width)).logits_BTV
+        first_B1V = shape(batch, batch.tokens_BS[:, :0], first_B1V[..., : self._vocabulary])
+        grown = self._trees.grow(batch, budget, self._rule, first_B1V, run)
+        self._fed_BN = grown.fed_BN
+        return grown.draft
+
+    def _keep(self, batch: Batch, verdict: Verdict, fed_BN: torch.Tensor) -> None:
+        """Keep the accepted path but for its last node: it may have no children, and was not fed then."""
+        accepted, _ = verdict.host()
+        assert verdict.path_BT is not None
+        cached = self._cached[: len(batch)]
+        cached[:] = batch.lengths + np.maximum(accepted - 1, 0)
+        self._cache.keep(batch, cached, fed_BN.gather(1, verdict.path_BT[:, :-1]))
 
     def _unshaped(self, batch: Batch) -> bool:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""

@@ -17,6 +17,7 @@ import torch
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
 from specframe.forward.cached import CachedModel
 from specframe.forward.runner import ModelRunner
@@ -81,23 +82,26 @@ class TranslatedDrafter:
             if tokenizer is None:
                 raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
         self._run = run
-        self._runner = ModelRunner(run.draft_model, "draft")
+        if getattr(getattr(self, "_runner", None), "model", None) is not run.draft_model:  # a model is tried once
+            self._runner = ModelRunner(run.draft_model, "draft")
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
         self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
         self._rows: weakref.WeakKeyDictionary[Sequence, Row] = weakref.WeakKeyDictionary()
         self._cache = self._open(run.capacity)
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn: the tokens are in the next batch."""
+        """Read the piece of a prompt that the target has read, or the tokens of the round, which are on the host anyway."""
+        if outcome.verdict is None:
+            self._follow(outcome.batch, outcome.batch.left, 0)
+            return
+        accepted, tokens = outcome.verdict.host()
+        for sequence, gained, ids in zip(outcome.batch.sequences, accepted + 1, tokens, strict=True):
+            self._row(sequence).read(ids[:gained].tolist())
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return up to ``budget.depth`` tokens per row; they are certain, so there are no logits."""
         draft_length = budget.depth
-        rows = self._read(batch)
-        self._reserve(max(len(row.ids) for row in rows) + draft_length)
-        view = self._view(batch, rows)
-        self._cache.follow(view)
-        width = self._catch_up(view, rows)
+        view, rows, width = self._follow(batch, 0, draft_length)
         if draft_length == 0:
             return Draft(batch.tokens_BS[:, :0])
         drafted = self._continue(view, width, draft_length).tolist()
@@ -108,14 +112,28 @@ class TranslatedDrafter:
             known = itertools.takewhile(lambda token: token < self._run.runner.vocabulary, row.translated(ids))
             tokens = [*itertools.islice(known, draft_length)]
             proposed[place, : len(tokens)], counts[place] = tokens, len(tokens)
-        device = batch.tokens_BS.device
-        return Draft(torch.from_numpy(proposed).to(device), counts_B=torch.from_numpy(counts).to(device))
+        sent_BX = on_device(np.column_stack([counts, proposed]), batch.tokens_BS.device)
+        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0])
 
-    def _read(self, batch: Batch) -> list[Row]:
-        """Return the batch's rows after reading what is new in them."""
+    def _follow(self, batch: Batch, left: int, draft_length: int) -> tuple[Batch, list[Row], int]:
+        """Read what is new in a batch, but for the ``left`` last tokens of each row.
+
+        Returns:
+            The batch in the draft model's tokens, its rows, and how many last tokens of each are to be fed.
+        """
+        rows = self._read(batch, left)
+        self._reserve(max(len(row.ids) for row in rows) + draft_length)
+        view = self._view(batch, rows)
+        self._cache.follow(view)
+        return view, rows, self._catch_up(view, rows)
+
+    def _read(self, batch: Batch, left: int) -> list[Row]:
+        """Return the batch's rows after reading what is new in them, but for the ``left`` last tokens."""
         rows = [self._row(sequence) for sequence in batch.sequences]
-        new = batch.lengths - [row.target.count for row in rows]
-        tokens_BT = batch.last_tokens(int(new.max())).tolist()
+        new = np.maximum(batch.lengths - left, 0) - [row.target.count for row in rows]
+        if not new.any():
+            return rows
+        tokens_BT = batch.last_tokens(int(new.max()), -left).tolist()
         for row, tokens, count in zip(rows, tokens_BT, new.tolist(), strict=True):
             row.read(tokens[len(tokens) - count :])
         return rows
@@ -131,17 +149,19 @@ class TranslatedDrafter:
     def _view(self, batch: Batch, rows: list[Row]) -> Batch:
         """Return the batch in the draft model's tokens."""
         lengths = np.array([len(row.ids) for row in rows])
-        tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
-        for row, places in zip(rows, tokens, strict=True):
-            places[: len(row.ids)] = row.ids
-        tokens_BS, lengths_B = (torch.from_numpy(array).to(self._runner.device) for array in (tokens, lengths))
-        return attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, lengths=lengths, limits=lengths)
+        sent = np.zeros((len(rows), 1 + lengths.max()), dtype=np.int64)
+        sent[:, 0] = lengths
+        for row, places in zip(rows, sent, strict=True):
+            places[1 : 1 + len(row.ids)] = row.ids
+        sent_BX = on_device(sent, self._runner.device)
+        lengths_B, tokens_BS = sent_BX[:, 0], sent_BX[:, 1:]
+        return attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, lengths=lengths, limits=lengths, left=0)
 
     def _catch_up(self, view: Batch, rows: list[Row]) -> int:
-        """Read rows of which nothing is cached up to their last tokens; return how many last tokens are to be fed."""
+        """Read prompts, and rows of which nothing is cached, up to their last tokens; return how many last tokens are to be fed."""
         cached = np.array([min(common(row.cached, row.ids), len(row.ids) - 1) for row in rows])
-        if not cached.any():
-            self._cache.read(view, left=1, unread=view.longest)
+        if view.prefill or not cached.any():
+            self._cache.read(view, left=1, unread=int((view.lengths - cached).max()))
             cached = view.lengths - 1
             for row in rows:
                 row.cached = row.ids[:-1]

@@ -7,10 +7,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
+from specframe.devices.kinds import on_device
 
 
 class Dynamic:
-    """Grows by concatenation and holds no more columns than the batch has; what published schemes run on."""
+    """Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes."""
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"append", "move", "grow", "dense"})
@@ -21,7 +22,7 @@ class Dynamic:
 
 
 class DynamicStore:
-    """One (B, H, S, D) tensor per layer for the batch; sequences outside of it are parked, one tensor per layer each.
+    """One (B, H, S, D) tensor per layer for the batch; other live sequences have one tensor per layer each.
 
     Tensors 2l and 2l + 1 are the keys and the values of layer l.
     """
@@ -39,7 +40,7 @@ class DynamicStore:
         self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
 
     def arrange(self, sequences: list[Sequence]) -> None:
-        """Stack the rows of ``sequences`` and park those that leave."""
+        """Stack the rows of ``sequences``, and keep those of live sequences that leave."""
         if sequences is self._batch:
             return
         row_of = {id(sequence): row for row, sequence in enumerate(self._batch)}
@@ -48,7 +49,7 @@ class DynamicStore:
             if key not in chosen and not self._batch[row].gone:
                 self._parked[key] = (self._batch[row], [tensor[row].clone() for tensor in self._tensors])
         if chosen <= row_of.keys():
-            rows = torch.tensor([row_of[id(s)] for s in sequences], device=self._tensors[0].device)
+            rows = on_device([row_of[id(s)] for s in sequences], self._tensors[0].device)
             self._tensors = [tensor.index_select(0, rows) for tensor in self._tensors]
         else:
             self._tensors = [self._stack(sequences, row_of, layer) for layer in range(len(self._tensors))]
@@ -94,14 +95,14 @@ class DynamicStore:
             tensor.transpose(1, 2)[rows_B1, targets_BT] = columns
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Nothing is held before it is written; rows share nothing."""
+        """Return 0: rows share nothing, and memory is allocated when tokens are written."""
         return 0
 
     def release(self, sequence: Sequence) -> None:
-        """A finished sequence's columns are dropped when the batch changes."""
+        """Do nothing: a finished sequence's columns are dropped when the batch changes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the batch and for parked sequences."""
+        """Bytes of the batch and of other live sequences."""
         parked = (tensor for _, tensors in self._parked.values() for tensor in tensors)
         return sum(tensor.nbytes for tensor in (*self._tensors, *parked))

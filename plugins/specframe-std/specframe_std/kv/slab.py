@@ -6,7 +6,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 
 
 class Slab:
@@ -24,7 +24,7 @@ class SlabStore:
     """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
-        self.rows, self.slots, self._device, self._seating = rows, slots, device, Seating(rows, anywhere=True)
+        self.rows, self.slots, self._device, self._row_map = rows, slots, device, RowMap(rows, anywhere=True)
         self._blocks: list[torch.Tensor] = []
         self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self._values: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
@@ -38,12 +38,12 @@ class SlabStore:
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
-        self._seating.arrange(sequences).apply(*self._blocks, axis=1)
+        self._row_map.arrange(sequences).apply(*self._blocks, axis=1)
 
     @property
     def first(self) -> int:
         """The batch's first row: 0 when it decodes."""
-        return self._seating.first
+        return self._row_map.first
 
     def expect(self, placement: Placement) -> None:
         """Take the slots the next forward writes."""
@@ -71,11 +71,11 @@ class SlabStore:
                 block[:, rows_B1, targets_BT] = block[:, rows_B1, sources_BT]
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Every row has room for the longest sequence; rows share nothing."""
+        """Return 0: rows share nothing, and every row has room for the longest sequence."""
         return 0
 
     def release(self, sequence: Sequence) -> None:
-        """A finished sequence's row is free without being told."""
+        """Do nothing: the row of a finished sequence is free."""
 
     @property
     def nbytes(self) -> int:

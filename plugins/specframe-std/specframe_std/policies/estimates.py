@@ -10,10 +10,10 @@ import numpy as np
 from specframe.contracts.drafts import RoundReport
 
 STEP = 0.3
-"""Before anything is measured: the share of a plain round's time that each draft token adds. A guess on the high side: a draft
-that turns out to be cheap is lengthened at once, one that turns out to be dear has cost time."""
+"""Share of a plain round's time that each draft token adds, before anything is measured. It is rather too high: a draft that is
+cheaper than assumed is lengthened at once, and one that is dearer has cost time already."""
 RATE = 0.6
-"""Before anything is measured: the probability that a draft token is accepted, given that those before it are."""
+"""Probability that a draft token is accepted, given that those before it are, before anything is measured."""
 BELIEF = 5
 """Draft tokens that have to reach a place before its own acceptance counts as much as that of all places together."""
 NOISE = 0.15
@@ -28,7 +28,7 @@ round itself, each draft token, drafting at all, a batch twice as large, a draft
 HALF = 800
 """Rounds after which a draft length that was not used since counts half: machines and prompts change."""
 SURPRISE = 3.0
-"""A first round that takes so many times the seconds expected may have been held up by something else."""
+"""Ratio of a first round's seconds to the expected seconds above which another cause is assumed, and another round is timed."""
 RECENT = 24
 """Rounds of one batch size and draft length whose median is taken: a single slow round does not move it."""
 

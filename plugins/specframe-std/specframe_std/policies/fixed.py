@@ -1,4 +1,4 @@
-"""The same draft length every round."""
+"""The same budget every round."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ class FixedLength:
     """Drafts the same number of tokens every round.
 
     Options:
-        length: that number, at least 1; for plain decoding there is the drafter "none".
+        length: that number, for a tree its depth, at least 1; for plain decoding there is the drafter "none".
+        nodes: nodes of a tree, at least as many; a chain has as many as it is long.
     """
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
 
-    def __init__(self, length: int = 5) -> None:
-        self.maximum = Budget(whole("length", length, 1))
+    def __init__(self, length: int = 5, nodes: int | None = None) -> None:
+        length = whole("length", length, 1)
+        self.maximum = Budget(length, length if nodes is None else whole("nodes", nodes, length))
 
     def budget(self, batch: Batch) -> Budget:
-        """Return the fixed length."""
+        """Return the fixed budget."""
         return self.maximum
 
     def observe(self, report: RoundReport) -> None:

@@ -14,33 +14,32 @@ from specframe.values import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
 PLAIN_FIRST = 3
-"""Plain rounds that a pipeline begins with: they cost least, and all else is measured against them. The first is not timed."""
+"""Rounds of plain decoding at the start of a pipeline: drafts are compared with them. The first is not timed."""
 FIRST = 4
-"""The first draft length that is tried: longer ones tell more of what drafting costs, and of the tokens that are accepted."""
+"""The first draft length that is tried: a longer draft says more about its cost and about acceptance than a short one."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
 LONGEST = 64
 """The greatest maximum: the estimate inverts a matrix of so many rows and columns, which takes a third of a millisecond."""
 DWELL = 8
-"""Rounds that a batch size keeps its draft length, once as many rounds of learning have passed as :data:`EAGER` says."""
+"""Rounds for which a batch size keeps its draft length, at most."""
 EAGER = 8
-"""Rounds at the start after which a draft length is kept for one round more: while little is known, thinking again pays."""
+"""A draft length is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 TRIAL = 2
 """Rounds for which a new draft length is kept at first; the one after a plain round is not timed."""
 MARGIN = 0.02
-"""The share by which another draft length has to promise more before it is changed to: a change has a price of its own."""
+"""The share by which another draft length has to be better before it replaces the present one: a change costs time."""
 DRAFTING = 0.065
-"""The share by which drafting many rows has to promise more than plain decoding. Rows that draft no longer end together: the last
-rounds of a run then have few rows, a loss that is in no round's time. A single row has no such loss."""
+"""The share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
+that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
 OPTIMISM, SETTLED = 0.15, 40
-"""Standard deviations by which an uncertain draft length is taken to be faster than estimated, so that it is tried where that
-may pay; and the rounds of one draft length after which they are twice as many, then three times: a length that was dismissed by
-mistake is tried again."""
+"""Standard deviations by which a draft length is assumed to be faster than estimated, so that uncertain lengths are tried. It
+grows by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one draft length: a length rejected by mistake is tried again."""
 
 
 @attrs.define
 class Choice:
-    """The draft length of one batch size, and the rounds until it is thought over."""
+    """The draft length of one batch size, and the rounds until it is chosen again."""
 
     length: int
     left: int
@@ -73,7 +72,7 @@ class Goodput:
         self._started = 0.0
 
     def budget(self, batch: Batch) -> Budget:
-        """Return the draft length that promises most tokens per second for so many rows."""
+        """Return the draft length with the most expected tokens per second for the batch's number of rows."""
         rows = len(batch)
         choice = self._choices.get(rows)
         if choice is None or choice.left < 1:

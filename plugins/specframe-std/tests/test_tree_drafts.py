@@ -1,0 +1,232 @@
+"""Trees of the drafter ``model``, the shapes they have and how they grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.trees import growing
+from specframe_std.trees.asked import Trees
+from specframe_std.trees.choosing import likeliest
+from specframe_std.trees.shapes import Shape, promise
+
+from specframe.contracts.drafts import Budget
+from specframe.errors import OptionError
+from specframe.testing import fakes, harness
+from specframe.testing.conformance import TreeDrafterSuite
+
+TARGET = fakes.fake_target()
+
+
+class TestStatic(TreeDrafterSuite):
+    """A tree of two children for the first node and one for each of these, and so on."""
+
+    def make(self) -> str:
+        return "model,branch=2/2/1/1"
+
+
+@pytest.mark.slow
+class TestDynamic(TreeDrafterSuite):
+    """A tree that follows the draft model's probabilities."""
+
+    def make(self) -> str:
+        return "model,tree=dynamic,nodes=12"
+
+    def test_tokens_are_the_draft_models_own(self) -> None:
+        """A node's likeliest child is what the draft model generates after the node's path."""
+        draft = fakes.fake_draft(TARGET, slip_every=2)
+        feeds, asked = harness.Feeds(), harness.requests(harness.random_prompts((6, 1, 9), 61), 9)
+        results = self.verify(self.pipeline(TARGET, draft, align="eqspec", observers=[feeds]), asked)
+        for round in feeds.decoding:
+            for row, sequence in enumerate(round.report.sequences):
+                index = sequence.request.index
+                before = [*asked[index].prompt_ids, *results[index].token_ids][: round.report.lengths[row]]
+                found = round.report.draft
+                assert found.parents_BN is not None
+                parents = found.parents_BN.expand_as(found.tokens_BN)[row].tolist()
+                own = harness.continuation(draft, before, found.depth)
+                node = -1
+                for token in own[: found.depth]:
+                    children = [child for child, parent in enumerate(parents) if parent == node]
+                    if not children:
+                        break
+                    node = children[0]
+                    assert int(found.tokens_BN[row, node]) == token
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+MEDUSA = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 2], [3], [0, 0, 0, 0]]
+"""The beginning of a published ``medusa_choices``."""
+
+
+def test_a_shape_by_children() -> None:
+    """Children per depth give a node for every path of ranks, each after its parent."""
+    shape = Shape.read("2/2")
+    assert shape.ranks == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+    assert shape.parents == (-1, -1, 0, 0, 1, 1)
+    assert (shape.nodes, shape.depth, shape.chain) == (6, 2, False)
+    assert [len(level) for level in shape.levels] == [2, 4]
+    assert shape.levels[0].inner == (0, 1)
+    assert Shape.line(3) == Shape.read("1/1/1")
+
+
+def test_a_published_list_is_read(tmp_path: Any) -> None:
+    """Medusa's list of rank lists is a tree, as a list and from a file, in whatever order it is."""
+    (tmp_path / "choices.json").write_text(str(MEDUSA[::-1]))
+    for given in (MEDUSA, str(tmp_path / "choices.json")):
+        shape = Shape.read(given)
+        assert (shape.nodes, shape.depth) == (10, 4)
+        assert {list(map(tuple, MEDUSA))[node] for node in range(10)} == set(shape.ranks)
+    level = shape.levels[1]
+    assert (level.children, level.parents, level.ranks) == (3, (0, 0, 0, 1), (0, 1, 2, 0))
+    assert level.inner == (0,)
+
+
+@pytest.mark.parametrize(("depth", "nodes"), [(1, 1), (1, 7), (4, 4), (5, 16), (3, 40)])
+def test_usual_shapes(depth: int, nodes: int) -> None:
+    """The default tree has as many nodes as asked, none deeper, and no better node is left out."""
+    shape = Shape.usual(depth, nodes)
+    assert shape.nodes == nodes
+    assert shape.depth <= depth
+    least = min(map(promise, shape.ranks))
+    everything = Shape.branching([min(nodes, 8)] * min(depth, 3)).ranks
+    assert all(promise(node) <= least + 1e-12 for node in everything if node not in shape.ranks)
+
+
+def test_cuts_keep_parents() -> None:
+    """A tree cut in depth and nodes is a tree with the most promising nodes."""
+    shape = Shape.read("3/2/2").cut(2, 5)
+    assert shape.ranks == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    assert Shape.read("3/2/2").cut(9, 99) == Shape.read("3/2/2")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tree": "round"}, "tree: expected chain, static or dynamic, got 'round'"),
+        ({"branch": "3/0"}, "branch: expected the children of the nodes of each depth, as in 3/2/1, got '3/0'"),
+        ({"branch": "40/40/40"}, "tree: expected at most 1024 nodes, got more with [40, 40, 40] children"),
+        ({"branch": "no.json"}, "branch: no.json cannot be read: No such file or directory"),
+        ({"branch": [[0], [2]]}, "tree: expected node [1] beside [2], got a tree without it"),
+        ({"branch": [[0, 0]]}, "tree: expected node [0] beside [0, 0], got a tree without it"),
+        ({"branch": [[]]}, "tree: expected lists of ranks, as in [[0], [0, 0], [1]], got [[]]"),
+        ({"branch": []}, "tree: expected from 1 to 1024 nodes, got 0"),
+        ({"nodes": 8}, "nodes: expected a static or dynamic tree with it, got a chain"),
+        ({"tree": "dynamic", "branch": "2/2"}, "branch: expected a static tree with it, got a dynamic tree"),
+        ({"top": 3}, "top: expected a dynamic tree with it, got a chain"),
+        ({"tree": "static", "nodes": 0}, "nodes: expected a whole number from 1 to 1,024, got 0"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options: dict[str, Any], said: str) -> None:
+    """An option that cannot be is one sentence with its name, what was expected and what was given."""
+    with pytest.raises(OptionError) as error:
+        Trees(**options)
+    assert str(error.value) == said
+
+
+# ---- growing ---------------------------------------------------------------------------------------------------------
+
+V = 13
+
+
+def after(path: list[int]) -> torch.Tensor:
+    """Return the logits after a path, (V,)."""
+    seed = sum((place + 1) * (token + 3) * 7919 for place, token in enumerate(path))
+    return torch.randn(V, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def run(level: growing.Frontier) -> torch.Tensor:
+    """Return the logits after each node of a level, as a drafter that is fed all of the nodes would."""
+    rows = []
+    parents_BM = level.parents_BM.expand_as(level.tokens_BM)
+    for row, (tokens, parents) in enumerate(zip(level.tokens_BM.tolist(), parents_BM.tolist(), strict=True)):
+        found = []
+        for node in range(len(tokens) - level.width, len(tokens)):
+            path = []
+            while node >= 0:
+                path.append(tokens[node])
+                node = parents[node]
+            assert len(path) == level.depth
+            found.append(after([row, *path[::-1]]))
+        rows.append(torch.stack(found))
+    return torch.stack(rows)
+
+
+def choose(offset: int, logits_BFV: torch.Tensor, count: int) -> growing.Children:
+    """Choose the likeliest tokens."""
+    return growing.Children(*likeliest(logits_BFV, count))
+
+
+def chances(grown: growing.Grown, row: int) -> list[float]:
+    """Return the logarithm of the probability of each node of a row's tree."""
+    tokens, found = grown.draft.tokens_BN[row].tolist(), list[float]()
+    paths = list[list[int]]()
+    for token, parent in zip(tokens, parents_of(grown, row), strict=True):
+        before = paths[parent] if parent >= 0 else [row]
+        paths.append([*before, token])
+        found.append((found[parent] if parent >= 0 else 0.0) + float(after(before).log_softmax(-1)[token]))
+    return found
+
+
+def parents_of(grown: growing.Grown, row: int) -> list[int]:
+    """Return the parents of a row's nodes."""
+    assert grown.draft.parents_BN is not None
+    return grown.draft.parents_BN.expand_as(grown.draft.tokens_BN)[row].tolist()
+
+
+ROOTS_B1V = torch.stack([after([row]) for row in range(3)])[:, None]
+
+
+def test_a_static_tree_has_the_likeliest_children() -> None:
+    """A node of rank r is its parent's token of rank r, and a node that has children was fed."""
+    shape = Shape.read(MEDUSA)
+    grown = growing.static(shape, ROOTS_B1V, run, choose)
+    fed = [node for node in range(shape.nodes) if node in shape.parents]
+    for row in range(3):
+        paths = list[list[int]]()
+        for node, (token, parent) in enumerate(zip(grown.draft.tokens_BN[row].tolist(), shape.parents, strict=True)):
+            before = paths[parent] if parent >= 0 else [row]
+            assert token == int(after(before).argsort(descending=True)[shape.ranks[node][-1]])
+            paths.append([*before, token])
+        assert [int(grown.fed_BN[row, node]) for node in fed] == list(range(len(fed)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "top"), [(Budget(4, 12), 4), (Budget(1, 5), 5), (Budget(3, 30), 10), (Budget(3, 3), 1)]
+)
+def test_a_dynamic_tree_has_the_likeliest_nodes(budget: Budget, top: int) -> None:
+    """With room for all children the kept nodes are the likeliest of the whole tree, as a heap finds them."""
+    grown = growing.dynamic(budget, top, ROOTS_B1V, run, choose)
+    for row in range(3):
+        parents = parents_of(grown, row)
+        assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        found = chances(grown, row)
+        level, everything = [([row], 0.0)], list[float]()
+        for _ in range(budget.depth):
+            grown_level = [
+                ([*path, token], chance + float(after(path).log_softmax(-1)[token]))
+                for path, chance in level
+                for token in after(path).topk(top).indices.tolist()
+            ]
+            everything += [chance for _, chance in grown_level]
+            level = sorted(grown_level, key=lambda node: -node[1])[:top]
+        assert sorted(found, reverse=True) == pytest.approx(sorted(everything, reverse=True)[: len(found)], abs=1e-4)
+
+
+def test_equal_scores_keep_parents() -> None:
+    """Where a drafter is certain, a child is as likely as its parent, and the parent is kept all the same."""
+
+    def certain(level: growing.Frontier) -> torch.Tensor:
+        logits = torch.full((1, level.width, V), float("-inf"))
+        logits[..., level.depth] = 0.0
+        return logits
+
+    first = torch.full((1, 1, V), float("-inf"))
+    first[..., 0] = 0.0
+    grown = growing.dynamic(Budget(4, 6), 3, first, certain, choose)
+    parents = parents_of(grown, 0)
+    assert all(-1 <= parent < node for node, parent in enumerate(parents))
+    assert sorted(grown.draft.tokens_BN[0].tolist())[:1] == [0]

@@ -1,0 +1,130 @@
+"""Every tree of a draft model gives the target's own tokens: greedy, and sampled with shared noise.
+
+What runs by default holds every architecture, alignment, tree and batch size at least once; the slow sample every architecture
+under every alignment with every tree. ``SPECFRAME_FULL_MATRIX=1`` runs everything, 432 cells.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any, NamedTuple
+
+import pytest
+from specframe_std.drafters.model import ModelDrafter
+from transformers import PreTrainedModel
+
+from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
+
+ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "opt")
+"""Shared heads, tied embeddings, sliding windows in all layers and in some, learned positions, projected embeddings."""
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+TREES: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "static": {"branch": "3/2/1"},
+    "dynamic": {"tree": "dynamic", "nodes": 8},
+}
+BATCH_SIZES = (1, 3, 8)
+RULES = ("greedy", "gumbel")
+LENGTHS, NEW = (1, 40, 2, 17, 5, 28, 9), 9
+
+
+class Cell(NamedTuple):
+    architecture: str
+    align: str
+    tree: str
+    batch_size: int
+    rule: str
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+def everything() -> list[Cell]:
+    """Return the whole matrix."""
+    return [Cell(*values) for values in itertools.product(ARCHITECTURES, ALIGNMENTS, TREES, BATCH_SIZES, RULES)]
+
+
+def sample() -> list[Cell]:
+    """Return the whole matrix, or every architecture under every alignment with every tree that branches."""
+    if os.environ.get("SPECFRAME_FULL_MATRIX") == "1":
+        return everything()
+    named = itertools.product(enumerate(ARCHITECTURES), enumerate(ALIGNMENTS), enumerate(("static", "dynamic")))
+    return [
+        Cell(name, align, tree, BATCH_SIZES[(a + i + t) % 3], RULES[(a + i // 2 + t) % 2])
+        for (a, name), (i, align), (t, tree) in named
+    ]
+
+
+def few() -> list[Cell]:
+    """Return one cell per architecture, with the other options in turn."""
+    trees = [*TREES]
+    return [
+        Cell(name, ALIGNMENTS[a % 4], trees[1:][a % 2], BATCH_SIZES[a % 3], RULES[(a // 2) % 2])
+        for a, name in enumerate(ARCHITECTURES)
+    ]
+
+
+@functools.cache
+def models(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target and a draft model that often agrees with it."""
+    target = zoo.build(name)
+    return target, zoo.good_draft(target, noise=0.02)
+
+
+def prompts() -> list[list[int]]:
+    """Return ragged prompts with pad ids, which are eos ids, alone, first, last and in the middle."""
+    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    made[0] = [zoo.EOS]
+    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = zoo.EOS
+    return made
+
+
+@functools.cache
+def sampled(name: str) -> list[list[int]]:
+    """Return what plain sampling gives the prompts."""
+    pipe = harness.pipeline(models(name)[0], None, accept="gumbel", batch_size=4, seed=3)
+    return [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+
+
+def check(cell: Cell) -> float:
+    """Decode with a cell's strategies, compare every token, and return the mean acceptance length."""
+    target, draft = models(cell.architecture)
+    pipe = harness.pipeline(
+        target,
+        draft,
+        drafter=ModelDrafter(**TREES[cell.tree]),
+        align=cell.align,
+        accept=cell.rule,
+        batch_size=cell.batch_size,
+        draft_length=4 if cell.tree == "chain" else "auto",
+        seed=3,
+    )
+    if cell.rule == "greedy":
+        harness.check(pipe, harness.requests(prompts(), NEW, {zoo.EOS, 3}))
+    else:
+        found = [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+        assert found == sampled(cell.architecture)
+    return pipe.report.mean_acceptance_length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", sample(), ids=str)
+def test_trees_equal_the_target(cell: Cell) -> None:
+    """Greedy tokens are the reference decoder's, and sampled ones those of plain sampling, whatever the tree."""
+    assert check(cell) > 1.0
+
+
+@pytest.mark.parametrize("cell", few(), ids=str)
+def test_each_architecture(cell: Cell) -> None:
+    """Each architecture decodes right with trees, each alignment, tree and batch size among them."""
+    assert check(cell) > 1.0
+
+
+def test_samples_cover_the_matrix() -> None:
+    """Both samples have every architecture, alignment, batch size and rule."""
+    for cells in (sample(), few()):
+        for place, values in enumerate((ARCHITECTURES, ALIGNMENTS, ("static", "dynamic"), BATCH_SIZES, RULES)):
+            assert set(values) <= {cell[place] for cell in cells}
