@@ -1,76 +1,73 @@
-"""When requests arrive: at random with a given rate, or as a file says."""
+"""When requests arrive, as ``--arrivals`` says: at random with a given rate, or as a file or a trace says."""
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from typing import Any
 
 from specframe.engine.arrivals import checked_arrivals
 from specframe.errors import OptionError
-from specframe.files import contents, decoded
+from specframe.plugins.registry import parse_specification
 from specframe.values import read
+from specframe_lab.serving.gaps import LEAST_RATE, Process
+from specframe_lab.serving.traces import moments
+
+PATTERNS = {"poisson": 1.0, "gamma": 1.0, "constant": math.inf}
+"""The burstiness of each pattern; that of ``gamma`` can be chosen."""
+RAMP = ("ramp_up_strategy", "ramp_up_end_rps")
 
 
 def arrival_times(given: str, count: int, seed: int = 0) -> list[float]:
     """Return when each of ``count`` requests arrives, in seconds.
 
     Args:
-        given: ``poisson:RATE``, requests per second on average, or a file with one number of seconds per line.
+        given: ``poisson:RATE``, ``gamma:RATE,burstiness=X`` or ``constant:RATE``, each also with a ramp, or a file: with one number
+            of seconds per line, or a trace with a timestamp per line, of which the first ``count`` lines are taken.
         count: how many requests there are.
         seed: of the random arrivals.
 
     Raises:
-        OptionError: neither a rate above 0 nor a file of ``count`` numbers.
+        OptionError: neither a pattern of arrivals nor a file with a moment for each request.
     """
-    kind, colon, rate = given.partition(":")
-    if kind == "poisson" and colon:
-        return poisson(positive(rate), count, seed)
-    return checked_arrivals(from_file(given), count, given)
+    if process := pattern(given):
+        return process.moments(count, seed)
+    found, trace = moments(given)
+    return checked_arrivals(found[:count] if trace else found, count, given)
 
 
 def check(given: str) -> None:
-    """Raise :class:`OptionError` unless ``given`` is a rate above 0, or a file of numbers, however many."""
-    kind, colon, rate = given.partition(":")
-    if kind == "poisson" and colon:
-        positive(rate)
-    else:
-        checked_arrivals(found := from_file(given), len(found), given)
+    """Raise :class:`OptionError` unless ``given`` is a pattern of arrivals, or a file of moments, however many."""
+    if not pattern(given):
+        found, _ = moments(given)
+        checked_arrivals(found, len(found), given)
+
+
+def pattern(given: str) -> Process | None:
+    """Return the process that a text names; None: the text names a file."""
+    name, colon, _ = given.partition(":")
+    if name not in PATTERNS or not colon:
+        return None
+    head, options = parse_specification(given)
+    known = {"burstiness", *RAMP} if name == "gamma" else {*RAMP}
+    if unknown := sorted(options.keys() - known):
+        expected = ", ".join(key.replace("_", "-") for key in sorted(known))
+        raise OptionError(f"arrivals: {name} has no option {unknown[0].replace('_', '-')!r}: expected {expected}")
+    return Process(rate(head.partition(":")[2], name), **{"burstiness": PATTERNS[name], **options})
 
 
 def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
-    """Return ``count`` moments of a Poisson process: the times between them are exponential with mean 1 / ``rate``."""
-    return np.random.default_rng(seed).exponential(1 / rate, count).cumsum().tolist()
+    """Return ``count`` moments of a Poisson process: the last is ``count`` / ``rate``."""
+    return Process(rate).moments(count, seed)
 
 
-def positive(rate: str) -> float:
-    """Return a rate; raise :class:`OptionError` unless the rate is a number above 0."""
+def rate(text: str, name: str) -> float:
+    """Return a rate; raise :class:`OptionError` unless the text is a number of at least :data:`LEAST_RATE`."""
     try:
-        number = read(rate, float)
+        number: Any = read(text, float)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise OptionError(f"arrivals: expected a rate above 0 in requests per second, as in 'poisson:2', got {rate!r}")
-    return number
-
-
-def from_file(path: str) -> list[float]:
-    """Return the numbers in a file, one per line, blank lines passed over."""
-    try:
-        lines = decoded(contents(path)).splitlines()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+    if not LEAST_RATE <= number < math.inf:
         raise OptionError(
-            f"arrivals: expected poisson:RATE or a file of seconds, one number per line, and {path!r} cannot be read: "
-            f"{reason}"
-        ) from error
-    numbers = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                numbers.append(read(line, float))
-            except ValueError:
-                raise OptionError(
-                    f"arrivals: {path} line {number}: expected a number of seconds, got {line.strip()[:40]!r}"
-                ) from None
-    return numbers
+            f"arrivals: expected a rate of at least {LEAST_RATE:g} in requests per second, as in '{name}:2', got {text!r}"
+        )
+    return number

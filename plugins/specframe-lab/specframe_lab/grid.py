@@ -8,10 +8,14 @@ from typing import Any
 
 import attrs
 
-from specframe.errors import CompositionError, OptionError
+from specframe.errors import CompositionError, OptionError, SpecframeError
 
 Cell = dict[str, Any]
 """One value for each option of :class:`specframe.Pipeline`."""
+
+
+COMPARABLE_RULE = "gumbel"
+"""The acceptance rule of sampled tokens that are compared id by id: its tokens are the same whatever was drafted."""
 
 
 @attrs.frozen
@@ -60,8 +64,12 @@ def values(given: Any) -> list[Any]:
     return [given]
 
 
-def checked(cells: Iterable[Cell]) -> Grid:
+def checked(cells: Iterable[Cell], faults: list[tuple[Cell, SpecframeError]] | None = None) -> Grid:
     """Return the cells after checking every value, with those set apart whose strategies do not fit each other.
+
+    Args:
+        cells: one value per option.
+        faults: takes the cells with a value that nothing provides; None: the first of them is raised.
 
     Raises:
         SpecframeError: a value that nothing provides, or no cell that can be run.
@@ -72,8 +80,14 @@ def checked(cells: Iterable[Cell]) -> Grid:
             check_cell(cell)
         except CompositionError as fault:
             grid.refused.append((cell, str(fault)))
+        except SpecframeError as fault:
+            if faults is None:
+                raise
+            faults.append((cell, fault))
         else:
             grid.cells.append(cell)
+    if not grid.cells and faults:
+        raise faults[0][1]
     if not grid.cells:
         raise CompositionError(grid.refused[0][1] if grid.refused else "the grid has no cell")
     return grid

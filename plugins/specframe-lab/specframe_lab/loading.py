@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from specframe.models import loading as models
-from specframe.models.pairs import choose
+from specframe.models.pairs import by_model, choose, named
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 
@@ -35,8 +35,8 @@ class LoadedModels:
         Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
         """
         name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
-        if draft_model is not None:
-            drafter = self._model(draft_model, "draft", cell)
+        if draft_model is not None:  # a drafter with options loads its model itself
+            drafter = self._model(draft_model, "draft", cell) if drafter == by_model() else named(drafter, draft_model)
         if name not in self._tokenizers:
             self._tokenizers[name] = models.load_tokenizer(name)
         loaded = {"target": self._model(name, "target", cell), "drafter": drafter, "tokenizer": self._tokenizers[name]}

@@ -8,11 +8,14 @@ stop; a length that differs is a divergence.
 With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
 draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
 
+With ``bitwise`` logits are the same to the bit on both sides, and every divergence is a bug.
+
 The target's generation config is left aside on both sides: penalties and other processors change what both choose from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -21,19 +24,20 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.engine.requests import Prompt, is_ids, tokenized
-from specframe.errors import OptionError, PromptError, SpecframeError
+from specframe.engine.prompts import Prompt, is_ids, tokenized
+from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
+from specframe.forward.bitwise.mode import bitwise
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
-from specframe.plugins.recipe import COMPARABLE_RULE, DEFAULTS
+from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.probes.ties import Scales
 from specframe.reference import reference_decode
 from specframe.text.noise import Stream, gumbel
 from specframe.text.sampling import Sampling
-from specframe_lab.grid import Cell, Grid
+from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
 from specframe_lab.loading import LoadedModels
 
 Kind = Literal["tie", "bug"]
@@ -56,15 +60,17 @@ class Divergence:
     """Distance from the best logit to the lower logit of the two tokens; infinite if a token is missing."""
     bound: float
     """Largest distance that rounding explains at that place, see :mod:`specframe.probes.ties`."""
+    bitwise: bool = False
+    """Whether logits are the same to the bit, so that there is nothing to explain."""
 
     @property
     def kind(self) -> Kind:
         """Whether both tokens were as good as the best."""
-        return "tie" if self.short <= self.bound else "bug"
+        return "tie" if self.short <= self.bound and not self.bitwise else "bug"
 
     def __str__(self) -> str:
         expected, got = ("the end" if token is None else f"token {token}" for token in (self.expected, self.got))
-        sign = "<=" if self.kind == "tie" else ">"
+        sign = "<=" if self.short <= self.bound else ">"
         close = "" if math.isinf(self.short) else f", {self.short:.2g} {sign} {self.bound:.2g} short of the best logit"
         return f"prompt {self.index} parts at token {self.position}: expected {expected}, got {got}{close}: {self.kind}"
 
@@ -171,14 +177,20 @@ def verify(
 
     Raises:
         OptionError: a prompt that cannot be decoded, or a rule that draws other ids than plain sampling.
-        ModelError: a model that cannot be loaded.
+        ModelError: the target cannot be loaded, and there is no other.
     """
     if temperature:
         check_comparable(grid.cells)
     references = References(prompts, max_new_tokens, max_prompt_tokens, progress, temperature)
     for number, cell in enumerate(grid.cells, start=1):
-        reference = references.of(cell)
         progress(f"cell {number} of {len(grid.cells)}")
+        try:
+            reference = references.of(cell)
+        except ModelError as fault:
+            if len({repr(cell.get("target")) for cell in grid.cells}) == 1:
+                raise
+            yield Verification(cell, len(prompts), fault=str(fault))
+            continue
         try:
             yield reference.verification(cell, references.loaded.pipeline(cell))
         except Exception as fault:  # a broken strategy may raise anything; the other cells go on
@@ -213,6 +225,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
                 choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))[0],
                 cell.get("device"),
                 cell.get("dtype"),
+                cell.get("bitwise"),
             ]
         )
         for cell in cells
@@ -245,11 +258,11 @@ class References:
     def of(self, cell: Cell) -> Reference:
         """Return the reference of a cell's target."""
         target, seed = self.loaded.target(cell), cell.get("seed", 0)
-        key = id(target), seed if self._temperature else None
+        key = id(target), bool(cell.get("bitwise")), seed if self._temperature else None
         if key not in self._references:
             pipe = self.loaded.pipeline(cell | PLAIN)
             ids = encode(pipe, self._prompts, self._cut)
-            reference = Reference(target, ids, [], self._new, self.loaded, self._temperature, seed)
+            reference = Reference(target, ids, [], self._new, self.loaded, self._temperature, seed, pipe.recipe.bitwise)
             reference.tokens = reference.sampled(cell) if self._temperature else self._greedy(target, ids, pipe)
             self._references[key] = reference
         return self._references[key]
@@ -259,7 +272,8 @@ class References:
         stops, tokens = models.stop_token_ids(target, pipe.tokenizer), []
         for number, prompt in enumerate(prompts, start=1):
             self._progress(f"reference, prompt {number} of {len(prompts)}")
-            tokens.append(reference_decode(target, prompt, self._new, stops))
+            with bitwise(target.device) if pipe.recipe.bitwise else contextlib.nullcontext():
+                tokens.append(reference_decode(target, prompt, self._new, stops))
         return tokens
 
 
@@ -281,8 +295,9 @@ class Reference:
         loaded: LoadedModels,
         temperature: float = 0.0,
         seed: int = 0,
+        bitwise: bool = False,
     ) -> None:
-        self.prompts, self.tokens = prompts, tokens
+        self.prompts, self.tokens, self._bitwise = prompts, tokens, bitwise
         self._scales, self._new, self._loaded = Scales(model), new, loaded
         self._sampling, self._seed = Sampling(temperature=temperature), seed
         self._plain: dict[Any, list[list[int]]] = {}
@@ -333,7 +348,7 @@ class Reference:
         both = [] if wanted is None or token is None else [wanted, token]
         ids = [*self.prompts[index], *got[:position]]
         weighed = self._scales.weigh(ids, both, lambda logits_V: self._noised(logits_V, index, len(ids)))
-        return Divergence(index, position, wanted, token, weighed.gap, weighed.short, weighed.bound)
+        return Divergence(index, position, wanted, token, weighed.gap, weighed.short, weighed.bound, self._bitwise)
 
     def _noised(self, logits_V: torch.Tensor, index: int, position: int) -> torch.Tensor:
         """Return logits (V,) with what sampling adds to those of a prompt at a position, in their own scale."""

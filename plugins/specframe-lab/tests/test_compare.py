@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,9 @@ from specframe_lab import loading
 from specframe_lab.commands.dry_run import duration
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Settings, compare, steps
-from specframe_lab.comparison.figures import equality
+from specframe_lab.comparison.figures import bitwise_price, equality
 from specframe_lab.comparison.forecast import Forecast, forecast
-from specframe_lab.comparison.results import ABOUT, RESULTS
+from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import cases
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import page
@@ -186,9 +187,12 @@ def test_cells_take_turns_there_and_back(pair: dict[str, str]):
         (("--dtype", "float32,float31"), "--dtype: expected one of auto, float32, bfloat16"),
         (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
         (("--repeats", "0"), "--repeats: expected a whole number of at least 1, got '0'"),
-        (("--arrivals", "poisson:0"), "arrivals: expected a rate above 0"),
-        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--arrivals", "poisson:0"), "arrivals: expected a rate of at least 1e-06"),
+        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds"),
         (("--prompts", "nowhere"), "--prompts: nowhere cannot be read"),
+        (("--slo", "itl:3"), "--slo: expected ttft, tpot, e2el with milliseconds, as in "),
+        (("--max-concurrency", "0"), "--max-concurrency: expected a whole number of at least 1, got '0'"),
+        (("--clock", "sun"), "--clock: expected one of wall, passes, got 'sun'"),
     ],
 )
 def test_bad_values_are_refused_before_any_model_loads(
@@ -200,6 +204,28 @@ def test_bad_values_are_refused_before_any_model_loads(
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not Path("out").exists()
+
+
+def test_requests_have_a_table_of_their_own(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    """On the clock of passes all repeats are alike; another objective only writes the report again."""
+    options = ["--arrivals", "gamma:0.5,burstiness=0.5", "--clock", "passes", "--max-concurrency", "2"]
+    result = run(*command(pair, *options, "--slo", "ttft:1000000"))
+    assert result.exit_code == 0, result.output
+    assert "ttft P50/P90/P99 passes" in result.stdout
+    assert "good requests/pass" in result.stdout
+    assert "100.0%" in result.stdout
+    found = lines()
+    requests = {
+        json.dumps(line["requests"]) for line in found if line["scheme"] == "plain" and line["cell"]["batch_size"] == 2
+    }
+    assert len(requests) == 1
+    (kept,) = map(json.loads, requests)
+    assert all(served["tokens"] == [1] * 6 and served["chunks"] == sorted(served["chunks"]) for served in kept)
+    monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    other = run(*command(pair, *options, "--slo", "ttft:1"))
+    assert other.exit_code == 0
+    assert "100.0%" not in other.stdout.partition("good requests/pass")[2]
+    assert lines() == found
 
 
 def test_cells_that_do_not_fit_together_are_left_out_and_named(pair: dict[str, str]):
@@ -486,3 +512,27 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(pair: dict[str, str], m
     assert run(*command(pair, "--batch-size", "1")).exit_code == 0
     assert not any("error" in line for line in lines())
     assert sorted(runs(lines())) == sorted((s, 1, r) for s in ("plain", "ragged", "exspec") for r in (0, 1))
+
+
+def test_bitwise_runs_every_scheme_twice_and_tells_the_price(pair: dict[str, str]):
+    """Each scheme, plain decoding too, is run as it is and bitwise, held against its own kind, and the price is their ratio."""
+    told = run(*command(pair, "--bitwise", "--repeats", "1"))
+    assert told.exit_code == 0, told.output
+    names = ["plain", "ragged", "exspec"]
+    timed = [line for line in lines() if line["cell"]["batch_size"] == 2]
+    assert sorted(line["scheme"] for line in timed) == sorted([*names, *(f"{name} · bitwise" for name in names)])
+    assert {line["cell"].get("bitwise") for line in timed} == {None, True}
+    assert re.search(r"Bitwise equality takes so many times the time: plain [\d.]+ at batch size 2, ", told.output)
+    planned = cases(expand({**pair, **GRID, "bitwise": [False, True]}))
+    rates = {"plain": 8, "plain · bitwise": 4, "ragged": 20, "ragged · bitwise": 4}
+    made = {case.key: {0: {"figures": {"tokens_per_second": rates.get(case.scheme, 1)}}} for case in planned}
+    assert bitwise_price(Comparison({}, planned, made)) == [
+        ("plain · bitwise", 2, 2, 2, 2, 1),
+        ("ragged · bitwise", 2, 5, 5, 5, 1),
+        ("exspec · bitwise", 2, 1, 1, 1, 1),
+    ]
+
+
+def test_without_bitwise_cells_do_not_name_it(pair: dict[str, str]):
+    """A comparison that does not ask for it has the cells that it had before there was such an option."""
+    assert all("bitwise" not in case.cell for case in cases(expand({**pair, **GRID, "bitwise": False})))

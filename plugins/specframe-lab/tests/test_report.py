@@ -18,7 +18,7 @@ import torch
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.compare import Settings, compare
 from specframe_lab.comparison.results import RESULTS, Comparison
-from specframe_lab.comparison.schemes import Case
+from specframe_lab.comparison.schemes import Case, explicit
 from specframe_lab.comparison.summary import COLUMNS, findings, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
@@ -255,6 +255,10 @@ def test_curves_that_are_the_same_share_a_line():
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
+DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput"}
+"""The figures of a comparison with arrivals at no particular time."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of a random pair and its report."""
@@ -291,9 +295,10 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
+    """All that was measured is drawn; bitwise equality and objectives were not asked for."""
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == set(plots.PAINTERS)
-    assert {path.stem for path in (folder / "figures").glob("*.csv")} == {*plots.PAINTERS, "break_even"}
+    assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == DRAWN
+    assert {path.stem for path in (folder / "figures").glob("*.csv")} == {*plots.PAINTERS, "break_even", "request_rates"}
     for path in (folder / "figures").iterdir():
         start = path.read_bytes()[:8]
         assert path.suffix != ".png" or start == b"\x89PNG\r\n\x1a\n"
@@ -378,7 +383,7 @@ def test_page_needs_nothing_but_itself(folder: Path):
     assert [reference for reference in page.references if not reference.startswith("#")] == ["data:,"]
     assert {reference[1:] for reference in page.references if reference.startswith("#")} <= set(page.ids)
     assert max(page.ids.values()) == 1
-    assert page.tags["svg"] == len(plots.PAINTERS)
+    assert page.tags["svg"] == len(DRAWN)
 
 
 def test_page_can_be_printed(folder: Path):
@@ -422,9 +427,9 @@ def test_page_says_how_it_was_measured(folder: Path):
 def test_page_can_be_read_without_seeing_the_pictures(folder: Path):
     """Every picture has a label and its numbers beside it; tables that scroll can be reached with the keyboard."""
     text = (folder / "report.html").read_text(encoding="utf-8")
-    assert len(re.findall(r'<svg role="img" aria-label="[^"]{20,}"', text)) == len(plots.PAINTERS)
-    assert text.count("<details><summary>Numbers</summary>") == len(plots.PAINTERS)
-    assert text.count('<div class="scroll" role="region" tabindex="0" aria-label="') == 1 + len(plots.PAINTERS)
+    assert len(re.findall(r'<svg role="img" aria-label="[^"]{20,}"', text)) == len(DRAWN)
+    assert text.count("<details><summary>Numbers</summary>") == len(DRAWN)
+    assert text.count('<div class="scroll" role="region" tabindex="0" aria-label="') == 1 + len(DRAWN)
 
 
 def test_pictures_are_the_same_each_time(folder: Path):
@@ -495,3 +500,16 @@ def test_page_in_a_browser(folder: Path, tmp_path: Path):
     assert (wide["summary"], wide["hint"]) == (False, "none")
     assert narrow["scrolling"] > 0
     assert min(narrow["smallest"], wide["smallest"]) > 100
+
+
+def test_the_price_of_bitwise_equality_is_drawn() -> None:
+    """A scheme that was run as it is and bitwise has its price in a figure and in a sentence."""
+    plain = Case("ragged", explicit({"align": "ragged", "batch_size": 4}))
+    price = Case("ragged · bitwise", plain.cell | {"bitwise": True})
+    about = {"command": "", "started": "", "settings": {}, "environment": {}, "refused": []}
+    found = Comparison(about, [plain, price], {plain.key: {0: line(30)}, price.key: {0: line(20)}})
+    assert tables(found)["bitwise_price"].rows == [("ragged · bitwise", 4, 1.5, 1.5, 1.5, 1)]
+    assert "bitwise_price" in plots.draw(tables(found), found.schemes)
+    assert "Bitwise equality takes so many times the time: ragged 1.50 at batch size 4." in findings(
+        found, tables(found)
+    )

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.results import RESULTS
@@ -72,6 +73,7 @@ def test_every_cell_has_its_line(whole: Path) -> None:
     expected |= {("speed", scheme, size) for scheme in ("plain", *speculating) for size in (1, 2)}
     expected |= {(part, scheme, 2) for part in ("uniform", "random") for scheme in ("bounded", "unbounded")}
     expected |= {("arrivals", scheme, 2) for scheme in speculating}
+    expected |= {("bursty", scheme, 2) for scheme in ("ragged", "eqspec, continuous", "exspec", "exspec, unbounded")}
     assert found == expected
     assert len(lines(whole)) == len(expected)
 
@@ -97,7 +99,7 @@ def test_the_page_shows_ours_beside_the_published(whole: Path) -> None:
     assert "| eqspec | published | 95.6 | 1,469 | 24.9 | 5.3 | 44.9% | 27.4% | 27.7% | - |" in page
     assert "| 1 | 13% |" in page
     assert re.search(r"\| 2 \| 95\.9% \| \d+\.\d% \([12]\.\d\) \|", page)
-    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency", "tail"):
         assert f"({name}.svg)" in page
         assert (whole / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
     bound = f"| {reproduction.PATIENCE + reproduction.WINDOW // 2} |"
@@ -110,7 +112,7 @@ def test_the_page_as_html(whole: Path) -> None:
     html = (whole / reproduction.HTML).read_text(encoding="utf-8")
     assert html.count("<table>") == markdown.count("| --- |\n") > 5
     assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
-    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 5
+    assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 6
     assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
     assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
     assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
@@ -119,7 +121,7 @@ def test_the_page_as_html(whole: Path) -> None:
         assert (
             cell.strip("- ") in html.replace("&#x27;", "'").replace("&quot;", '"').replace("&amp;", "&") or "`" in cell
         )
-    for name in ("anatomy", "overhead", "grouping", "throughput", "latency"):
+    for name in ("anatomy", "overhead", "grouping", "throughput", "latency", "tail"):
         assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -150,6 +152,24 @@ def test_shares_are_those_of_decoding(whole: Path) -> None:
             assert line["longest_wait"] <= reproduction.PATIENCE + reproduction.WINDOW // 2
 
 
+def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None:
+    """Its moments are whole passes after an arrival or after another pass, and all prompts give their own tokens."""
+    found = [line for line in lines(whole) if line["cell"]["part"] == "bursty"]
+    ids = found[0]["token_ids"]
+    for line in found:
+        assert line["token_ids"] == ids
+        for served, tokens in zip(line["requests"], ids, strict=True):
+            gaps = [after - before for before, after in zip(served["chunks"], served["chunks"][1:], strict=False)]
+            assert all(gap == pytest.approx(round(gap)) and gap > 0.5 for gap in gaps)
+            assert served["chunks"][0] - served["taken_up"] == pytest.approx(1)
+            assert sum(served["tokens"]) == len(tokens)
+    page = (whole / reproduction.PAGE).read_text(encoding="utf-8")
+    assert "Prompts arrive as `--bursty gamma:0.05,burstiness=0.25` says" in page
+    rows = [row for row in page.partition("## The tail")[2].splitlines() if row.startswith("| exspec, unbounded | 2 |")]
+    latency = np.percentile(found[-1]["latencies"], 99)
+    assert f"| {latency:.3g} | {len(ids)} |" in rows[0]
+
+
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command only writes the page again; another setting is refused with one sentence."""
     monkeypatch.setattr(models, "load_model", lambda *_: pytest.fail("a model was loaded"))
@@ -167,11 +187,11 @@ def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatc
     [
         (
             ("--parts", "match,latency"),
-            "--parts: expected one of match, speed, uniform, random, arrivals, got 'latency'",
+            "--parts: expected one of match, speed, uniform, random, bursty, arrivals, got 'latency'",
         ),
         (("--match-batch-sizes", "0"), "--match-batch-sizes: expected a whole number of at least 1, got '0'"),
         (("--drafter", "nobody"), "unknown drafter or model 'nobody'"),
-        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE or a file of seconds"),
+        (("--arrivals", "nowhere"), "arrivals: expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds"),
         (("--drafter", "none"), "--drafter: expected one that drafts, got 'none'"),
         (("--parts", "match,arrivals"), "--parts: arrivals needs --arrivals, as in --arrivals poisson:3"),
     ],

@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.plugins.compose import fitting_backends, strategy
+from specframe.plugins.compose import able, strategy
 from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
 
@@ -150,7 +150,7 @@ class Witness(Trace):
 def test_book_is_what_the_cache_holds(align: str) -> None:
     """On every KV backend, each slot of the real cache holds the token and position that the trace says it does."""
     alignment = strategy(registry(), "alignment", align)
-    for kv in fitting_backends(registry(), alignment):
+    for kv in able(registry(), "KV backend", alignment.needs):
         witness = Witness()
         options = {"align": witness.around(alignment), "kv": kv, "observers": [witness], "draft_length": 4}
         pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=2, **options)
@@ -502,6 +502,13 @@ def test_command_without_prompts(pair: list[str], tmp_path: Path) -> None:
     assert len(json.loads(data)["prompts"]) == 2
 
 
+def test_command_with_a_limit(pair: list[str], tmp_path: Path) -> None:
+    """The first prompts are traced, of more than a page can show."""
+    run(*pair, "--align", "ragged", "--limit", "3", *["ab"] * 17, "--output", str(tmp_path / "t.html"))
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert len(json.loads(data)["prompts"]) == 3
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -533,3 +540,76 @@ def test_one_target(pair: list[str]) -> None:
 def test_trace_is_plain_data() -> None:
     """What is recorded goes to JSON as it is: no tensor is kept."""
     json.dumps(attrs.asdict(traced("eqspec", new=4)))
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
+
+
+def tree_trace(align: str) -> SchemeTrace:
+    """Return the trace of a run whose drafts are trees of which some paths stand."""
+    target = fakes.fake_target()
+    asked = harness.requests(harness.random_prompts([5, 1, 8], 61), 9)
+    drafter = fakes.ScriptedTree(harness.truth(target, asked), {0: 3, 1: 0, 2: 2})
+    prompts = [request.prompt_ids for request in asked]
+    return record(prompts, 9, make=harness.pipeline, target=target, draft=drafter, align=align, batch_size=3)
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_a_tree_is_drawn(align: str) -> None:
+    """A trace has each node with its parent, the target's probability, its slot and what became of it; no query looks elsewhere."""
+    trace = tree_trace(align)
+    assert trace.outputs == trace.reference
+    scores = [lane.score for frame in trace.frames for lane in frame.lanes if lane.score and lane.score.tree]
+    assert scores
+    assert all((score.leaks, score.blind) == (0, 0) for score in scores)
+    whole = next(score for score in scores if score.accepted == 3)
+    assert [node.parent for node in whole.tree] == [-1, -1, 0, 1, 1, 3]
+    assert [node.place for node in whole.tree] == [None, 0, None, 1, None, 2]
+    assert [node.chance > 0.99 for node in whole.tree] == [False, True, False, True, False, True]
+    first = whole.tree[0].slot
+    assert [node.moved for node in whole.tree] == [None, first, None, first + 1, None, first + 2]
+    assert trace.branches[1, 1] > 0
+    assert (1, 0) not in trace.branches
+
+
+def test_trees_are_on_the_page() -> None:
+    """The page has the trees of a round as lines, and the slots that each fed token sees."""
+    page = page_data([tree_trace("ragged")], {}, lambda token: f"#{token}")
+    frames = page["schemes"][0]["frames"]
+    lines = next(frame["trees"] for frame in frames if frame["trees"])
+    assert lines[0].endswith("stood")
+    assert any(line.startswith("├─ “#") for line in lines)
+    assert any("moved to slot" in line for frame in frames for line in frame["trees"])
+    score = next(lane["score"] for frame in frames for lane in frame["lanes"] if lane.get("score", {}).get("sees"))
+    assert score["own"] == [[], *score["own"][1:]]
+    assert len(score["sees"]) == len(score["queries"])
+
+
+def test_slots_that_siblings_see_are_counted() -> None:
+    """A pass in which a node sees its sibling has a leak."""
+
+    class Leaking(type(strategy(registry(), "alignment", "ragged"))):  # type: ignore[misc]
+        def layout(self, *given):
+            layout = super().layout(*given)
+            place = layout.place
+
+            def leaking(batch, block):
+                placed = place(batch, block)
+                return placed if placed.sees_BTT is None else attrs.evolve(placed, sees_BTT=None)
+
+            layout.place = leaking
+            return layout
+
+    target = fakes.fake_target()
+    asked = harness.requests(harness.random_prompts([5, 3], 61), 6)
+    drafter = fakes.ScriptedTree(harness.truth(target, asked))
+    trace = record(
+        [request.prompt_ids for request in asked],
+        6,
+        make=harness.pipeline,
+        target=target,
+        draft=drafter,
+        align=Leaking(),
+        batch_size=2,
+    )
+    assert any(lane.score.leaks for frame in trace.frames for lane in frame.lanes if lane.score)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
 from specframe_lab.loading import LoadedModels
-from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, verify
+from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, decodings, verify
 from transformers import PreTrainedModel
 
 from specframe.cli import cli
@@ -296,10 +297,50 @@ def test_the_command_samples_with_a_rule_that_can_be_compared(saved: list[str]) 
         (["--temperature", "1", "--accept", "block"], "acceptance rule 'block' cannot be verified with a temperature"),
         (["--temperature", "-1"], "temperature: expected a number of at least 0, got '-1'"),
         (["--temperature", "warm"], "--temperature: expected a number of at least 0, got 'warm'"),
+        (["--temperature", "inf"], "--temperature: expected a finite number of at least 0, got 'inf'"),
     ):
         result = invoke(*saved, "hello", *wrong)
         assert result.exit_code == 2
         assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--align", "ragged,nothing"], "align=nothing: --align: unknown alignment 'nothing': expected one of "),
+        (["--batch-size", "1,x"], "batch-size=x: --batch-size: expected a whole number of at least 1, got 'x'"),
+        (["--align", "ragged,masking,positions=x"], "align=masking,positions=x: "),
+        (
+            ["--temperature", "1", "--accept", "gumbel,block"],
+            "accept=block: acceptance rule 'block' cannot be verified",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_told_for_its_cell(saved: list[str], given: list[str], message: str) -> None:
+    """The other cells are verified; the command exits with 1, and so does a dry run, which says the same."""
+    result = invoke(*saved, "--max-new-tokens", "4", "ab", *given)
+    assert result.exit_code == 1, result.output
+    assert re.search(rf"^{re.escape(message)}", result.stdout, re.MULTILINE), result.output
+    assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
+    foreseen = invoke(*saved, "ab", *given, "--dry-run")
+    assert foreseen.exit_code == 1
+    assert re.search(rf"^{re.escape(message)}", foreseen.stderr, re.MULTILINE), foreseen.output
+
+
+@pytest.mark.parametrize("option", ["target", "drafter"])
+def test_a_model_that_cannot_be_loaded_is_told_for_its_cell(saved: list[str], option: str) -> None:
+    """A target has a reference of its own: it is missing for its cells alone."""
+    given = [f"{saved[1]},no/where/at-all", "none"] if option == "target" else [saved[1], "none,no/where/at-all"]
+    result = invoke("--target", given[0], "--drafter", given[1], "--max-new-tokens", "4", "ab")
+    assert result.exit_code == 1, result.output
+    assert re.search(rf"^{option}=no/where/at-all: ", result.stdout, re.MULTILINE), result.output
+    assert "1 of 2 combinations decode as the reference decoder does" in result.stdout
+
+
+def test_a_grid_without_a_value_that_can_be_used_is_refused(saved: list[str]) -> None:
+    result = invoke(*saved, "ab", "--align", "nothing,nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: --align: unknown alignment 'nothing'")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -328,3 +369,37 @@ def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
     result = invoke(*saved, "--output", str(file))
     assert result.exit_code == 2
     assert "holds results already" in result.stderr
+
+
+def test_bitwise_knows_no_ties() -> None:
+    """With bitwise, half precision is exact, the reference is computed alike, and a divergence that rounding explains is a bug."""
+    target = zoo.build("llama").to(torch.bfloat16)
+    (found,) = outcomes(
+        target, zoo.good_draft(zoo.build("llama")).to(torch.bfloat16), [[5, 9, 2], [7]], 6, bitwise=True
+    )
+    assert found.cell["bitwise"] is True
+    assert found.sound
+    assert found.batch_one is not None
+    assert found.batch_one.exact_match == 100
+    near = {"index": 0, "position": 3, "expected": 1, "got": 2, "gap": 0.0, "short": 0.001, "bound": 0.1}
+    assert Divergence(**near).kind == "tie"
+    told = Divergence(**near, bitwise=True)
+    assert told.kind == "bug"
+    assert str(told).endswith("0.001 <= 0.1 short of the best logit: bug")
+
+
+def test_each_kind_of_arithmetic_has_a_reference_of_its_own(
+    pair: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells with bitwise and without are held against references computed as they are."""
+    seen = []
+
+    def noted(*arguments: Any) -> list[int]:
+        seen.append(torch.utils._python_dispatch.is_in_torch_dispatch_mode())
+        return reference_decode(*arguments)
+
+    monkeypatch.setattr("specframe_lab.verify.reference_decode", noted)
+    found = outcomes(*pair, bitwise=[False, True])
+    assert seen == [False] * len(PROMPTS) + [True] * len(PROMPTS)
+    assert all(one.sound for one in found)
+    assert decodings([one.cell for one in found]) == 6

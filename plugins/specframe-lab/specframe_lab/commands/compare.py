@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.kinds import File
+from specframe.cli.kinds import File, OneOf
 from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.files import claimed
 from specframe.values import LARGEST_SEED
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
-from specframe_lab.commands.kinds import Arrivals
+from specframe_lab.commands.kinds import Arrivals, Slo
 from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
     from specframe_lab.comparison.compare import Progress, Settings
     from specframe_lab.comparison.results import Comparison
     from specframe_lab.grid import Grid
+
+
+CLOCKS = ("wall", "passes")
+"""Clocks that requests can be timed with."""
 
 
 @click.command(cls=Remembered)
@@ -34,11 +38,27 @@ if TYPE_CHECKING:
 @whole("--warm-up", "Short runs before each run that counts.", 1, least=0)
 @click.option(
     "--arrivals",
-    metavar="poisson:RATE|FILE",
+    metavar="PATTERN:RATE|FILE",
     type=Arrivals(),
-    help="When prompts arrive: at random, RATE per second, or as a file says, a number of seconds per line.",
+    help="When prompts arrive: RATE per second, in pattern poisson, constant or gamma (with burstiness=X), all also with "
+    "ramp-up-strategy=linear or exponential and ramp-up-end-rps=RATE; or as a file of seconds or a Mooncake trace says.",
 )
 @whole("--arrival-seed", "Of the arrivals.", 0, least=0, most=LARGEST_SEED)
+@whole("--max-concurrency", "Most requests in flight: a prompt that arrives meanwhile waits to be sent.")
+@click.option(
+    "--slo",
+    metavar="FIGURE:MS,...",
+    type=Slo(),
+    help="Objectives, as in ttft:200,tpot:50,e2el:3000: goodput counts the requests per second that keep all.",
+)
+@click.option(
+    "--clock",
+    metavar="C",
+    type=OneOf(*CLOCKS),
+    default=CLOCKS[0],
+    show_default=True,
+    help="What times requests: wall, or passes, on which a pass of the target takes one second.",
+)
 @click.option("--sort", is_flag=True, help="Take up short prompts first.")
 @click.option(
     *names("--output"),
@@ -64,6 +84,9 @@ def compare(
     warm_up: int,
     arrivals: str | None,
     arrival_seed: int,
+    max_concurrency: int | None,
+    slo: str | None,
+    clock: str,
     sort: bool,
     pdf: bool,
     dry_run: bool,
@@ -73,7 +96,8 @@ def compare(
 
     Cells are run in turns, each several times. The folder then holds results.jsonl (a line per run), report.html (one
     page that needs no network) and figures/ (the page's figures as PNG, SVG and CSV). A comparison that was
-    interrupted goes on when the same command is given again.
+    interrupted goes on when the same command is given again. With --bitwise every scheme, plain decoding too, is run twice:
+    as it is, and bitwise.
 
     Exits with status 1 when a cell could not be run.
     """
@@ -86,11 +110,22 @@ def compare(
     from specframe_lab.report.page import PAGE
     from specframe_lab.report.pdf import PDF
 
-    texts = readable(prompt, prompts)[:limit]
+    texts = readable(prompt, prompts, limit)
+    options["bitwise"] = [False, True] if options["bitwise"] else False
     moments = arrival_times(arrivals, len(texts), arrival_seed) if arrivals else None
     grid = able_to_sample(checked(expand(sampled(options, temperature))), temperature)
     settings = Settings(
-        texts, max_new_tokens, repeats, warm_up, moments, arrivals, sort, max_prompt_tokens, temperature
+        texts,
+        max_new_tokens,
+        repeats,
+        warm_up,
+        moments,
+        arrivals,
+        sort,
+        max_prompt_tokens,
+        temperature,
+        max_concurrency,
+        clock,
     )
     tell_left_out(grid)
     command = shlex.join(["specframe", "compare", *ctx.meta["specframe.arguments"]])
@@ -99,7 +134,8 @@ def compare(
         return
     with claimed(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
         comparison = run_grid(grid, settings, output, command)
-        show(comparison, output, pdf)
+        comparison.about["slo"] = slo
+        show(comparison, output, pdf, served=bool(arrivals or max_concurrency or slo))
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
 
@@ -167,17 +203,20 @@ def telling() -> Iterator[Progress]:
             raise type(interruption)(f" after run {done}: the same command goes on from there") from None
 
 
-def show(comparison: Comparison, output: str, pdf: bool) -> None:
-    """Write the report and print its summary."""
+def show(comparison: Comparison, output: str, pdf: bool, served: bool) -> None:
+    """Write the report and print its summary; with ``served`` the figures of requests, too."""
     from specframe.cli.tables import show_table
-    from specframe_lab.comparison.summary import COLUMNS, findings, summary
+    from specframe_lab.comparison.summary import columns, findings, requests, served_columns, summary
     from specframe_lab.comparison.tables import tables
     from specframe_lab.report.page import write_report
 
     figures = tables(comparison)
     page = write_report(comparison, figures, output)
-    show_table(COLUMNS, summary(comparison, figures), numbers=True)
+    show_table(columns(comparison), summary(comparison, figures), numbers=True)
     click.echo()
+    if served:
+        show_table(served_columns(comparison), requests(comparison, figures), numbers=True)
+        click.echo()
     for sentence in findings(comparison, figures):
         click.echo(sentence)
     click.echo(f"\n{page}")

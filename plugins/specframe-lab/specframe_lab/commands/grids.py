@@ -12,9 +12,9 @@ from specframe.cli.kinds import Number
 from specframe.cli.options import pipeline_options
 from specframe.cli.run import gather
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.plugins.recipe import COMPARABLE_RULE
 from specframe.text.prompts import Given, Prompt
 from specframe_lab.commands.kinds import ListOf
+from specframe_lab.grid import COMPARABLE_RULE
 
 SINGLE = frozenset({"config"})
 """Options that take one value for the whole grid."""
@@ -29,10 +29,11 @@ class Remembered(click.Command):
         return super().parse_args(ctx, args)
 
 
-def grid_options(**defaults: str) -> Callable[..., Any]:
+def grid_options(lenient: bool = False, **defaults: str) -> Callable[..., Any]:
     """Return a decorator that adds a pipeline's options to a command, all but ``--config`` as comma lists.
 
     Args:
+        lenient: a wrong value in a list is kept as :class:`specframe_lab.commands.kinds.Unusable`.
         defaults: what the command runs unless something else is asked for, where that is not the pipeline's own default.
     """
 
@@ -41,7 +42,7 @@ def grid_options(**defaults: str) -> Callable[..., Any]:
         command = pipeline_options(command)
         for option in command.__click_params__:  # type: ignore[attr-defined]
             if option not in present and option.name not in SINGLE and not option.is_flag:
-                option.type = ListOf(option.type)
+                option.type = ListOf(option.type, lenient)
                 option.metavar = f"{option.metavar},..."
                 option.default = defaults.get(option.name, option.default)
         return command
@@ -68,9 +69,11 @@ def sampled(options: dict[str, Any], temperature: float) -> dict[str, Any]:
     return options | {"accept": [COMPARABLE_RULE if rule == "auto" else rule for rule in options["accept"]]}
 
 
-def readable(arguments: tuple[str, ...], path: str | None) -> list[Given]:
-    """Return the prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be read."""
-    asked = gather(arguments, path)
+def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Given]:
+    """Return the first ``limit`` prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be
+    read.
+    """
+    asked = gather(arguments, path, limit)
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
     if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:

@@ -8,18 +8,18 @@ import click
 from click.shell_completion import CompletionItem
 
 from specframe.cli.kinds import Kind, Text, called
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 
 
 class Arrivals(Text):
-    """A rate of arrivals, or a file of moments."""
+    """A pattern of arrivals with its rate, or a file of moments."""
 
     name = "arrivals"
-    meant = "poisson:RATE or a file"
+    meant = "poisson:RATE, gamma:RATE, constant:RATE or a file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` when it is neither a rate nor a file of numbers."""
+        """Return the text; raise :class:`OptionError` when it is neither a pattern nor a file of moments."""
         from specframe_lab.arrivals import check
 
         text = super().convert(value, param, ctx)
@@ -30,19 +30,57 @@ class Arrivals(Text):
         return text
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Offer the rate, or let the shell offer its files."""
-        rate = [CompletionItem("poisson:")] if "poisson:".startswith(incomplete) else []
-        return rate or [CompletionItem(incomplete, type="file")]
+        """Offer the patterns, or let the shell offer its files."""
+        from specframe_lab.arrivals import PATTERNS
+
+        patterns = [CompletionItem(f"{name}:") for name in PATTERNS if f"{name}:".startswith(incomplete)]
+        return patterns or [CompletionItem(incomplete, type="file")]
+
+
+class Slo(Text):
+    """Objectives of service."""
+
+    name = "slo"
+    meant = "objectives in milliseconds, as in ttft:200,tpot:50,e2el:3000"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` when it names no objectives."""
+        from specframe_lab.serving.objectives import objectives
+
+        text = super().convert(value, param, ctx)
+        try:
+            objectives(text)
+        except OptionError as fault:
+            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+        return text
+
+
+class Unusable(str):
+    """A value of a list that was refused; the others are used."""
+
+    fault: SpecframeError
+    """Why it was refused."""
+
+    def __new__(cls, text: str, fault: SpecframeError) -> Unusable:
+        """Return the text with its fault."""
+        value = super().__new__(cls, text)
+        value.fault = fault
+        return value
 
 
 class ListOf(Kind):
-    """A comma list of another kind's values; a part with ``=`` is an option of the name before it."""
+    """A comma list of another kind's values; a part with ``=`` is an option of the name before it.
+
+    Args:
+        of: the kind of the values.
+        lenient: keep a wrong value as :class:`Unusable`, as long as another one is right.
+    """
 
     name = "list"
     several = True
 
-    def __init__(self, of: click.ParamType) -> None:
-        self.of = of
+    def __init__(self, of: click.ParamType, lenient: bool = False) -> None:
+        self.of, self.lenient = of, lenient
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
         """Return the list of values, from a comma list or a list."""
@@ -52,7 +90,18 @@ class ListOf(Kind):
             raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
         if not parts:
             self.refuse("at least one value", value, param, ctx)
-        return list(dict.fromkeys(self.of.convert(part, param, ctx) for part in parts))
+        found = list(dict.fromkeys(self._one(part, param, ctx) for part in parts))
+        if all(isinstance(value, Unusable) for value in found):
+            raise found[0].fault
+        return found
+
+    def _one(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.of.convert(part, param, ctx)
+        except SpecframeError as fault:
+            if not self.lenient:
+                raise
+            return Unusable(str(part), fault)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete the last value of the list."""

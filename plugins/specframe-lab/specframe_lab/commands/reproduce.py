@@ -10,7 +10,7 @@ import click
 
 from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.names import check_names
-from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, refuse_idle, whole, with_options
+from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
 from specframe.errors import OptionError
 from specframe.files import claimed
 from specframe.text.prompts import BUILT_IN
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from specframe_lab.reproduction.reproduce import Part, Reproduction
 
 
-PARTS = ("match", "speed", "uniform", "random", "arrivals")
+PARTS = ("match", "speed", "uniform", "random", "bursty", "arrivals")
 """Parts of a reproduction."""
+BURSTY = "gamma:0.05,burstiness=0.25"
+"""Arrivals of part bursty: gaps that spread twice as wide as those of a Poisson process."""
 NO_PROMPTS = (
     f"no --prompts: {len(BUILT_IN)} built-in starts of Python code are measured, the published figures are of SpecBench's "
     "480 questions"
@@ -50,16 +52,24 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
 @with_options(MODELS, [draft_length("5")], PLACE)
 @sizes("--match-batch-sizes", "1,4", "Batch sizes of table 1.")
-@sizes("--arrival-batch-sizes", "2,4", "Batch sizes of the latency with --arrivals.")
+@sizes("--arrival-batch-sizes", "2,4", "Batch sizes of parts bursty and arrivals.")
 @sizes("--batch-sizes", "1,2,4,8,16,32", "Batch sizes of everything else.")
 @whole("--match-tokens", "Tokens compared per prompt for table 1.", 50)
 @whole("--max-new-tokens", "Tokens generated per prompt in everything else.", 128)
 @whole("--repeats", "Times each timed cell is run.", 3)
 @click.option(
     "--arrivals",
-    metavar="poisson:RATE|FILE",
+    metavar="PATTERN:RATE|FILE",
     type=Arrivals(),
     help="Measure latency with prompts that arrive at random, RATE per second, or as a file of seconds says.",
+)
+@click.option(
+    "--bursty",
+    metavar="PATTERN:RATE|FILE",
+    type=Arrivals(),
+    default=BURSTY,
+    show_default=True,
+    help="When prompts arrive in part bursty, RATE per pass of the target.",
 )
 @click.option(
     "--parts", metavar="P,...", type=ListOf(OneOf(*PARTS)), help="Run only these parts now; the page has all."
@@ -78,17 +88,17 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run:
     """Reproduce the tables of the paper on batched speculative decoding with any pair.
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
-    Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), and
-    arrivals where --arrivals is given. The folder then holds results.jsonl (a line per run), reproduction.html and
-    reproduction.md (the tables, beside what is published; the first is one page that needs no network) and figures as
-    SVG and PNG. What was interrupted goes on when the same command is given again.
+    Parts: match (table 1), speed (table 2, overhead, throughput, latency), uniform and random (grouping of EXSPEC), bursty
+    (the tail when prompts arrive in bursts, in passes of the target), and arrivals where --arrivals is given. The folder
+    then holds results.jsonl (a line per run), reproduction.html and reproduction.md (the tables, beside what is published;
+    the first is one page that needs no network) and figures as SVG and PNG. What was interrupted goes on when the same
+    command is given again.
 
     Without --prompts the built-in starts of Python code are measured; the published figures are of SpecBench's questions.
 
     Exits with status 1 when a cell could not be run.
     """
     check_names(options)
-    refuse_idle(ctx, "arrival_batch_sizes", "arrivals", "all prompts are there from the start")
     if "arrivals" in (parts or ()) and options["arrivals"] is None:
         raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
     planned = planning(**options)
@@ -130,6 +140,7 @@ def planning(
     max_new_tokens: int,
     repeats: int,
     arrivals: str | None,
+    bursty: str,
     **pair: Any,
 ) -> list[Part]:
     """Return the parts that the options describe, after checking what they name."""
@@ -142,7 +153,7 @@ def planning(
         raise OptionError(
             "--drafter: expected one that drafts, got 'none': plain decoding is in every part already, as the baseline"
         )
-    texts = readable((), prompts)[:limit]
+    texts = readable((), prompts, limit)
     some = spread_over(texts, sample)
     cut: dict[str, Any] = {"max_prompt_tokens": max_prompt_tokens}
     timed = cut | {"prompts": some, "max_new_tokens": max_new_tokens}
@@ -152,11 +163,13 @@ def planning(
         "speed": timed | {"repeats": repeats, "sort": True},
         "uniform": grouping,
         "random": grouping | {"uniform": False},
+        "bursty": grouping
+        | {"arrivals": arrival_times(bursty, len(some), 0), "arrivals_as": bursty, "clock": "passes"},
     }
     if arrivals:
         moments = arrival_times(arrivals, len(some), 0)
         settings["arrivals"] = timed | {"repeats": 1, "arrivals": moments, "arrivals_as": arrivals}
-    own = {"match": match_batch_sizes, "arrivals": arrival_batch_sizes}
+    own = {"match": match_batch_sizes, "bursty": arrival_batch_sizes, "arrivals": arrival_batch_sizes}
     planned = plan(pair, texts, {name: own.get(name, batch_sizes) for name in settings}, settings)
     checked(bare(case).cell for part in planned for case in part.cases)
     return planned

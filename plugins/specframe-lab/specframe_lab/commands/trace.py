@@ -10,7 +10,7 @@ import click
 
 from specframe.cli.kinds import File
 from specframe.cli.names import check_names
-from specframe.cli.options import PROMPTS, names, whole, with_options
+from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Given
@@ -27,7 +27,7 @@ MOST_PROMPTS = 16
 
 
 @click.command(cls=Remembered)
-@with_options(PROMPTS)
+@with_options(PROMPTS, [LIMIT])
 @grid_options(align="ragged,eqspec", batch_size="3", draft_length="4")
 @whole("--max-new-tokens", "Tokens generated per prompt at most.", 24)
 @click.option(
@@ -40,7 +40,13 @@ MOST_PROMPTS = 16
 )
 @click.pass_context
 def trace(
-    ctx: click.Context, prompt: tuple[str, ...], prompts: str | None, max_new_tokens: int, output: str, **options: Any
+    ctx: click.Context,
+    prompt: tuple[str, ...],
+    prompts: str | None,
+    limit: int | None,
+    max_new_tokens: int,
+    output: str,
+    **options: Any,
 ) -> None:
     """Show what happens in the KV cache: a page that steps through the rounds of one small batch.
 
@@ -50,8 +56,8 @@ def trace(
     Exits with status 1 when a combination could not be recorded; the page shows the others.
     """
     check_names(options)
-    texts = readable(prompt, prompts)
-    if not prompt and prompts is None:
+    texts = readable(prompt, prompts, limit)
+    if not prompt and prompts is None and limit is None:
         texts = texts[: max(map(int, options["batch_size"]))]
     if len(texts) > MOST_PROMPTS:
         raise OptionError(
@@ -131,13 +137,13 @@ def recorded(
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
     """Return the page's description of the run."""
-    from specframe.models.pairs import choose
+    from specframe.models.pairs import choose, named
 
     target, strategy, draft_model = choose(cell["target"], cell["drafter"])
     model = loaded.target(cell)
     known = {
         "target": target,
-        "drafter": draft_model or strategy,
+        "drafter": named(strategy, draft_model),
         "batch_size": cell["batch_size"],
         "draft_length": cell["draft_length"],
     }
@@ -150,6 +156,10 @@ def show(schemes: list[SchemeTrace]) -> None:
     """Print one line per scheme."""
     from specframe.cli.tables import show_table
     from specframe_lab.trace.page import totals
+    from specframe_lab.trace.trees import by_branch
 
     rows = [totals(scheme) for scheme in schemes]
     show_table(("scheme", "passes", "slots moved", "bytes moved", "target's own text"), rows, numbers=True)
+    for scheme in schemes:
+        if scheme.branches:
+            click.echo(f"{scheme.name}: nodes that stood: {by_branch(scheme.branches)}")

@@ -13,23 +13,26 @@ from specframe.cli.kinds import File
 from specframe.cli.names import check_names
 from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
-from specframe.errors import OptionError
+from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Given
 from specframe_lab.commands.dry_run import DRY_RUN
 from specframe_lab.commands.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe_lab.commands.kinds import Unusable
 from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
-    from specframe_lab.grid import Cell
+    from specframe_lab.grid import Cell, Grid
     from specframe_lab.verify import Agreement, Verification
 
+Faults = list[tuple["Cell", SpecframeError]]
+"""Cells that cannot be verified, and why."""
 COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "partial %", "plain: exact %")
 
 
 @click.command()
 @with_options(PROMPTS, CUT)
-@grid_options(draft_length="5")
+@grid_options(lenient=True, draft_length="5")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt at most.", 64)
@@ -58,18 +61,19 @@ def verify(
     Where options have several values, all combinations are verified. A divergence is a tie when rounding in the model's
     dtype explains it, judged by the target's logits in float64, and a bug otherwise. With a temperature the reference is
     plain sampling at the same seed, and the acceptance rule has to be gumbel: what other rules draw depends on the draft.
+    With --bitwise there are no ties: every divergence is a bug.
 
-    Exits with status 1 when a divergence is a bug or a combination could not be decoded.
+    Exits with status 1 when a divergence is a bug or a combination could not be decoded, a name that nothing provides among them.
     """
-    check_names(options)
-    texts = readable(prompt, prompts)[:limit]
+    texts = readable(prompt, prompts, limit)
     outcomes: list[Verification] = []
-    cells = sampled(options, temperature)
+    faults: Faults = []
+    cells = named_cells(sampled(options, temperature), faults)
     if dry_run:
-        foresee(cells, len(texts), max_new_tokens, temperature)
-        return
+        foresee(cells, faults, len(texts), max_new_tokens, temperature)
+        ctx.exit(1 if faults else 0)
     with lines(output) as write, telling() as progress:
-        for outcome in run(cells, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
+        for outcome in run(cells, faults, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))
             outcomes.append(outcome)
     show(outcomes)
@@ -77,16 +81,58 @@ def verify(
         ctx.exit(1)
 
 
-def foresee(options: dict[str, Any], prompts: int, new: int, temperature: float) -> None:
-    """Show what would be decoded."""
-    from specframe_lab.grid import checked, expand, varying
-    from specframe_lab.verify import check_comparable, decodings
+def named_cells(options: dict[str, Any], faults: Faults) -> list[Cell]:
+    """Return the cells whose names are all known; the others go to ``faults``.
 
-    grid = checked(expand(options))
+    Raises:
+        SpecframeError: there is no other cell.
+    """
+    from specframe_lab.grid import expand
+
+    cells = []
+    for cell in expand(options):
+        try:
+            if unusable := next((value for value in cell.values() if isinstance(value, Unusable)), None):
+                raise unusable.fault
+            check_names(cell)
+        except CompositionError:
+            cells.append(cell)  # the check of the grid leaves it out
+        except SpecframeError as fault:
+            faults.append((cell, fault))
+        else:
+            cells.append(cell)
+    if not cells:
+        raise faults[0][1]
+    return cells
+
+
+def comparable_grid(cells: list[Cell], faults: Faults, temperature: float) -> Grid:
+    """Return the cells that can be verified, after saying which are left out; those with a fault go to ``faults``."""
+    from specframe_lab.grid import checked
+    from specframe_lab.verify import check_comparable
+
+    grid = checked(cells, faults)
     tell_left_out(grid)
-    if temperature:
-        check_comparable(grid.cells)
-    differing = varying(grid.cells) or ["align"]
+    for cell in list(grid.cells) if temperature else ():
+        try:
+            check_comparable([cell])
+        except SpecframeError as fault:
+            grid.cells.remove(cell)
+            faults.append((cell, fault))
+    if not grid.cells:
+        raise faults[-1][1]
+    return grid
+
+
+def foresee(cells: list[Cell], faults: Faults, prompts: int, new: int, temperature: float) -> None:
+    """Show what would be decoded."""
+    from specframe_lab.grid import varying
+    from specframe_lab.verify import decodings
+
+    grid = comparable_grid(cells, faults, temperature)
+    differing = varying([*grid.cells, *(cell for cell, _ in faults)]) or ["align"]
+    for cell, fault in faults:
+        click.echo(f"{named(cell, differing)}: {fault}", err=True)
     show_table(
         ("combination", "batch"), [(named(cell, differing, " "), str(cell["batch_size"])) for cell in grid.cells]
     )
@@ -98,16 +144,23 @@ def foresee(options: dict[str, Any], prompts: int, new: int, temperature: float)
 
 
 def run(
-    options: dict[str, Any], texts: Sequence[Given], new: int, cut: int | None, progress: Any, temperature: float
+    cells: list[Cell],
+    faults: Faults,
+    texts: Sequence[Given],
+    new: int,
+    cut: int | None,
+    progress: Any,
+    temperature: float,
 ) -> Iterator[Verification]:
-    """Check the grid, then yield each cell's outcome."""
-    from specframe_lab.grid import checked, expand
+    """Check the grid, then yield each cell's outcome, at last those of cells with a fault."""
+    from specframe_lab.verify import Verification
     from specframe_lab.verify import verify as verifications
 
     hush()
-    grid = checked(expand(options))
-    tell_left_out(grid)
+    grid = comparable_grid(cells, faults, temperature)
     yield from verifications(grid, texts, new, cut, progress, temperature)
+    for cell, fault in faults:
+        yield Verification(cell, len(texts), fault=str(fault))
 
 
 @contextlib.contextmanager
@@ -150,7 +203,8 @@ def show(outcomes: list[Verification]) -> None:
         if reason := outcome.fault or (outcome.batch_one and outcome.batch_one.worst):
             click.echo(f"{named(outcome.cell, differing)}: {reason}")
     sound = sum(outcome.sound for outcome in outcomes)
-    click.echo(f"{sound} of {len(outcomes)} combinations decode as the reference decoder does, ties aside")
+    aside = "" if all(outcome.cell.get("bitwise") for outcome in outcomes) else ", ties aside"
+    click.echo(f"{sound} of {len(outcomes)} combinations decode as the reference decoder does{aside}")
 
 
 def row(outcome: Verification) -> list[str]:

@@ -13,10 +13,12 @@ from typing import Any
 import attrs
 
 from specframe.cli.environment import environment
-from specframe.engine.requests import Prompt
+from specframe.contracts.engine import Clock
+from specframe.engine.prompts import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_lab.comparison.gauges import Positions, Waits
@@ -24,11 +26,15 @@ from specframe_lab.comparison.results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.grid import Grid
 from specframe_lab.loading import LoadedModels
+from specframe_lab.serving.clock import PassClock
+from specframe_lab.serving.metrics import of_request
+from specframe_lab.serving.service import Service
 from specframe_lab.verify import encode
 
 WARM_UP_TOKENS = 8
 """New tokens per prompt of a warm-up run."""
-
+CLOCKS: dict[str | None, Callable[[], Clock] | None] = {None: None, "wall": None, "passes": PassClock}
+"""What makes the clock that requests arrive by and are timed with; None: the run's own, the time of its rounds."""
 
 TAKES_THE_BEST = (
     "acceptance rule {rule!r} always takes the most likely token, so that temperature {temperature:g} has no effect: "
@@ -54,6 +60,10 @@ class Settings:
     """Most tokens of a prompt; longer prompts are cut. None: a prompt that does not fit fails."""
     temperature: float = 0.0
     """Temperature of sampling; 0: greedy decoding."""
+    max_concurrency: int | None = None
+    """Most requests in flight; None: each is sent when it arrives."""
+    clock: str | None = None
+    """What times requests: "passes", one second per forward pass of the target, or "wall" (None as well)."""
 
     @property
     def sampling(self) -> Sampling:
@@ -71,6 +81,8 @@ class Settings:
             "sort": self.sort,
             "max_prompt_tokens": self.max_prompt_tokens,
             "temperature": self.temperature,
+            "max_concurrency": self.max_concurrency,
+            "clock": self.clock if self.clock != "wall" else None,
         }
 
     def prompts_for(self, pipe: Pipeline) -> Sequence[Prompt]:
@@ -208,7 +220,13 @@ def attempt(work: Callable[[], Line]) -> Line:
 def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     """Warm a new pipeline up, then decode all prompts with it."""
     positions, waits = Positions(), Waits()
-    pipe = loaded.pipeline(step.case.cell, [positions, waits])
+    cell = step.case.cell
+    service = Service(
+        strategy(registry(), "executor", cell.get("executor", DEFAULTS.executor)),
+        settings.max_concurrency,
+        CLOCKS[settings.clock],
+    )
+    pipe = loaded.pipeline(cell | {"executor": service}, [positions, waits])
     prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
         list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
@@ -218,7 +236,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     )
     if failed := next((result for result in results if result.error is not None), None):
         raise PromptError(f"prompt {failed.index}: {failed.error}")
-    ids = [result.token_ids for result in results]
+    ids, requests = [result.token_ids for result in results], service.moments.lines()
     return {
         "lossless": pipe.composition.lossless,
         "comparable": not settings.temperature or "draft-invariant" in pipe.composition.rule.offers,
@@ -226,7 +244,8 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
         "longest_wait": waits.longest,
-        "latencies": [result.latency for result in results],
+        "latencies": [of_request(served)["e2el_including_client_queue"] for served in requests],
+        "requests": requests,
         "tokens_digest": digest(ids),
         **({"token_ids": ids} if step.repeat == 0 else {}),
     }

@@ -16,11 +16,12 @@ import numpy as np
 from specframe.files import put
 from specframe_lab.comparison.results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
+from specframe_lab.serving.metrics import PERCENTILES, metrics, rates, summary
+from specframe_lab.serving.objectives import Objectives
 from specframe_lab.verify import common_start
 
 STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
 SPREAD = ("scheme", "batch_size", "median", "lowest", "highest", "repeats")
-PERCENTILES = (50, 90, 99)
 ENOUGH_FOR_P99 = 100
 """Fewest sequences for P99 in a headline. With fewer sequences, P99 lies between the two slowest."""
 
@@ -103,6 +104,17 @@ def speed_up(comparison: Comparison) -> list[tuple[Any, ...]]:
     """Return the spread of the speed-up of every scheme but plain decoding."""
     found = [(case, speed_ups(comparison, case)) for case in comparison.timed if not case.plain]
     return [(case.scheme, case.batch_size, *spread(values), len(values)) for case, values in found if values]
+
+
+def bitwise_price(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the spread of the time that bitwise equality takes, over that of the same cell without, in the same repeat."""
+    rows, rate = [], figure("tokens_per_second")
+    for case in comparison.timed:
+        beside = next((comparison.runs(other) for other in comparison.timed if other.key == case.unlike), {})
+        runs = comparison.runs(case)
+        if prices := [rate(beside[r]) / rate(line) for r, line in runs.items() if r in beside and rate(line)]:
+            rows.append((case.scheme, case.batch_size, *spread(prices), len(prices)))
+    return rows
 
 
 def break_even(rows: list[tuple[Any, ...]]) -> list[tuple[str, float | None, str]]:
@@ -197,6 +209,35 @@ def percentiles(seconds: Iterable[float | None]) -> list[float]:
     """Return P50, P90 and P99 of what is there, between two values in proportion."""
     there = [value for value in seconds if value is not None]
     return np.percentile(there, PERCENTILES).tolist() if there else [math.nan] * len(PERCENTILES)
+
+
+def serving(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return mean and percentiles of every figure of served requests, each the median over repeats, and of how many values."""
+    rows = []
+    for case in comparison.timed:
+        runs = [metrics(line["requests"]) for line in comparison.runs(case).values() if "requests" in line]
+        for name in runs[0] if runs else ():
+            found = [summary(run[name]) for run in runs]
+            rows.append(
+                (
+                    case.scheme,
+                    case.batch_size,
+                    name,
+                    *np.median(found, axis=0).tolist(),
+                    min(len(run[name]) for run in runs),
+                )
+            )
+    return rows
+
+
+def request_rates(comparison: Comparison, wanted: Objectives | None = None) -> list[tuple[Any, ...]]:
+    """Return the figures of all requests of a run together, each the median over repeats."""
+    rows = []
+    for case in comparison.timed:
+        runs = [rates(line["requests"], wanted) for line in comparison.runs(case).values() if "requests" in line]
+        if runs:
+            rows.append((case.scheme, case.batch_size, *np.median([[*run.values()] for run in runs], axis=0).tolist()))
+    return rows
 
 
 def equality(comparison: Comparison) -> list[tuple[Any, ...]]:

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from specframe.models import loading as models
-from specframe.models.pairs import choose
+from specframe.models.pairs import choose, named
 from specframe.plugins import recipe
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe_lab.grid import Cell, varying
+from specframe_lab.grid import COMPARABLE_RULE, Cell, varying
 
 PLAIN: Cell = {
     "drafter": "none",
@@ -38,7 +38,10 @@ PLAIN_NAME, BETWEEN = "plain", " · "
 Names = dict[tuple[str, Any], str]
 """Display names of options' values that differ from the value's text."""
 
-SETTING = ("target", "device", "dtype", "seed")
+NAMED = ("align", "verify", "executor")
+"""Options of which "auto" is one strategy, whatever else is asked for."""
+
+SETTING = ("target", "device", "dtype", "seed", "bitwise")
 """Options that a scheme has in common with its plain decoding, besides the batch size."""
 
 
@@ -59,13 +62,18 @@ class Case:
 
     @property
     def setting(self) -> tuple[Any, ...]:
-        """The model, device, precision and seed."""
+        """The model, device, precision and seed, and whether logits are the same to the bit."""
         return tuple(self.cell.get(option) for option in SETTING)
 
     @property
     def key(self) -> str:
         """The cell as text: the key of its results."""
         return json.dumps(self.cell, sort_keys=True)
+
+    @property
+    def unlike(self) -> str | None:
+        """The key of the same cell without bitwise; None: it is that cell."""
+        return json.dumps(explicit(self.cell | {"bitwise": False}), sort_keys=True) if "bitwise" in self.cell else None
 
     def __str__(self) -> str:
         return f"{self.scheme}, batch size {self.batch_size}"
@@ -80,7 +88,7 @@ def cases(cells: Iterable[Cell], sampling: bool = False) -> list[Case]:
     cells = list(cells)
     named = [option for option in varying(cells) if option != "batch_size"]
     full = list({json.dumps(cell, sort_keys=True): cell for cell in map(explicit, cells)}.values())
-    plain = PLAIN | {"accept": recipe.COMPARABLE_RULE} if sampling else PLAIN
+    plain = PLAIN | {"accept": COMPARABLE_RULE} if sampling else PLAIN
     brief = cases_of(full, named, brief_names(full, named), plain)
     clear = len({(case.scheme, case.batch_size) for case in brief}) == len(brief)
     return brief if clear else cases_of(full, named, {}, plain)
@@ -105,18 +113,26 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
 def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
     target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS["drafter"]))
-    cell = {**DEFAULTS, **PLAIN, **cell, "target": target, "drafter": draft_model or drafter}
+    cell = {**DEFAULTS, **PLAIN, **cell}
+    full = recipe.Recipe(**{option: cell[option] for option in NAMED}).named(registry())
+    cell |= {option: getattr(full, option) for option in NAMED}
+    cell |= {"target": target, "drafter": named(drafter, draft_model)}
     if cell["accept"] == "auto":
         cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":
         cell["draft_length"] = PLAIN["draft_length"]
     elif cell["draft_length"] == "auto":
-        rule = strategy(registry(), "acceptance rule", cell["accept"])
-        cell["draft_length"] = recipe.DEFAULTS.length(rule, drafter)
+        rule, made = (
+            strategy(registry(), kind, given)
+            for kind, given in (("acceptance rule", cell["accept"]), ("drafter", drafter))
+        )
+        cell["draft_length"] = recipe.DEFAULTS.length(rule, made if recipe.own_budget(made) else drafter)
     cell["draft_length"] = str(cell["draft_length"])
     alignment = strategy(registry(), "alignment", cell["align"])
     device = models.pick_device(cell["device"])
     dtype = models.pick_dtype(cell["dtype"], device)
+    if not cell.get("bitwise"):
+        cell.pop("bitwise", None)
     return {
         **cell,
         "schedule": cell["schedule"] or alignment.scheduler,
@@ -132,14 +148,17 @@ def is_plain(scheme: str) -> bool:
 
 
 def values(cell: Cell, named: Iterable[str], names: Names) -> list[str]:
-    """Return the display names of some of a cell's option values."""
-    return [names.get((option, cell[option])) or value_name(option, cell[option]) for option in named]
+    """Return the display names of some of a cell's option values; what is off has none."""
+    given = [(option, cell.get(option)) for option in named]
+    return [names.get(one) or value_name(*one) for one in given if one != ("bitwise", None)]
 
 
 def value_name(option: str, value: Any) -> str:
     """Return the display name of one option's value."""
     if option == "draft_length" and value.isdigit():
         return f"K {value}"
+    if option == "bitwise":
+        return option
     if option == "seed":
         return f"seed {value}"
     return "no draft" if (option, value) == ("drafter", "none") else str(value)
@@ -149,7 +168,7 @@ def brief_names(cells: list[Cell], named: Iterable[str]) -> Names:
     """Return short names: models without their folder, strategies without the settings that do not tell them apart."""
     names: Names = {}
     for option in named:
-        given = {cell[option] for cell in cells if isinstance(cell[option], str)}
+        given = {cell[option] for cell in cells if isinstance(cell.get(option), str)}
         if option in ("target", "drafter"):
             names |= {(option, value): value.rstrip("/").rpartition("/")[2] for value in given if "/" in value}
         for value in given:

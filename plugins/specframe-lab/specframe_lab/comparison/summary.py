@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from specframe_lab.comparison.figures import ENOUGH_FOR_P99, Table
 from specframe_lab.comparison.results import Comparison
-from specframe_lab.comparison.schemes import is_plain
+from specframe_lab.comparison.schemes import BETWEEN, is_plain
 
 COLUMNS = (
     "scheme",
@@ -28,6 +30,17 @@ FAILED = "failed"
 """Text shown in place of the figures of a case that could not be run."""
 
 
+def columns(comparison: Comparison) -> tuple[str, ...]:
+    """Return the columns with the unit of a comparison's clock: seconds, or passes of the target."""
+    unit = clock_unit(comparison)
+    return tuple(f"{column[:-1]}{unit}" if column.endswith(" s") else column for column in COLUMNS)
+
+
+def clock_unit(comparison: Comparison) -> str:
+    """Return the short name of the unit that latencies are in."""
+    return "passes" if comparison.about["settings"].get("clock") == "passes" else "s"
+
+
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
     """Return one row of texts per timed case, by batch size; of a case that failed, its name and that it failed."""
     found = {name: {row[:2]: row[2:] for row in table.rows} for name, table in tables.items() if name != "break_even"}
@@ -41,6 +54,43 @@ def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str,
                 else:
                     rows.append((*named, *cells({name: of.get((case.scheme, size)) for name, of in found.items()})))
     return rows
+
+
+SERVED = ("ttft", "tpot", "itl", "e2el")
+"""The figures of requests in the summary."""
+
+
+def served_columns(comparison: Comparison) -> tuple[str, ...]:
+    """Return the columns of :func:`requests`; those of goodput are there where there are objectives."""
+    unit = clock_unit(comparison)
+    one = unit.removesuffix("es")
+    percentiles = (f"{name} P50/P90/P99 {unit}" for name in SERVED)
+    goodput = (f"good requests/{one}", "good") if comparison.about.get("slo") else ()
+    return (
+        "scheme",
+        "batch",
+        *percentiles,
+        f"tokens/{unit.removesuffix('es')} per user",
+        f"requests/{unit.removesuffix('es')}",
+        *goodput,
+    )
+
+
+def requests(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
+    """Return one row of texts per timed case that has run: percentiles of the figures of its requests, and their rates."""
+    found = {row[:3]: row[3:] for row in tables["serving"].rows}
+    rows = []
+    for scheme, size, _, throughput, _, _, _, goodput, fraction in tables["request_rates"].rows:
+        percentiles = [stroked(found[scheme, size, name][1:4]) for name in SERVED]
+        per_user = amount(found[scheme, size, "output_token_throughput_per_user"][1])
+        good = (amount(goodput), f"{fraction:.1%}") if comparison.about.get("slo") else ()
+        rows.append((scheme, str(size), *percentiles, per_user, amount(throughput), *good))
+    return rows
+
+
+def stroked(values: Sequence[float]) -> str:
+    """Return numbers with strokes between them; "-" for one that is not a number."""
+    return " / ".join("-" if math.isnan(value) else amount(value) for value in values)
 
 
 def cells(found: dict[str, Any]) -> tuple[str, ...]:
@@ -89,6 +139,7 @@ def findings(comparison: Comparison, tables: dict[str, Table]) -> list[str]:
         *failures(comparison),
         *most(tables["throughput"]),
         *even(tables["break_even"]),
+        *prices(tables["bitwise_price"]),
         *unequal(tables["equality"]),
         *tails(tables["latency"]),
     ]
@@ -129,6 +180,15 @@ def most(table: Table) -> list[str]:
     return [f"Most tokens per second: {amount(median)} with {scheme} at batch size {size}{words}."]
 
 
+def prices(table: Table) -> list[str]:
+    """Return what bitwise equality costs each scheme."""
+    found = [
+        f"{scheme.removesuffix(f'{BETWEEN}bitwise')} {median:.2f} at batch size {size}"
+        for scheme, size, median, *_ in table.rows
+    ]
+    return [f"Bitwise equality takes so many times the time: {', '.join(found)}."] if found else []
+
+
 def even(table: Table) -> list[str]:
     """Return where each scheme stops paying."""
     sharing: dict[str, list[str]] = {}
@@ -167,5 +227,5 @@ def tails(table: Table) -> list[str]:
     rows = sorted((row for row in table.rows if row[1] == largest), key=lambda row: row[column])
     if len(rows) < 2:
         return []
-    best, worst = (f"{amount(row[column])} s with {row[0]}" for row in (rows[0], rows[-1]))
+    best, worst = (f"{amount(row[column])} {table.unit} with {row[0]}" for row in (rows[0], rows[-1]))
     return [f"{name} latency of {count} sequences at batch size {largest}: {best}, {worst}{why}."]

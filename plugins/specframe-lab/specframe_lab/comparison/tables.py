@@ -5,17 +5,18 @@ from __future__ import annotations
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.figures import SPREAD, Table
 from specframe_lab.comparison.results import Comparison
+from specframe_lab.comparison.summary import clock_unit
+from specframe_lab.serving.metrics import RATES, rates
+from specframe_lab.serving.objectives import objectives
 
 
 def tables(comparison: Comparison) -> dict[str, Table]:
     """Return every figure of a comparison by its name."""
-    return {
-        table.name: table for table in (*speed(comparison), *time(comparison), *drafts(comparison), *rest(comparison))
-    }
+    return {table.name: table for part in (speed, time, serving, drafts, rest) for table in part(comparison)}
 
 
 def speed(comparison: Comparison) -> list[Table]:
-    """Return throughput, speed-up and break-even."""
+    """Return throughput, speed-up, the price of bitwise equality and break-even."""
     ups = f.speed_up(comparison)
     return [
         Table(
@@ -33,6 +34,14 @@ def speed(comparison: Comparison) -> list[Table]:
             "Generated tokens of all sequences over the time of all rounds, reading of prompts included.",
             SPREAD,
             f.by_cell(comparison, f.figure("tokens_per_second")),
+        ),
+        Table(
+            "bitwise_price",
+            "Price of bitwise equality",
+            "times the time",
+            "Tokens per second of the same scheme without bitwise, at the same batch size in the same repeat, over those with it.",
+            SPREAD,
+            f.bitwise_price(comparison),
         ),
         Table(
             "break_even",
@@ -67,13 +76,54 @@ def time(comparison: Comparison) -> list[Table]:
         Table(
             "latency",
             "Latency of a sequence",
-            "s",
-            "Seconds from a sequence's arrival to its end: percentiles over sequences, each the median over repeats. "
-            "Longest wait: the most rounds that a sequence was passed over.",
+            clock_unit(comparison),
+            f"{unit(comparison).capitalize()} from a sequence's arrival to its end: percentiles over sequences, each the "
+            "median over repeats. Longest wait: the most rounds that a sequence was passed over.",
             ("scheme", "batch_size", *(f"p{p}" for p in f.PERCENTILES), "longest_wait", "sequences"),
             f.latency(comparison),
         ),
     ]
+
+
+def serving(comparison: Comparison) -> list[Table]:
+    """Return the figures of requests, as a client of a server sees them; goodput where there are objectives."""
+    slo = comparison.about.get("slo")
+    wanted, seconds = objectives(slo) if slo else None, unit(comparison)
+    return [
+        Table(
+            "serving",
+            "Requests",
+            seconds,
+            f"In {seconds}, from the sending of a request on, which with --max-concurrency may be later than its arrival. ttft: "
+            "to the first token. tpot: per token after the first. itl: between two chunks of a request, those of all requests "
+            "together; the tokens of one round are one chunk. e2el: to the end. Percentiles are medians over repeats.",
+            ("scheme", "batch_size", "figure", "mean", *(f"p{p}" for p in f.PERCENTILES), "values"),
+            f.serving(comparison),
+        ),
+        Table(
+            "request_rates",
+            "Requests per second",
+            "requests/s",
+            f"Of all requests together, over the {seconds} from the start to the last one's end: medians over repeats.",
+            ("scheme", "batch_size", *RATES),
+            f.request_rates(comparison, wanted),
+        ),
+        Table(
+            "request_goodput",
+            "Goodput",
+            "good requests/s",
+            f"Requests per second that keep all objectives: {slo} (milliseconds).",
+            SPREAD,
+            f.by_cell(comparison, lambda line: rates(line.get("requests", ()), wanted)["request_goodput"])
+            if wanted
+            else [],
+        ),
+    ]
+
+
+def unit(comparison: Comparison) -> str:
+    """Return the unit of the clock that requests are timed with."""
+    return "seconds" if clock_unit(comparison) == "s" else "passes of the target"
 
 
 def drafts(comparison: Comparison) -> list[Table]:

@@ -15,7 +15,7 @@ from specframe.files import MARK, ends, made, put
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import is_plain
-from specframe_lab.comparison.summary import COLUMNS, FAILED, amount, findings, summary
+from specframe_lab.comparison.summary import COLUMNS, FAILED, amount, columns, findings, summary
 from specframe_lab.report.images import adapting, png, standing_alone, svg
 from specframe_lab.report.plots import draw
 
@@ -88,7 +88,9 @@ def summary_table(comparison: Comparison, tables: dict[str, Table]) -> str:
             place = COLUMNS.index("equal")
             marked[place] = f'<span class="differs">{marked[place]}</span>'
         rows.append(row(marked, " ".join(kinds)))
-    return scrolling("Every cell", COLUMNS, rows) + f'<p class="hint">Scroll the table sideways: {HINT}.</p>'
+    return (
+        scrolling("Every cell", columns(comparison), rows) + f'<p class="hint">Scroll the table sideways: {HINT}.</p>'
+    )
 
 
 def card(table: Table, picture: str) -> str:
@@ -137,7 +139,7 @@ def about(comparison: Comparison) -> str:
 def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:
     """Return names and values of the common settings and the environment of all runs."""
     kept = comparison.about
-    pairs = {"started": kept["started"], **kept["settings"], **kept["environment"]}
+    pairs = {"started": kept["started"], **kept["settings"], "slo": kept.get("slo"), **kept["environment"]}
     for option in ("target", "drafter", "dtype", "seed"):
         values = dict.fromkeys(str(c.cell[option]) for c in comparison.cases if c.cell.get(option) is not None)
         pairs[option] = ", ".join(value for value in values if value != "none")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from specframe.files import MARK, put
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
-from specframe_lab.comparison.summary import COLUMNS, findings, summary
+from specframe_lab.comparison.summary import columns, findings, summary
 from specframe_lab.report.canvas import STYLE
 from specframe_lab.report.page import about_pairs, text, title
 from specframe_lab.report.plots import draw
@@ -48,7 +48,7 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
     """Yield the pages."""
     first, *others = findings(comparison, tables)
     said = [line for sentence in others for line in folded(f"- {sentence}")]
-    yield from written(first, ["", *said, "", *aligned(COLUMNS, summary(comparison, tables))])
+    yield from written(first, ["", *said, "", *aligned(columns(comparison), summary(comparison, tables))])
     measured = [
         f"{name}: {value}" for name, value in (("command", comparison.about["command"]), *about_pairs(comparison))
     ]

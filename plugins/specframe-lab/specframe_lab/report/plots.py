@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,6 +35,8 @@ from specframe_lab.report.canvas import (
 
 Curve = tuple[tuple[float, float], ...]
 BATCH_SIZE = "batch size (rows), logarithmic"
+SERVED = ("ttft", "tpot", "itl", "e2el")
+"""The figures of requests that are drawn."""
 SAME = 0.005
 """Shares that lie closer than this share a line."""
 
@@ -109,7 +112,7 @@ def latency(table: Table, look: Looks) -> Figure:
     for one, column, title in ((axes[0], 2, "P50"), (axes[1], 4, "P99")):
         spans(one, table, look, sizes, column, None)
         one.set_ylim(bottom=0)
-        one.set_ylabel(f"{title} (s), n = {counts}")
+        one.set_ylabel(f"{title} ({table.unit}), n = {counts}")
     axes[0].tick_params(labelbottom=False)
     axes[1].set_xlabel(BATCH_SIZE)
     legend(figure, axes[0])
@@ -124,15 +127,42 @@ def counted(table: Table) -> str:
 def ranges(table: Table, look: Looks) -> Figure:
     """Draw P50, P90 and P99 of every scheme on one line."""
     figure, axes = lines_for(row[0] for row in table.rows)
-    for place, (scheme, _, *percentiles, _, _) in enumerate(table.rows):
+    percentile_lines(axes, [(scheme, percentiles) for scheme, _, *percentiles, _, _ in table.rows], look)
+    unit = "seconds" if table.unit == "s" else table.unit
+    words = f"{unit}, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99 of {counted(table)}"
+    figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def percentile_lines(axes: Axes, rows: Sequence[tuple[str, Sequence[float]]], look: Looks) -> None:
+    """Draw a line of (P50, P90, P99) per scheme."""
+    for place, (scheme, percentiles) in enumerate(rows):
         colour = look[scheme]["color"]
         axes.hlines(place, percentiles[0], percentiles[2], color=colour, linewidth=1.6)
         for value, mark in zip(percentiles, "o|D", strict=True):
             axes.plot(value, place, mark, color=colour, markersize=9 if mark == "|" else 5, markeredgewidth=1.5)
-    axes.set_xlim(from_zero(max(row[4] for row in table.rows)))
-    words = f"seconds, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99 of {counted(table)}"
-    figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
-    axes.grid(axis="y", visible=False)
+    axes.set_xlim(from_zero(max((percentiles[2] for _, percentiles in rows), default=0)))
+
+
+def serving(table: Table, look: Looks) -> Figure:
+    """Draw P99 of what clients of a server look at, one figure above the other; for one batch size P50, P90 and P99."""
+    sizes = sorted({row[1] for row in table.rows})
+    figure, axes = panels(len(SERVED), 1.9 * len(SERVED))
+    for one, name in zip(axes, SERVED, strict=True):
+        rows = [row for row in table.rows if row[2] == name and not math.isnan(row[6])]
+        if len(sizes) > 1:
+            spans(one, attrs.evolve(table, rows=rows), look, sizes, 6, None)
+            one.set_ylim(bottom=0)
+            one.set_ylabel(f"{name}, P99")
+        else:
+            percentile_lines(one, [(row[0], row[4:7]) for row in rows], look)
+            one.set_yticks(range(len(rows)), [wrapped(row[0]) for row in rows])
+            one.set_ylim(len(rows) - 0.4, -0.6)
+            one.set_xlabel(f"{name}; dot P50, bar P90, diamond P99")
+    if len(sizes) > 1:
+        axes[-1].set_xlabel(f"{BATCH_SIZE}; {table.unit}")
+        legend(figure, axes[0])
     return figure
 
 
@@ -262,9 +292,12 @@ PAINTERS: dict[str, Painter] = {
     "speed_up": speed_up,
     "throughput": against_batch_size,
     "equality": equality,
+    "bitwise_price": against_batch_size,
     "realign_share": against_batch_size,
     "stage_shares": stage_shares,
     "latency": latency,
+    "serving": serving,
+    "request_goodput": against_batch_size,
     "acceptance_by_position": by_position,
     "acceptance_histogram": histogram,
     "acceptance_length": against_batch_size,

@@ -44,7 +44,7 @@ Runs = list[Line]
 def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
     """Write the page, as Markdown and as HTML, and its figures, as SVG and as PNG; return the path of the HTML."""
     there, tables, pictures = Path(folder), drawn(found), {}
-    painters = {"anatomy": plots.stage_shares, "latency": plots.latency}
+    painters = {"anatomy": plots.stage_shares, "latency": plots.latency, "tail": plots.latency}
     with matplotlib.rc_context(STYLE):
         for table in tables:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
@@ -67,6 +67,7 @@ def drawn(found: Reproduction) -> list[Table]:
         Table("grouping", "", "share of rounds", "", SPREAD, grouping_rates(found)),
         Table("throughput", "", "tokens/s", "", SPREAD, f.by_cell(speed, f.figure("tokens_per_second"))),
         Table("latency", "", "s", "", (), latencies(found)),
+        Table("tail", "", "passes", "", (), f.latency(found.parts["bursty"])),
     ]
     return [table for table in tables if table.rows]
 
@@ -80,7 +81,8 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
         "overhead": (("batch", "EQSPEC, published", *SPECULATING), overheads(found)),
         "grouping": (("batch", *GROUPINGS), groupings(found)),
         "throughput": (("batch", PLAIN_NAME, *SPECULATING), throughputs(found)),
-        "latency": (LATENCY_COLUMNS, waits(found)),
+        "latency": (LATENCY_COLUMNS, waits(latencies(found))),
+        "tail": (TAIL_COLUMNS, tails(found)),
     }
     parts = {name: table(*given) for name, given in tables.items()}
     for name in figures:
@@ -89,7 +91,8 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
     facts = {
         "failed": failed(found),
         "command": found.about["command"],
-        "arriving": arriving(found),
+        "arriving": arriving(found, "arrivals"),
+        "bursting": arriving(found, "bursty"),
         "size": anatomy_size(found),
     }
     return template.substitute(parts, **facts, pairs=", ".join(published.PAIRS), patience=PATIENCE)
@@ -272,6 +275,10 @@ def by_size(comparison: Comparison, schemes: Collection[str], text: Callable[[Ru
 # ---- grouping, throughput, latency -----------------------------------------------------------------------------------
 
 GROUPINGS = tuple(f"{kind}, {of}" for kind in published.GROUPING for of in ("published", "bounded", "unbounded"))
+TAIL_COLUMNS = (
+    *("scheme", "batch", "ttft P50", "P90", "P99"),
+    *("latency P50", "P90", "P99", "sequences", "longest wait, rounds", "bound"),
+)
 LATENCY_COLUMNS = ("scheme", "batch", "P50 s", "P90 s", "P99 s", "sequences", "longest wait, rounds", "bound")
 
 
@@ -311,12 +318,12 @@ def throughputs(found: Reproduction) -> Rows:
     return by_size(found.parts["speed"], (PLAIN_NAME, *SPECULATING), ranged)
 
 
-def arriving(found: Reproduction) -> str:
-    """Return when prompts arrive, as a sentence without its end."""
-    arrivals = found.about["settings"].get("arrivals: arrivals")
+def arriving(found: Reproduction, part: str) -> str:
+    """Return when the prompts of a part arrive, as a sentence without its end."""
+    arrivals = found.about["settings"].get(f"{part}: arrivals")
     if not arrivals:
         return "All prompts are there from the start, short ones first"
-    return f"Prompts arrive as `--arrivals {arrivals.partition(' ')[0]}` says"
+    return f"Prompts arrive as `--{part} {arrivals.partition(' ')[0]}` says"
 
 
 def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
@@ -325,10 +332,17 @@ def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
     return [row for row in rows if row[0] in SPECULATING]
 
 
-def waits(found: Reproduction) -> Rows:
+def tails(found: Reproduction) -> Rows:
+    """Return percentiles of the passes to the first token and to the end, the longest wait and what bounds it."""
+    first = {row[:2]: row[4:7] for row in f.serving(found.parts["bursty"]) if row[2] == "ttft"}
+    rows = waits(f.latency(found.parts["bursty"]))
+    return [(*row[:2], *(f"{value:.3g}" for value in first[row[0], int(row[1])]), *row[2:]) for row in rows]
+
+
+def waits(latencies: Iterable[tuple[Any, ...]]) -> Rows:
     """Return percentiles of latency, the longest wait and what bounds it."""
     rows = []
-    for scheme, size, *percentiles, wait, count in latencies(found):
+    for scheme, size, *percentiles, wait, count in latencies:
         bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else NONE
         rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(count), str(wait), str(bound)))
     return rows

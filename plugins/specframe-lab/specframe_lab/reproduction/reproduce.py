@@ -2,8 +2,9 @@
 
 A reproduction has parts, each a question with its own settings: ``match`` (is the output the target's own?), ``speed``
 (how fast, and where does the time go?), ``uniform`` and ``random`` (how often does EXSPEC's scheduler find rows of equal
-length, when prompts have one length and when they have many?) and, where prompts are to arrive over time, ``arrivals``
-(how long does a sequence take?). All lines are kept in one folder, as those of a comparison are.
+length, when prompts have one length and when they have many?), ``bursty`` (how long does a sequence take when prompts
+arrive in bursts, in passes of the target?) and, where prompts are to arrive over time, ``arrivals`` (the same in seconds).
+All lines are kept in one folder, as those of a comparison are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.engine.requests import Prompt
+from specframe.engine.prompts import Prompt
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
@@ -43,6 +44,8 @@ SPECULATING: dict[str, Cell] = {
     "eqspec": {"align": "eqspec"},
     "exspec": {"align": "exspec", "schedule": f"same-length,window={WINDOW},patience={PATIENCE}"},
 }
+UNBOUNDED: Cell = {"align": "exspec", "schedule": f"same-length,window={WINDOW},patience={ENDLESS}"}
+"""EXSPEC as published."""
 FLAWED: dict[str, Cell] = {"padding": {"align": "padding"}, "masking": {"align": "masking"}}
 SCHEMES: dict[str, dict[str, Cell]] = {
     "match": {
@@ -55,12 +58,18 @@ SCHEMES: dict[str, dict[str, Cell]] = {
     "speed": {PLAIN_NAME: PLAIN, **SPECULATING},
     "uniform": {
         "bounded": SPECULATING["exspec"],
-        "unbounded": {"align": "exspec", "schedule": f"same-length,window={WINDOW},patience={ENDLESS}"},
+        "unbounded": UNBOUNDED,
+    },
+    "bursty": {
+        "ragged": SPECULATING["ragged"],
+        "eqspec, continuous": {"align": "eqspec", "schedule": "continuous"},
+        "exspec": SPECULATING["exspec"],
+        "exspec, unbounded": UNBOUNDED,
     },
     "arrivals": SPECULATING,
 }
 SCHEMES["random"] = SCHEMES["uniform"]
-PARTS = ("match", "speed", "uniform", "random", "arrivals")
+PARTS = ("match", "speed", "uniform", "random", "bursty", "arrivals")
 """The parts, in the order in which they are run, and the schemes of each."""
 
 OWN = ("part", "decoder")

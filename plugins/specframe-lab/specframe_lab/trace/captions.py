@@ -54,7 +54,9 @@ class Captions:
         if not frame.draft_length:
             told = ["The target is fed each row's last token and adds one of its own."]
         else:
-            fed = f"each row's last token and {plural(frame.draft_length, 'draft token')}"
+            nodes = max((len(lane.score.tree) for lane in lanes if lane.score), default=0)
+            drafted = f"a tree of {plural(nodes, 'node')}" if nodes else plural(frame.draft_length, "draft token")
+            fed = f"each row's last token and {drafted}"
             told = [f"One pass of the target scores {fed}.", self._acceptance(lanes)]
         return told + self._changes(lanes) + self._faults(lanes) + self._ends(lanes)
 

@@ -13,6 +13,23 @@ after it; nothing, past the row's last token."""
 
 
 @attrs.frozen
+class Node:
+    """One node of a draft that is a tree."""
+
+    token: int
+    parent: int
+    """The node that it follows; -1: the row's last token."""
+    chance: float
+    """The target's probability of the token after the node's path."""
+    slot: int
+    """Its slot during the pass."""
+    place: int | None
+    """Place on the accepted path, from 0; None: the node did not stand."""
+    moved: int | None
+    """Slot that it was moved to; None: it stayed, or did not stand."""
+
+
+@attrs.frozen
 class Score:
     """Result of one pass of the target for one row."""
 
@@ -38,6 +55,12 @@ class Score:
     """Slots that some query sees and that do not hold a token of its row up to itself."""
     blind: int
     """Slots with a token that some query of the same row should see and does not."""
+    tree: list[Node] = attrs.Factory(list)
+    """The nodes of a draft that is a tree; none for a chain."""
+    path: list[int] = attrs.Factory(list)
+    """The nodes of the path that the acceptance rule let stand."""
+    sees: list[list[int]] | None = None
+    """The slots that each fed token sees, where a tree was fed."""
 
 
 @attrs.frozen
@@ -96,3 +119,5 @@ class SchemeTrace:
     """The target's own greedy continuation of each prompt; None where tokens are drawn at random."""
     windows: list[int]
     """Sliding windows of the target's layers that have a window. The masks shown are those of layers without a window."""
+    branches: dict[tuple[int, int], int] = attrs.Factory(dict)
+    """Accepted nodes of trees by depth, from 1, and rank among siblings, from 0."""

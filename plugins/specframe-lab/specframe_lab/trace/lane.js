@@ -125,20 +125,22 @@ class Lane {
 
   /* One line per fed token: filled where it may look, a ring at its own slot; faults have a cross. */
   drawMask(lane) {
-    const { queries, keys, start } = lane.score, style = getComputedStyle(this.strip);
+    const { queries, keys, start, sees, own: paths } = lane.score, style = getComputedStyle(this.strip);
     const width = parseFloat(style.getPropertyValue("--w")), height = 11, ratio = window.devicePixelRatio || 1;
     const colour = (name) => style.getPropertyValue(name);
-    const lines = queries.map((query, i) => [query, start + i]).filter(([, order]) => order >= 0);
+    const lines = queries.map((query, i) => [query, sees ? query : start + i, i]).filter(([, order]) => order >= 0);
     this.mask.width = keys.length * width * ratio;
     this.mask.height = lines.length * height * ratio;
     this.mask.style.width = `${keys.length * width}px`;
     const pen = this.mask.getContext("2d");
     pen.scale(ratio, ratio);
     let faults = 0;
-    lines.forEach(([query, order], line) => keys.forEach((key, slot) => {
+    const nodes = new Set((paths || []).flat());
+    lines.forEach(([query, order, fed], line) => keys.forEach((key, slot) => {
       const cell = this.panel.scheme.cells[lane.slots[slot]];
-      const own = Boolean(cell) && "kiarc".includes(lane.marks[slot]) && cell[1] <= order;
-      const seen = key >= 0 && key <= Math.max(query, 0), x = slot * width + 1, y = line * height + 1;
+      const on = !nodes.has(slot) || paths[fed].includes(slot);
+      const own = Boolean(cell) && "kiarc".includes(lane.marks[slot]) && cell[1] <= order && on;
+      const seen = sees ? sees[fed].includes(slot) : key >= 0 && key <= Math.max(query, 0), x = slot * width + 1, y = line * height + 1;
       pen.fillStyle = seen ? colour(own ? "--input" : "--wrong") : colour("--kept");
       pen.globalAlpha = seen ? 1 : 0.5;
       pen.fillRect(x, y, width - 2, height - 2);

@@ -9,7 +9,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from specframe_lab.trace.captions import Captions, bytes_text
-from specframe_lab.trace.frames import EMPTY, PADDING, STALE, Frame, Lane, SchemeTrace
+from specframe_lab.trace.frames import EMPTY, PADDING, STALE, Frame, Lane, SchemeTrace, Score
+from specframe_lab.trace.trees import drawn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,11 +79,11 @@ def page_data(schemes: Sequence[SchemeTrace], facts: dict[str, str], text_of: Ca
         "texts": {token: text_of(token) for token in sorted(ids)},
         "prompts": prompts,
         "reference": reference,
-        "schemes": [scheme_data(scheme) for scheme in schemes],
+        "schemes": [scheme_data(scheme, text_of) for scheme in schemes],
     }
 
 
-def scheme_data(scheme: SchemeTrace) -> Json:
+def scheme_data(scheme: SchemeTrace, text_of: Callable[[int], str]) -> Json:
     """Return one scheme's part of the page's data."""
     captions, totals = Captions(scheme), Totals(scheme)
     return {
@@ -100,6 +101,7 @@ def scheme_data(scheme: SchemeTrace) -> Json:
                 "caption": captions.caption(index),
                 "moved": frame.shifted + frame.carried,
                 "totals": totals.after(frame),
+                "trees": [line for lane in frame.lanes for line in drawn(lane, text_of)],
                 "lanes": [lane_data(lane, captions.carried(lane, index)) for lane in frame.lanes],
             }
             for index, frame in enumerate(scheme.frames)
@@ -127,7 +129,16 @@ def lane_data(lane: Lane, carried: str) -> Json:
             "queries": score.queries,
             "keys": score.keys,
         }
+        kept["score"] |= {"sees": score.sees, "own": own_slots(score)} if score.sees is not None else {}
     return kept
+
+
+def own_slots(score: Score) -> list[list[int]]:
+    """Return the slots of each fed token's own path in the tree, itself included."""
+    found: list[list[int]] = [[]]
+    for node in score.tree:
+        found.append([*found[node.parent + 1], node.slot])
+    return found
 
 
 class Totals:

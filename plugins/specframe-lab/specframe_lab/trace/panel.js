@@ -20,6 +20,7 @@ class Panel {
     this.box.addEventListener("click", (event) => this.inspect(event));
     this.box.addEventListener("focusin", (event) => this.inspect(event));
     this.box.addEventListener("keydown", (event) => this.walk(event));
+    this.trees = make("pre", { class: "trees" });
     this.note = make("p", { class: "inspect", text: SELECT });
     this.element = make(
       "section", { class: "scheme", "aria-label": scheme.name },
@@ -27,7 +28,7 @@ class Panel {
         "header", {}, make("h2", { text: scheme.name }), make("span", { class: `badge ${promise[0]}`, text: promise[1] }),
         make("p", { class: "about", text: scheme.about }),
       ),
-      this.caption, make("div", { class: "counts" }, this.counters, this.picture), this.box, this.note,
+      this.caption, make("div", { class: "counts" }, this.counters, this.picture), this.box, this.trees, this.note,
     );
   }
 
@@ -41,6 +42,8 @@ class Panel {
       make("b", { text: over ? `Done after round ${frame.round}.` : where(frame) }), ` ${frame.caption}`,
     );
     this.count(frame.totals);
+    this.trees.textContent = (frame.trees || []).join("\n");
+    this.trees.hidden = !frame.trees?.length;
     for (const lane of this.lanes) lane.show(frame, this.scheme.frames.slice(0, step + 1));
     const masked = $("mask").getAttribute("aria-pressed") === "true" && frame.phase === "settle";
     this.note.textContent = `${masked ? "A mask belongs to a pass: one step back or on. " : ""}${SELECT}`;

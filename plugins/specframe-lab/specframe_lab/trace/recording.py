@@ -12,9 +12,10 @@ from typing import Any
 
 import attrs
 import numpy as np
+import torch
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, RoundReport, Verdict
+from specframe.contracts.drafts import Block, Draft, RoundReport, Scores, Verdict
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
@@ -24,7 +25,7 @@ from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.probes.tap import Listener, TappedAlignment, listeners
+from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners
 from specframe.reference import reference_decode
 from specframe_lab.trace.frames import (
     ACCEPTED,
@@ -37,6 +38,7 @@ from specframe_lab.trace.frames import (
     STALE,
     Frame,
     Lane,
+    Node,
     SchemeTrace,
     Score,
 )
@@ -52,6 +54,10 @@ class _Pass:
     rows: list[int]
     queries: list[list[int]]
     keys: list[list[int]]
+    sees: list[list[list[int]]] | None = None
+    """Where a tree was fed: per row, the slots that each fed token sees."""
+    fed: list[list[int]] = attrs.Factory(list)
+    """The slot of each fed token."""
 
     def row(self, prompt: int) -> int | None:
         """Return the row of a sequence, None when the pass left it out."""
@@ -70,6 +76,10 @@ class Trace(Watcher, Listener):
         self._round = 1
         self._pass: _Pass | None = None
         self._judged: tuple[np.ndarray, np.ndarray] | None = None
+        self._chances: list[list[float]] = []
+        self._moves: dict[int, dict[int, int]] = {}
+        self.branches: dict[tuple[int, int], int] = {}
+        """Accepted nodes by their depth, from 1, and their rank among the children of their parent, from 0."""
 
     def around(self, alignment: Alignment) -> TappedAlignment:
         """Return the alignment with a tap around it."""
@@ -94,6 +104,20 @@ class Trace(Watcher, Listener):
             slots = {prompt: list(held) for prompt, held in book.slots.items()}
             keys_BS = placement.key_order_BS.expand(len(batch), -1)  # read now: a layout may write to it later
             self._pass = _Pass(slots, book.batch, placement.order_BT.tolist(), keys_BS.tolist())
+            if block.parents_BT is not None:
+                sees = [
+                    [slots_T.nonzero()[:, 0].tolist() for slots_T in row]
+                    for row in placement.seen().expand(len(batch), -1, -1)
+                ]
+                self._pass = attrs.evolve(self._pass, sees=sees, fed=placement.slots_BT.tolist())
+
+    def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
+        """Note the target's probability of each node of a tree."""
+        if draft.parents_BN is not None:
+            parents_BN = draft.parents_BN.expand_as(draft.tokens_BN)
+            rows_B1 = torch.arange(len(batch), device=parents_BN.device)[:, None]
+            chances_BTV = scores.logits_BTV.float().softmax(-1)
+            self._chances = chances_BTV[rows_B1, parents_BN + 1, draft.tokens_BN].tolist()
 
     def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
         """Note the part of the draft that the acceptance rule let stand."""
@@ -109,6 +133,9 @@ class Trace(Watcher, Listener):
             row = seen.row(prompt)
             score = None if row is None else self._score(report, seen, row)
             lanes.append(self._lane(prompt, row, slots, score, report.prefill))
+            if score is not None and score.tree:
+                self.book.close_tree(prompt, score.path[: score.committed])
+                self._count(score)
         self.frames.append(Frame(report.number, "read" if report.prefill else "score", report.draft.depth, lanes))
         for row, sequence in enumerate(report.sequences):
             self.requests[sequence.request.index] = sequence.request
@@ -123,7 +150,7 @@ class Trace(Watcher, Listener):
         lanes = []
         for prompt, slots in sorted(book.slots.items()):
             lane = self._lane(prompt, book.batch.index(prompt) if prompt in book.batch else None, list(slots))
-            came_from = book.reseated.get(prompt)
+            came_from = book.moved_from.get(prompt)
             lanes.append(attrs.evolve(lane, shift=book.offsets.get(prompt, 0), came_from=came_from))
         elsewhere = sum(other.shifted + other.carried for other in self._others)
         self.frames.append(Frame(last.round, "settle", last.draft_length, lanes, book.shifted, book.carried, elsewhere))
@@ -136,17 +163,21 @@ class Trace(Watcher, Listener):
         for cell in self.book.cells:
             if cell.token == NOTHING:
                 row = seen.rows.index(cell.prompt)
-                cell.token = drafted[row][cell.order - int(report.lengths[row])]
+                node = cell.order - int(report.lengths[row]) if cell.node == NOTHING else cell.node
+                cell.token = drafted[row][node]
 
     def _score(self, report: RoundReport, seen: _Pass, row: int) -> Score:
         assert self._judged is not None, "an alignment commits every round"
         (accepted, tokens_BT), (judged, judged_BT) = report.verdict.host(), self._judged
         length, gained, end = int(report.lengths[row]), int(report.gained[row]), int(accepted[row]) + 1
         queries, keys = seen.queries[row], seen.keys[row]
-        leaks, blind = self._faults(seen, row, length + report.draft.depth)
+        tree = self._tree(report, seen, row) if report.draft.parents_BN is not None else []
+        leaks, blind = (
+            self._tree_faults(seen, row, tree) if tree else self._faults(seen, row, length + report.draft.depth)
+        )
         return Score(
             length=length,
-            drafted=report.draft.depth,
+            drafted=report.draft.nodes,
             judged=int(judged[row]),
             committed=int(accepted[row]),
             accepted=int(report.accepted[row]),
@@ -157,7 +188,51 @@ class Trace(Watcher, Listener):
             keys=keys,
             leaks=leaks,
             blind=blind,
+            tree=tree,
+            path=[] if report.verdict.path_BT is None else report.verdict.path_BT[row, : int(judged[row])].tolist(),
+            sees=seen.sees[row] if seen.sees else None,
         )
+
+    def _tree(self, report: RoundReport, seen: _Pass, row: int) -> list[Node]:
+        """Return the nodes of a row's tree."""
+        draft, path_BT = report.draft, report.verdict.path_BT
+        assert draft.parents_BN is not None
+        assert path_BT is not None
+        path = path_BT[row, : int(report.accepted[row])].tolist()
+        parents, tokens = draft.parents_BN.expand_as(draft.tokens_BN)[row].tolist(), draft.tokens_BN[row].tolist()
+        slots = seen.fed[row][1:]  # the row's last token comes first
+        nodes = []
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            place = path.index(node) if node in path else None
+            moved = None if place in (None, node) else slots[0] + (place or 0)
+            nodes.append(Node(token, parent, self._chances[row][node], slots[node], place, moved))
+        return nodes
+
+    def _tree_faults(self, seen: _Pass, row: int, tree: list[Node]) -> tuple[int, int]:
+        """Count slots as :meth:`_faults` does, for a tree: a node's are the row's tokens and its own path."""
+        assert seen.sees is not None
+        slots, first = seen.slots[seen.rows[row]], {node.slot for node in tree}
+        prefix = {
+            s for s, number in enumerate(slots) if number != NOTHING and s not in first and self.book.newest(number)
+        }
+        leaks: set[int] = set()
+        blind: set[int] = set()
+        for node, visible in enumerate(map(set, seen.sees[row]), start=-1):
+            wanted = set(prefix)
+            while node >= 0:
+                wanted.add(tree[node].slot)
+                node = tree[node].parent
+            leaks |= visible - wanted
+            blind |= wanted - visible
+        return len(leaks), len(blind)
+
+    def _count(self, score: Score) -> None:
+        """Count the branches that were accepted."""
+        for number, node in enumerate(score.tree):
+            if node.place is not None:
+                rank = sum(other.parent == node.parent for other in score.tree[:number])
+                key = node.place + 1, rank
+                self.branches[key] = self.branches.get(key, 0) + 1
 
     def _faults(self, seen: _Pass, row: int, end: int) -> tuple[int, int]:
         """Count slots that some query sees and should not, and slots that one should see and does not.
@@ -207,6 +282,10 @@ class Trace(Watcher, Listener):
         place = cell.order - length
         if prefill or place < 0:
             return INPUT
+        if cell.node != NOTHING:
+            if cell.node not in score.path:
+                return REJECTED
+            place = score.path.index(cell.node)
         if place < score.accepted:
             return ACCEPTED
         return CUT if place < score.judged else REJECTED
@@ -237,6 +316,8 @@ def record(
     trace = Trace()
     observers = [*options.pop("observers", ()), trace]
     pipe = make(**options, align=trace.around(alignment), observers=observers)
+    use = pipe.parts.composition
+    pipe.parts.composition = attrs.evolve(use, rule=Tap(use.rule, trace, judge="judged"))
     results = list(pipe.generate(encode(pipe, list(prompts), None), max_new_tokens))
     return summed(trace, pipe, alignment, results, name or str(given))
 
@@ -260,6 +341,7 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
         outputs=[result.token_ids for result in results],
         finish=[result.finish_reason for result in results],
         reference=references(pipe, requests),
+        branches=dict(sorted(trace.branches.items())),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 from specframe.probes.tap import Listener
 
 NOTHING = -1
@@ -30,6 +30,10 @@ class Cell:
     """Position id that the token was fed with."""
     round: int
     token: int = NOTHING
+    node: int = NOTHING
+    """Node of the draft in a tree that has not been judged yet."""
+    left: bool = False
+    """Whether it is what was left behind when the token was moved to another slot."""
 
 
 class SlotBook(Listener):
@@ -44,20 +48,22 @@ class SlotBook(Listener):
         self.cells: list[Cell] = []
         self.slots: dict[int, list[int]] = {}
         """The number of the cell in each slot, of every live sequence that has something cached."""
+        self.paths: dict[int, set[int]] = {}
+        """The nodes that stand of the tree fed last."""
         self.cached: dict[int, int] = {}
         """Tokens cached that stand: a cell beyond them was forgotten."""
         self.rows: dict[int, int] = {}
         self._latest: dict[tuple[int, int], int] = {}
         self._sequences: dict[int, Sequence] = {}
         self._batch: list[Sequence] = []
-        self._seating = Seating(rows, anywhere=True)
+        self._row_map = RowMap(rows, anywhere=True)
         self.reset()
 
     def reset(self) -> None:
         """Count moves from here on."""
         self.shifted = self.carried = 0
         self.offsets: dict[int, int] = {}
-        self.reseated: dict[int, int] = {}
+        self.moved_from: dict[int, int] = {}
 
     @property
     def batch(self) -> list[int]:
@@ -67,12 +73,23 @@ class SlotBook(Listener):
     def stands(self, number: int) -> bool:
         """Return whether a cell is its row's token at its place, and not forgotten."""
         cell = self.cells[number]
+        if cell.node != NOTHING and cell.node not in self.paths.get(cell.prompt, ()):
+            return False
         return self.newest(number) and cell.order < self.cached[cell.prompt]
 
     def newest(self, number: int) -> bool:
-        """Return whether no later cell holds its row's token at the same place."""
+        """Return whether no later cell holds its row's token at the same place; a tree may have several."""
         cell = self.cells[number]
-        return self._latest[cell.prompt, cell.order] == number
+        return not cell.left and (cell.node != NOTHING or self._latest.get((cell.prompt, cell.order)) == number)
+
+    def close_tree(self, prompt: int, path: list[int]) -> None:
+        """Let the nodes on a path be their row's tokens, and the other nodes of its tree none."""
+        for number in set(self.slots.get(prompt, ())) - {NOTHING}:
+            cell = self.cells[number]
+            if cell.node in path and not cell.left:
+                self._latest[prompt, cell.order] = number
+            cell.node = NOTHING
+        self.paths.pop(prompt, None)
 
     def arranged(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows. A sequence that changes its row takes its cells along; finished sequences are removed."""
@@ -80,19 +97,19 @@ class SlotBook(Listener):
             return
         self._batch = sequences
         self._sequences.update((sequence.request.index, sequence) for sequence in sequences)
-        self._seating.arrange(sequences)
+        self._row_map.arrange(sequences)
         for prompt, sequence in list(self._sequences.items()):
             if sequence.finished:
                 del self._sequences[prompt]
                 self.slots.pop(prompt, None)
                 self.rows.pop(prompt, None)
-            elif (row := self._seating.row(sequence)) is not None:
-                self._seat(prompt, row)
+            elif (row := self._row_map.row(sequence)) is not None:
+                self._take_row(prompt, row)
 
-    def _seat(self, prompt: int, row: int) -> None:
+    def _take_row(self, prompt: int, row: int) -> None:
         if self.rows.setdefault(prompt, row) != row:
             self.carried += self._standing(prompt)
-            self.reseated.setdefault(prompt, self.rows[prompt])
+            self.moved_from.setdefault(prompt, self.rows[prompt])
             self.rows[prompt] = row
 
     def _standing(self, prompt: int) -> int:
@@ -110,8 +127,17 @@ class SlotBook(Listener):
                 self.slots[prompt] = [NOTHING if a == b else a for a, b in zip(taken, after, strict=True)]
             else:
                 held.extend([NOTHING] * (max(targets[row], default=-1) + 1 - len(held)))
+                for source in set(sources[row]) - set(targets[row]):
+                    held[source] = self._copied(held[source]) if source < len(held) else NOTHING
                 for target, number in zip(targets[row], taken, strict=True):
                     held[target] = number
+
+    def _copied(self, number: int) -> int:
+        """Return the cell that is left behind where a token was moved away from."""
+        if number == NOTHING:
+            return NOTHING
+        self.cells.append(attrs.evolve(self.cells[number], left=True))
+        return len(self.cells) - 1
 
     def _shifted(self, prompt: int, offset: int) -> None:
         """Count a row that is shifted by so many slots."""
@@ -124,6 +150,11 @@ class SlotBook(Listener):
         for sequence, count in zip(batch.sequences, kept.tolist(), strict=True):
             prompt = sequence.request.index
             self.cached[prompt] = min(count, self.cached.get(prompt, 0))
+        if path_BT is not None:
+            for sequence, length, count, path in zip(
+                batch.sequences, batch.lengths, kept, path_BT.tolist(), strict=True
+            ):
+                self.paths[sequence.request.index] = set(path[: max(0, int(count - length))])
 
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Tell of a forward pass."""
@@ -144,9 +175,12 @@ class SlotBook(Listener):
                 order = start + depth
                 slot = slots_BT[row][place]
                 if order >= 0:
-                    self._latest[prompt, order] = held[slot] = len(self.cells)
+                    held[slot] = len(self.cells)
                     token = int(batch.tokens_BS[row, order]) if order < batch.lengths[row] else NOTHING
-                    self.cells.append(Cell(prompt, order, positions_BT[row][place], round_number, token))
+                    node = place + block.start if block.parents_BT is not None and token == NOTHING else NOTHING
+                    if node == NOTHING:
+                        self._latest[prompt, order] = held[slot]
+                    self.cells.append(Cell(prompt, order, positions_BT[row][place], round_number, token, node))
                 elif slot < len(held):
                     held[slot] = NOTHING
             self.cached[prompt] = max(start + max(depths[row]) + 1, 0)

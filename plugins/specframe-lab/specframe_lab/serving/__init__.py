@@ -1,0 +1,1 @@
+"""Serving: requests that arrive over time, the moments of each, and the figures made of these."""

@@ -1,0 +1,346 @@
+"""Requests as a client of a server sees them: exact figures on a clock that advances one second per pass of the target."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from specframe_lab.arrivals import arrival_times, check
+from specframe_lab.serving.clock import PassClock
+from specframe_lab.serving.gaps import Process
+from specframe_lab.serving.metrics import METRICS, RATES, metrics, most_at_once, of_request, rates, summary
+from specframe_lab.serving.objectives import holds, objectives
+from specframe_lab.serving.service import BOTH_GROUPS, Service
+
+from specframe.engine.local import Local
+from specframe.errors import OptionError
+from specframe.testing import harness
+from specframe.testing.fakes import always_right, fake_draft, fake_target
+
+PAIR = [[1, 2], [3, 4]]
+
+
+def served(
+    prompts: list[list[int]], new: int, arrivals: list[float] | None = None, most: int | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Return the moments of requests that are decoded on the clock of passes."""
+    service = Service(Local(), most, PassClock)
+    pipe = harness.pipeline(fake_target(eos=60), **{"batch_size": 2, **options}, executor=service)
+    list(pipe.generate(prompts, new, arrivals=arrivals))
+    return service.moments.lines()
+
+
+def column(requests: list[dict[str, Any]], name: str) -> list[float]:
+    return [of_request(one)[name] for one in requests]
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_decode_together():
+    """Two read by the first pass, a third that arrives at 10: each takes three passes."""
+    requests = served([*PAIR, [5, 6]], 3, [0, 0, 10])
+    assert [one["chunks"] for one in requests] == [[1, 2, 3], [1, 2, 3], [11, 12, 13]]
+    found = metrics(requests)
+    assert (found["ttft"], found["tpot"], found["itl"], found["e2el"]) == ([1] * 3, [1] * 3, [1] * 6, [3] * 3)
+    assert found["queue_time"] == found["client_queue_time"] == [0] * 3
+    assert found["output_token_throughput_per_user"] == [1] * 3
+    assert rates(requests) == {
+        "duration": 13,
+        "request_throughput": 3 / 13,
+        "output_throughput": 9 / 13,
+        "total_token_throughput": 15 / 13,
+        "max_concurrent_requests": 2,
+        "request_goodput": 3 / 13,
+        "good_request_fraction": 1,
+    }
+
+
+def test_reading_a_prompt_is_a_gap_in_the_chunks_of_others():
+    """The second arrives in the middle of a pass, and its prompt is read by the third."""
+    first, second = served(PAIR, 6, [0, 1.5])
+    assert (first["chunks"], second["chunks"]) == ([1, 2, 4, 5, 6, 7], [3, 4, 5, 6, 7, 8])
+    assert column([first, second], "ttft") == [1, 1.5]
+    assert column([first, second], "queue_time") == [0, 0.5]
+    assert column([first, second], "tpot") == [1.2, 1]
+    assert column([first, second], "e2el") == [7, 6.5]
+    assert metrics([first, second])["itl"] == [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_the_tokens_of_a_round_are_one_chunk():
+    """Drafts of three that all stand: tpot tells it, the gap between chunks does not."""
+    truth = harness.truth(fake_target(eos=60), harness.requests([[1, 2]], 9))
+    (request,) = served([[1, 2]], 9, draft=always_right(truth), draft_length=3)
+    assert (request["chunks"], request["tokens"]) == ([1, 2, 3], [1, 4, 4])
+    figures = of_request(request)
+    assert (figures["ttft"], figures["tpot"], figures["output_token_throughput_per_user"]) == (1, 0.25, 4)
+    assert metrics([request])["itl"] == [1, 1]
+
+
+def test_a_request_of_one_token_has_no_tpot():
+    """It keeps every objective of tpot, as in vLLM."""
+    requests = served([[1, 2]], 1)
+    found = metrics(requests)
+    assert (found["ttft"], found["e2el"], found["tpot"], found["itl"]) == ([1], [1], [], [])
+    assert rates(requests, objectives("tpot:1"))["request_goodput"] == 1
+    assert all(map(math.isnan, summary(found["tpot"])))
+
+
+def test_a_pass_of_the_draft_model_takes_its_own_time():
+    clock = PassClock({"target": 1.0, "draft": 0.25})
+    service = Service(Local(), clock=lambda: clock)
+    target = fake_target(eos=60)
+    pipe = harness.pipeline(target, fake_draft(target, 10**6), batch_size=1, draft_length=2, executor=service)
+    list(pipe.generate([[1, 2]], 4))
+    assert service.moments.lines()[0]["chunks"] == [
+        1.25,
+        2.75,
+    ]  # both read the prompt; then two passes of the draft and one
+
+
+def test_percentiles_lie_between_two_values_in_proportion():
+    assert summary([4, 1, 3, 2]) == pytest.approx([2.5, 2.5, 3.7, 3.97])
+
+
+def test_a_request_that_ends_when_another_is_sent_is_not_in_flight_with_it():
+    def flown(sent: float, end: float) -> dict[str, Any]:
+        return {"sent": sent, "chunks": [end]}
+
+    assert most_at_once([flown(0, 2), flown(2, 3), flown(2.5, 4)]) == 2
+    assert most_at_once([flown(0, 2), flown(2, 3)]) == 1
+    assert most_at_once([]) == 0
+
+
+def test_without_requests_there_are_no_figures():
+    assert set(metrics([])) == set(METRICS)
+    assert list(rates([])) == list(RATES)
+    assert rates([])["max_concurrent_requests"] == 0
+
+
+def test_the_run_s_own_clock_gives_the_latency_of_results():
+    """To the last digit: it is the same clock, read at the same moments."""
+    service = Service(Local())
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=2, executor=service)
+    results = list(pipe.generate([*PAIR, [5]], 4, arrivals=[0, 0, 0.01]))
+    found = column(service.moments.lines(), "e2el_including_client_queue")
+    assert found == [result.latency for result in results]
+
+
+# ---- objectives ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        ("ttft:1000", 1),
+        ("ttft:1500", 2),
+        ("tpot:1100", 1),
+        ("ttft:1000,tpot:1100", 0),
+        ("ttft:1500,tpot:1200,e2el:6999.9", 1),
+        ("ttft:1500,tpot:1200,e2el:7000", 2),
+    ],
+)
+def test_a_request_is_good_when_it_keeps_all_objectives(slo: str, good: int):
+    """Of the two of above: ttft 1 and 1.5, tpot 1.2 and 1, e2el 7 and 6.5 seconds."""
+    found = rates(served(PAIR, 6, [0, 1.5]), objectives(slo))
+    assert (found["request_goodput"], found["good_request_fraction"]) == (good / 8, good / 2)
+
+
+def test_objectives_are_milliseconds():
+    assert objectives("ttft:200, e2el:3e3") == {"ttft": 200, "e2el": 3000}
+    assert holds({"ttft": 200}, {"ttft": 0.2})
+    assert not holds({"ttft": 200}, {"ttft": 0.2001})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", r"expected ttft, tpot, e2el with milliseconds, as in 'ttft:200,tpot:50,e2el:3000', got ''$"),
+        ("itl:3", r"got 'itl:3'$"),
+        ("ttft", r"got 'ttft'$"),
+        ("ttft:", r"^ttft: expected milliseconds, a number above 0, got ''$"),
+        ("tpot:0", r"^tpot: expected milliseconds, a number above 0, got '0'$"),
+        ("tpot:nan", r"got 'nan'$"),
+        ("ttft:1,ttft:2", r"^ttft is given twice: expected one value, got 'ttft:1,ttft:2'$"),
+    ],
+)
+def test_objectives_that_are_none(given: str, message: str):
+    with pytest.raises(OptionError, match=message):
+        objectives(given)
+
+
+# ---- requests in flight ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_waits_for_those_in_flight_to_end():
+    requests = served([*PAIR, [5, 6]], 2, [0, 0, 1], most=1)
+    assert [one["sent"] for one in requests] == [0, 2, 4]
+    assert [one["chunks"] for one in requests] == [[1, 2], [3, 4], [5, 6]]
+    assert column(requests, "client_queue_time") == [0, 2, 3]
+    assert column(requests, "e2el") == [2, 2, 2]
+    assert column(requests, "e2el_including_client_queue") == [2, 4, 5]
+    assert rates(requests)["max_concurrent_requests"] == 1
+
+
+def test_requests_are_sent_in_the_order_of_their_arrival_and_not_before_it():
+    requests = served([[1], [2], [3], [4]], 2, [20, 5, 0, 0], most=2)
+    assert [one["sent"] for one in requests] == [20, 5, 0, 0]
+    assert [one["chunks"][-1] for one in requests] == [22, 7, 2, 2]
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_limit_changes_no_token_and_reads_no_prompt_twice(align: str, most: int):
+    """Prompts of any length: the longest comes late, and finds its room."""
+    target, prompts = fake_target(), harness.random_prompts([3, 5, 4, 2, 3, 17], 61)
+    made, forwards = [], []
+    for limit in (None, most):
+        service = Service(Local(), limit, PassClock)
+        pipe = harness.pipeline(target, fake_draft(target), align=align, batch_size=2, draft_length=3, executor=service)
+        made.append([result.token_ids for result in pipe.generate(prompts, 8, arrivals=[0, 0, 1, 2, 3, 4])])
+        found = service.moments.lines()
+        assert rates(found)["max_concurrent_requests"] <= (limit or 6)
+        assert rates(found)["output_throughput"] == sum(map(len, made[-1])) / rates(found)["duration"]
+        forwards.append(pipe.report.target_forwards)
+        assert max(one["chunks"][-1] for one in found) >= forwards[-1]  # nothing is read anew: a pass is a second
+    assert made[0] == made[1]
+
+
+def test_requests_can_be_aborted_whether_they_were_sent_or_not():
+    from specframe.contracts.requests import Request
+
+    service = Service(Local(), 1, PassClock)
+    pipe = harness.pipeline(fake_target(eos=60), batch_size=2)
+    engine = service.open(pipe.recipe, pipe.parts, [], PassClock())
+    for index in range(3):
+        engine.add(Request(index, [1, 2], 3))
+    engine.step()
+    assert engine.abort((0, 0)).request.index == 0
+    assert engine.abort((1, 0)).request.index == 1
+    assert engine.abort((7, 0)) is None
+    while not engine.idle:
+        engine.step()
+    engine.close()
+    requests = service.moments.served
+    assert sorted(requests) == [(0, 0), (2, 0)]
+    assert requests[2, 0].chunks == [2, 3, 4]
+
+
+def test_a_clock_that_ran_away_is_told():
+    """The engine would wait for requests that are held back only where it decodes two groups of prompts in turn."""
+
+    class Stuck:
+        idle, peak_kv_bytes = False, 0
+
+        def __init__(self, clock: PassClock) -> None:
+            self.clock = clock
+
+        def step(self) -> None:
+            self.clock.jump(math.inf)
+
+    class Opens(Local):
+        def open(self, recipe, parts, observers, clock):
+            return Stuck(clock)
+
+    engine = Service(Opens(), 1, PassClock).open(None, None, [], PassClock())
+    with pytest.raises(OptionError) as caught:
+        engine.step()
+    assert str(caught.value) == BOTH_GROUPS
+
+
+# ---- arrivals --------------------------------------------------------------------------------------------------------
+
+
+def gaps(moments: list[float]) -> np.ndarray:
+    return np.diff([0, *moments])
+
+
+@pytest.mark.parametrize(
+    ("given", "burstiness"),
+    [("poisson:4", 1), ("gamma:4", 1), ("gamma:4,burstiness=0.25", 0.25), ("gamma:4,burstiness=9", 9)],
+)
+def test_gaps_have_the_spread_of_a_gamma_distribution_and_end_at_the_rate(given: str, burstiness: float):
+    """A coefficient of variation of 1 / sqrt(burstiness); the last of N arrives at N / rate."""
+    moments = arrival_times(given, 20_000)
+    assert moments[-1] == pytest.approx(5000, rel=1e-12)
+    assert np.std(gaps(moments)) / np.mean(gaps(moments)) == pytest.approx(burstiness**-0.5, rel=0.05)
+    assert moments != arrival_times(given, 20_000, seed=1)
+
+
+@pytest.mark.parametrize("given", ["constant:4", "gamma:4,burstiness=inf"])
+def test_a_constant_pattern_has_equal_gaps(given: str):
+    assert arrival_times(given, 3) == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize(("strategy", "rising"), [("linear", [1, 1 / 2, 1 / 3]), ("exponential", [1, 3**-0.5, 1 / 3])])
+def test_a_ramp_goes_from_one_rate_to_the_other_request_by_request(strategy: str, rising: list[float]):
+    given = f"constant:1,ramp-up-strategy={strategy},ramp-up-end-rps=3"
+    assert gaps(arrival_times(given, 3)) == pytest.approx(rising)
+    assert arrival_times(given, 1) == [1]
+    drawn = gaps(arrival_times(given.replace("constant", "poisson"), 3, seed=2))
+    assert drawn / gaps(
+        arrival_times("poisson:1,ramp-up-strategy=linear,ramp-up-end-rps=1", 3, seed=2)
+    ) == pytest.approx(rising)
+
+
+def test_no_prompts_have_no_arrivals():
+    assert arrival_times("gamma:4", 0) == []
+
+
+def test_the_smallest_rates_still_give_moments():
+    """Every one finite and in order."""
+    for given in ("gamma:1e-6,burstiness=0.01", "gamma:1e300,burstiness=0.01", "poisson:1e-6"):
+        moments = arrival_times(given, 50)
+        assert np.isfinite(moments).all(), given
+        assert (gaps(moments) >= 0).all(), given
+    assert Process(2.0).moments(4) == arrival_times("poisson:2", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("poisson:1e-300", "expected a rate of at least 1e-06 in requests per second, as in 'poisson:2', got '1e-300'"),
+        ("gamma:0", "expected a rate of at least 1e-06 in requests per second, as in 'gamma:2', got '0'"),
+        ("gamma:2,burstiness=0", "burstiness: expected a number of at least 0.01, got 0"),
+        ("gamma:2,burstiness=x", "burstiness: expected a number of at least 0.01, got 'x'"),
+        ("poisson:2,burstiness=3", "poisson has no option 'burstiness': expected ramp-up-end-rps, ramp-up-strategy"),
+        ("gamma:2,ramp-up-strategy=linear", "expected ramp-up-strategy and ramp-up-end-rps together"),
+        ("gamma:2,ramp-up-end-rps=3", "expected ramp-up-strategy and ramp-up-end-rps together"),
+        ("gamma:2,ramp-up-strategy=x,ramp-up-end-rps=3", "ramp-up-strategy: expected linear or exponential, got 'x'"),
+        ("gamma:2,ramp-up-strategy=linear,ramp-up-end-rps=0", "ramp-up-end-rps: expected a number of at least 1e-06"),
+        ("uniform:2", "expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds"),
+    ],
+)
+def test_a_pattern_that_is_none(given: str, message: str):
+    with pytest.raises(OptionError) as caught:
+        check(given)
+    assert str(caught.value).startswith(f"arrivals: {message}")
+
+
+def test_a_trace_gives_its_timestamps_from_the_first_on(tmp_path: Path):
+    """Lines as Mooncake publishes them; of more lines than prompts the first are taken."""
+    line = {"input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+    moments = (27_000, 27_500, 30_000)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({"timestamp": moment, **line}) + "\n" for moment in moments))
+    check(str(path))
+    assert arrival_times(str(path), 3) == [0, 0.5, 3]
+    assert arrival_times(str(path), 2) == [0, 0.5]
+    with pytest.raises(OptionError, match="holds 3 numbers: expected 4, one for each prompt"):
+        arrival_times(str(path), 4)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"timestamp": -1}', '{"timestamp": "1"}', '{"input_length": 3}', "{", '{"timestamp": NaN}']
+)
+def test_a_line_that_is_of_no_trace(tmp_path: Path, line: str):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f'{{"timestamp": 0}}\n{line}\n')
+    with pytest.raises(
+        OptionError, match=r"line 2: expected an object with a timestamp in milliseconds, 0 or more, got"
+    ):
+        check(str(path))
