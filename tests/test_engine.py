@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
 import pytest
 
+from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
@@ -15,6 +17,7 @@ from specframe.engine.local import Local
 from specframe.engine.parts import parts_of
 from specframe.engine.results import Results
 from specframe.errors import PromptError
+from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
 from specframe.testing import fakes, harness, zoo
 from specframe.text.generation import Settings
@@ -255,3 +258,54 @@ def test_rotary_groups_take_turns() -> None:
     with pytest.raises(PromptError, match="rotary factors"):
         one.add(Request(9, [1] * 20, 12))
     assert_exact([*done, *run(one)], requests, target)
+
+
+@pytest.mark.parametrize("accept", ["greedy", "block", "gumbel"])
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+def test_requests_without_speculation(align: str, accept: str) -> None:
+    """Nothing is drafted for requests that ask for no speculation; they and the others are exact in one batch."""
+    drafted: dict[int, int] = {}
+
+    class Drafted(Watcher):
+        def round(self, report: RoundReport) -> None:
+            for sequence, count in zip(report.sequences, report.drafted.tolist(), strict=True):
+                drafted[sequence.request.index] = drafted.get(sequence.request.index, 0) + count
+
+    one = engine(align=align, accept=accept, observers=[Drafted()])
+    requests = [attrs.evolve(request, speculate=request.index % 2 == 0) for request in asked()]
+    for request in requests:
+        one.add(request)
+    assert_exact(run(one), requests)
+    assert all((drafted[index] > 0) == (index % 2 == 0) for index in drafted)
+
+
+def test_no_round_drafts_where_nobody_asks_for_it() -> None:
+    """A batch of requests without speculation costs no forward of the draft model."""
+    nodes: list[int] = []
+
+    class Nodes(Watcher):
+        def round(self, report: RoundReport) -> None:
+            nodes.append(report.draft.nodes)
+
+    one = engine(observers=[Nodes()])
+    requests = [attrs.evolve(request, speculate=False) for request in asked(6)]
+    for request in requests:
+        one.add(request)
+    assert_exact(run(one), requests)
+    assert set(nodes) == {0}
+
+
+def test_room_for_requests_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for every row and for long sequences, caches are opened once, whatever comes later."""
+    opened = []
+    plain = Engine._open
+    monkeypatch.setattr(Engine, "_open", lambda self, pool: opened.append(1) or plain(self, pool))
+    one, requests = engine(), asked([4, 9, 12, 30, 20, 6])
+    one.make_room(60)
+    done: list[Sequence] = []
+    for request in requests:
+        one.add(request)
+        report = one.step()
+        done += report.finished if report else []
+    assert_exact([*done, *run(one)], requests)
+    assert len(opened) == 1

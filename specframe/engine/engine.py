@@ -6,25 +6,27 @@ import contextlib
 import gc
 import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 import attrs
-import torch
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.engine import Clock, Executor
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
+from specframe.devices import kinds
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.guard import guard, guarded
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
-from specframe.engine.requests import require_ids
+from specframe.engine.prompts import require_ids
 from specframe.engine.retry import out_of_memory, too_small
 from specframe.engine.tolerated import installed_observers
 from specframe.errors import PromptError, SpecframeWarning
+from specframe.forward.bitwise.mode import bitwise
 from specframe.forward.evaluating import evaluating
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
@@ -70,6 +72,9 @@ class Engine:
         self.peak_kv_bytes = 0
         self._recipe, self._parts, self._rope = recipe, parts, parts.runner.rope
         self._batch_size = recipe.batch_size
+        self._context = self._rope.decoding
+        if recipe.bitwise:
+            self._context = self._bitwise
         self._checks = Checks() if recipe.check else None
         checks = [self._checks] if self._checks else []
         self._watch = Watch([*observers, *installed_observers(registry()), *checks])
@@ -77,7 +82,8 @@ class Engine:
         self._clock = AgreedClock(clock, self._agree)
         self._pools: dict[bool, Pool] = defaultdict(self._pool)
         self._group = self._joined = False
-        """The group being decoded, see :meth:`specframe.forward.rope.Rope.group`; whether requests came after the first step."""
+        """The group being decoded, see :meth:`specframe.forward.rope.Rope.group`; whether requests come after the first step."""
+        self._room = 0
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
 
@@ -106,6 +112,10 @@ class Engine:
         if self._opened and group == self._group and not self._fits(self._opened, request):
             self._shut()
 
+    def make_room(self, tokens: int) -> None:
+        """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, whatever the first requests need."""
+        self._room, self._joined = tokens, True
+
     def abort(self, key: tuple[int, int]) -> Sequence | None:
         """End a request that has not finished: it may wait, be read or decode.
 
@@ -132,7 +142,7 @@ class Engine:
             self._group = not self._group
         pool = self._pools[self._group]
         try:
-            with self._rope.decoding(self._group):
+            with self._context(self._group):
                 opened = self._opened = self._opened or self._open(pool)
                 report = loop.step(pool, opened.use, self._watch, self._agree)
         except RuntimeError as error:
@@ -143,6 +153,7 @@ class Engine:
                 raise too_small(error) from error
         else:
             if report and report.finished:
+                opened.run.forget_finished()
                 self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
             return report
         self._recover()
@@ -152,6 +163,11 @@ class Engine:
         """Release the caches. Requests that have not finished are forgotten."""
         self._shut()
         self._pools.clear()
+
+    @contextlib.contextmanager
+    def _bitwise(self, group: bool) -> Iterator[None]:
+        with self._rope.decoding(group), bitwise(self._parts.runner.device):
+            yield
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""
@@ -165,12 +181,13 @@ class Engine:
         greedy = all(request.plan.greedy for request in pool.requests)
         use = guarded(self._parts.strategies(self._recipe, greedy))
         use = self._checks.around(use) if self._checks else use
-        longest = max(map(pool.limit, pool.requests))
+        longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
         self._warn_of_short_draft(longest)
         most = use.scheduler.rows(self._batch_size)
         pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
+        pool.reserve = run.reserve
         self._held.callback(run.release)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
@@ -191,7 +208,7 @@ class Engine:
             draft_model=parts.draft,
             target_tokenizer=parts.tokenizer,
             draft_tokenizer=parts.draft_tokenizer,
-            attention=use.attention or "auto",
+            attention=() if recipe.bitwise and isinstance(use.attention, tuple) else use.attention,
             graphs=recipe.graphs,
             layers=recipe.layers,
         )
@@ -205,8 +222,7 @@ class Engine:
         """Free the device's memory after it ran out."""
         self._shut()
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        kinds.free()
         warnings.warn(
             f"the device's memory ran out: going on in batches of {self._batch_size}", SpecframeWarning, stacklevel=3
         )

@@ -474,14 +474,22 @@ def guarded(use: Composition) -> Composition:
         scheduler=guard("scheduler", use.scheduler),
         policy=guard("draft-length policy", use.policy),
         kv=guard("KV backend", use.kv),
-        attention=use.attention and guard("attention backend", use.attention),
+        attention=(
+            tuple(guard("attention backend", one) for one in use.attention)
+            if isinstance(use.attention, tuple)
+            else guard("attention backend", use.attention)
+        ),
     )
 
 
 def versions(batch: Batch) -> tuple[int, ...]:
     """Return how often each of a batch's tensors was written to, as torch counts it on the host."""
-    tensors = (batch.tokens_BS, batch.lengths_B, batch.streams_B)
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return written(batch.tokens_BS), written(batch.lengths_B), written(batch.streams_B)
+
+
+def written(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to; 0 for a tensor made in inference mode, where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def store_of(error: BaseException) -> tuple[Guard, str] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import torch
 
 from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict, along
@@ -49,8 +50,11 @@ def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], B
     budget = agree(use.policy.budget(batch)) if decodes else NOTHING
     if "draft-invariant" in use.rule.offers:
         budget = within_reach(budget, batch)
+    plain = [not sequence.request.speculate for sequence in batch.sequences]
+    budget = NOTHING if all(plain) else budget
     with watch.stage("prefill" if batch.prefill else "draft"):
         draft = use.drafter.propose(batch, budget)
+        draft = without(draft, plain) if any(plain) else draft
     with watch.stage("prefill" if batch.prefill else "verify"):
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
@@ -80,6 +84,12 @@ def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> 
         scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
     verdict = rule.judge(batch, draft, scores)
     return verdict if draft.counts_B is None else verdict.within(draft.counts_B)
+
+
+def without(draft: Draft, plain: list[bool]) -> Draft:
+    """Return the draft with nothing but filler in the rows of ``plain``."""
+    given_B = draft.tokens_BN.new_full((len(plain),), draft.nodes) if draft.counts_B is None else draft.counts_B
+    return attrs.evolve(draft, counts_B=given_B.where(~torch.tensor(plain, device=given_B.device), 0))
 
 
 def within_reach(budget: Budget, batch: Batch) -> Budget:

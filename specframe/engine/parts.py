@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from specframe.errors import OptionError
+from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
-from specframe.models import loading
+from specframe.models import loading, vocabulary
 from specframe.models.pairs import choose
-from specframe.models.vocabulary import fitting_drafter
-from specframe.plugins.compose import Composition, compose
-from specframe.plugins.registry import registry
+from specframe.plugins.compose import Composition, compose, strategy
+from specframe.plugins.registry import parse_specification, registry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,6 +67,10 @@ def parts_of(recipe: Recipe) -> Parts:
         raise OptionError(
             f"draft_length: expected fewer tokens than the target's context of {runner.context}, got {longest}"
         )
+    if recipe.bitwise:
+        for role, one in (("target", model), ("draft", drafting)):
+            if one is not None:
+                require_bitwise(one, f"the {role} ({type(one).__name__})")
     parts = Parts(runner, tokenizer, use, drafting)
     if drafting is not None:
         parts.draft_tokenizer = loading.load_tokenizer(draft)
@@ -75,10 +79,15 @@ def parts_of(recipe: Recipe) -> Parts:
 
 
 def _fit_drafter(parts: Parts, drafter: str) -> None:
-    """Take the drafter that goes with the vocabularies of both models: the one asked for, or one that translates."""
+    """Have the drafter translate if the draft model has another vocabulary."""
     assert parts.draft is not None
-    fitting = fitting_drafter(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer)
-    if fitting != drafter:
-        parts.composition = attrs.evolve(parts.composition, drafter=registry().make("drafter", fitting))
-    else:
+    if vocabulary.shared(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
         parts.draft_context = getattr(parts.draft.config.get_text_config(), "max_position_embeddings", None)
+        return
+    if parse_specification(drafter)[1]:
+        raise OptionError(
+            f"drafter {drafter!r}: expected a draft model with the target's vocabulary for these options, got one that has to "
+            "draft by way of text"
+        )
+    translating = strategy(registry(), "drafter", registry().default("draft model of another vocabulary"))
+    parts.composition = attrs.evolve(parts.composition, drafter=translating)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from specframe.contracts.drafts import Draft, RoundReport, Verdict
 from specframe.contracts.engine import Clock
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
+from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
 
 
@@ -46,6 +47,8 @@ class Pool:
         self._returned: deque[Sequence] = deque()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
+        self.reserve: Callable[[Sequence, int], int] = lambda sequence, tokens: 0
+        """Told of a sequence that is given a row, and of its number of tokens; returns how many of the first are cached already."""
         self.context, self.capacity, self._device = context, capacity, device
         self._rounds = 0
         self._furnish(rows)
@@ -54,7 +57,7 @@ class Pool:
     def _furnish(self, rows: int) -> None:
         """Allocate the state of the rows."""
         self.rows = rows
-        self._seating = Seating(rows, anywhere=True)
+        self._row_map = RowMap(rows, anywhere=True)
         self._batch: list[Sequence] = []
         self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
         self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
@@ -82,7 +85,7 @@ class Pool:
 
     def _keep_tokens(self, sequence: Sequence) -> None:
         """Let a live sequence hold the tokens that it has generated."""
-        if (row := self._seating.row(sequence)) is not None:
+        if (row := self._row_map.row(sequence)) is not None:
             sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
 
     def add(self, request: Request) -> None:
@@ -193,7 +196,7 @@ class Pool:
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
-        row = self._seating.row(sequence)
+        row = self._row_map.row(sequence)
         return len(sequence.start_ids) if row is None else int(self._lengths[row])
 
     def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
@@ -208,10 +211,10 @@ class Pool:
         sequences = new if starts else sequences
         for sequence in new:
             sequence.state = State.STARTING if starts else State.READING
-        astray = sequences[0].state is State.DECODING and self._seating.first > 0
+        astray = sequences[0].state is State.DECODING and self._row_map.first > 0
         if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
-            self._batch = self._seating.order(sequences)
-            moves = self._seating.arrange(self._batch)
+            self._batch = self._row_map.order(sequences)
+            moves = self._row_map.arrange(self._batch)
             moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
             moves.apply_host(self._tokens, self._lengths, self._limits)
             self._write_prompts(moves.fresh, moves.forked)
@@ -219,18 +222,18 @@ class Pool:
             sequence.waited += 1
         for sequence in self._batch:
             sequence.waited = 0
-        seats = self._seats
+        rows = self._batch_rows
         unread = max(sequence.unread for sequence in self._batch)
         left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
         return Batch(
             self._batch,
-            self._tokens_RS[seats],
-            self._lengths_R[seats],
-            read_only(self._lengths[seats]),
-            read_only(self._limits[seats]),
-            self._streams_R[seats],
+            self._tokens_RS[rows],
+            self._lengths_R[rows],
+            read_only(self._lengths[rows]),
+            read_only(self._limits[rows]),
+            self._streams_R[rows],
             unread > 0,
             unread,
             left,
@@ -238,27 +241,30 @@ class Pool:
         )
 
     @property
-    def _seats(self) -> slice:
+    def _batch_rows(self) -> slice:
         """The rows of the batch."""
-        return slice(self._seating.first, self._seating.first + len(self._batch))
+        return slice(self._row_map.first, self._row_map.first + len(self._batch))
 
     def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
         """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
         rows = fresh + forked
         if not rows:
             return
-        seated = [self._batch[row - self._seats.start] for row in rows]
-        for row, sequence in zip(rows, seated, strict=True):
+        held = [self._batch[row - self._batch_rows.start] for row in rows]
+        for row, sequence in zip(rows, held, strict=True):
             ids = sequence.start_ids
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
-            sequence.unread = 0 if row in forked else len(ids)
-        device = self._tokens_RS.device
-        streams = torch.tensor([sequence.request.stream for sequence in seated])
-        self._tokens_RS[rows] = torch.from_numpy(self._tokens[rows]).to(device)
-        self._lengths_R[rows] = torch.from_numpy(self._lengths[rows]).to(device)
-        self._streams_R[rows] = streams.to(device)
+            cached = self.reserve(sequence, len(ids))
+            sequence.unread = 0 if row in forked else len(ids) - cached
+        streams = [sequence.request.stream for sequence in held]
+        written = np.column_stack([rows, self._lengths[rows], streams, self._tokens[rows]])
+        written_NX = on_device(written, self._tokens_RS.device)  # all in one copy
+        (rows_N, lengths_N, streams_N), tokens_NS = written_NX[:, :3].unbind(1), written_NX[:, 3:]
+        self._tokens_RS[rows_N] = tokens_NS
+        self._lengths_R[rows_N] = lengths_N
+        self._streams_R[rows_N] = streams_N
 
     def advance(
         self,
@@ -283,13 +289,13 @@ class Pool:
         until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
         gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
-        np.put_along_axis(self._tokens[self._seats], places, tokens, axis=1)
+        np.put_along_axis(self._tokens[self._batch_rows], places, tokens, axis=1)
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
         reasons |= cut_at_faults(verdict, gained)
         reasons |= self._checked_stops(batch, gained)
         reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
-        self._lengths[self._seats] += gained
+        self._lengths[self._batch_rows] += gained
 
         drafted = np.full(len(room), draft.nodes) if verdict.counts is None else verdict.counts
         if draft.parents_BN is None:
@@ -337,7 +343,7 @@ class Pool:
         for row, sequence in enumerate(batch.sequences):
             request = sequence.request
             for check in request.stop_checks:
-                ids = self._tokens[self._seats][row, : batch.lengths[row] + gained[row]]
+                ids = self._tokens[self._batch_rows][row, : batch.lengths[row] + gained[row]]
                 place = check.first(ids, len(request.prompt_ids), int(gained[row]))
                 if place is not None:
                     gained[row] = place + 1
@@ -357,7 +363,7 @@ class Pool:
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         sequence.finish(reason)
-        sequence.token_ids = self._tokens[self._seats][
+        sequence.token_ids = self._tokens[self._batch_rows][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]
         ].tolist()
         return sequence

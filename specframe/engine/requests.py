@@ -1,89 +1,164 @@
-"""Prompts become token ids."""
+"""Prompts, and what is asked of them, become requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import warnings
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
-from specframe.forward.runner import ModelRunner
-from specframe.text.chat import is_chat, rendered
-from specframe.text.prompts import text_fault
-from specframe.values import entries
+from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
+from specframe.engine.arrivals import checked_arrivals
+from specframe.engine.parts import Parts
+from specframe.engine.prompts import Prompt, is_ids, listed, require_ids, token_ids, tokenized
+from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, shown
+from specframe.models.loading import stop_token_ids
+from specframe.plugins.arguments import seconds
+from specframe.plugins.compose import able
+from specframe.plugins.recipe import Recipe, is_auto
+from specframe.plugins.registry import registry
+from specframe.text.generation import Settings, not_done, of_checkpoint
+from specframe.text.sampling import Sampling
+from specframe.text.stopping import Criteria, StopStrings
+from specframe.text.trial import warn_of_unfit
+from specframe.values import entries, flag, whole
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
-"""A text, token ids, or the messages of a chat."""
+Samplings = Sampling | Iterable[Sampling] | None
+"""Sampling parameters of all prompts, or one for each; None: those of the generation config."""
 
 
-def listed(prompts: Any) -> list[Any]:
-    """Return prompts as a list; each of them is looked at later.
+class Requests:
+    """Turns prompts, and what is asked of them, into requests.
 
-    Raises:
-        OptionError: what is given is one prompt, or has no order.
+    Args:
+        recipe: the options of the run.
+        parts: the models, tokenizers and strategies that it stands for.
     """
-    expected = "expected a list of prompts, each a text, a list of token ids or a list of messages"
-    held = None if isinstance(prompts, str | bytes | Mapping | Set) else entries(prompts)
-    asked = held or []
-    if held is None or (asked and all(map(is_token_id, asked))):
-        hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
-        raise OptionError(f"prompts: {expected}, got {shown(prompts)}{hint}")
-    return asked
+
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        self._recipe, self._parts = recipe, parts
+        self._stops = stop_token_ids(parts.target, parts.tokenizer)
+
+    def make(
+        self, given: Iterable[Prompt], max_new_tokens: int, arrivals: Any, sort: bool, sampling: Samplings
+    ) -> tuple[list[Request], list[Result]]:
+        """Return a request per continuation asked for, and the results of the prompts that cannot be decoded.
+
+        The arguments are those of :meth:`specframe.Pipeline.generate`.
+        """
+        whole("max_new_tokens", max_new_tokens, 1)
+        prompts = listed(given)
+        moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
+        if ignored := not_done(self._generation_config):
+            warnings.warn(
+                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=4
+            )
+        asked = one_each(sampling, len(prompts))
+        requests: list[Request] = []
+        failed: list[Result] = []
+        for index, how in enumerate(self.settings(asked, max_new_tokens)):
+            try:
+                if isinstance(how, OptionError):
+                    raise how
+                ids = self.encode(prompts[index])
+                requests += self._samples(index, ids, max_new_tokens, moments[index], how)
+            except (PromptError, OptionError) as error:
+                failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
+        if requests:
+            runner = self._parts.runner
+            warn_of_unfit(asked, requests[0].prompt_ids, runner.vocabulary, runner.device)
+        if flag("sort", sort):
+            requests.sort(key=lambda request: len(request.prompt_ids))
+        return requests, failed
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
+        ids = token_ids(prompt) if is_ids(prompt) else tokenized(prompt, self._parts.tokenizer)
+        require_ids(ids, self._parts.runner)
+        return ids
+
+    def settings(self, samplings: Rows[Sampling], max_new_tokens: int) -> list[Settings | OptionError]:
+        """Return how each prompt is decoded: as its sampling parameters say, and else as the generation config does.
+
+        Where some cannot be decoded as asked, their error takes the place; where none can, it is raised.
+        """
+        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
+        made = {id(one): self._checked(Settings(one, checkpoint), max_new_tokens) for one in samplings}
+        if made and (faults := [one for one in made.values() if isinstance(one, OptionError)]) == list(made.values()):
+            raise faults[0]
+        return [made[id(one)] for one in samplings]
+
+    def require_sampling(self, asked: str) -> None:
+        """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""
+        if not self._draws:
+            sampling = able(registry(), "acceptance rule", {"samples", "lossless"})
+            raise OptionError(
+                f"{asked} has no effect on an acceptance rule that always takes the most likely "
+                f"token: choose a rule that samples, such as {' or '.join(sampling)}"
+            )
+
+    @property
+    def _generation_config(self) -> Any:
+        """The generation config that holds where nothing else is said; None: there is none."""
+        own = getattr(self._parts.target, "generation_config", None)
+        return own if is_auto(self._recipe.generation_config) else None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether temperatures have an effect: the acceptance rule is open, or is one that goes by a distribution."""
+        return is_auto(self._recipe.accept) or "samples" in self._parts.composition.rule.offers
+
+    def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
+        try:
+            if settings.temperature:
+                self.require_sampling(f"temperature {shown(settings.temperature)}")
+            return settings.check(max_new_tokens, self._parts.runner.vocabulary)
+        except OptionError as fault:
+            return fault
+
+    def _samples(self, index: int, ids: list[int], new: int, arrival: float, settings: Settings) -> list[Request]:
+        """Return the requests for all samples of one prompt."""
+        stops, sampling = self._stops, settings.sampling
+        new = sampling.max_new_tokens or new
+        limit = min(len(ids) + new, self._parts.runner.context)
+        return [
+            Request(
+                index,
+                ids,
+                new,
+                stops,
+                plan=settings.plan(len(ids), limit, sorted(stops), self._parts.runner.device),
+                stream=index + (sample << 32),
+                arrival=arrival,
+                stop_checks=self._stop_checks(settings),
+                max_time=settings["max_time"],
+                sample=sample,
+                logprobs=sampling.logprobs,
+            )
+            for sample in range(sampling.samples)
+        ]
+
+    def _stop_checks(self, settings: Settings) -> tuple[StopCheck, ...]:
+        checks: list[StopCheck] = []
+        if strings := settings["stop_strings"]:
+            if self._parts.tokenizer is None:
+                raise ModelError(
+                    "stop: expected a target with a tokenizer, got a loaded model without one: pass tokenizer="
+                )
+            checks.append(StopStrings(self._parts.tokenizer, strings, settings["min_new_tokens"] or 0))
+        if settings.sampling.criteria:
+            checks.append(Criteria(settings.sampling.criteria, device=self._parts.runner.device))
+        return tuple(checks)
 
 
-def token_ids(prompt: Any) -> list[int]:
-    """Return a prompt's token ids as plain numbers; raise :class:`PromptError` unless it is a list of whole numbers."""
-    held = None if isinstance(prompt, bytes | Mapping | Set) else entries(plain(prompt))
-    if held is None:
-        raise PromptError(f"expected a text, a list of token ids or a list of messages, got {shown(prompt)}")
-    ids = [plain(token) for token in held]
-    if wrong := [token for token in ids if not is_token_id(token)]:
-        raise PromptError(f"the prompt holds {shown(wrong[0])}: expected token ids, which are whole numbers")
-    return ids
-
-
-def plain(value: Any) -> Any:
-    """Return the entries of an array or a tensor as Python numbers; return anything else unchanged."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def is_token_id(value: Any) -> bool:
-    """Return whether a value, or the one that a tensor without dimensions holds, is a whole number."""
-    return isinstance(plain(value), int) and not isinstance(plain(value), bool)
-
-
-def is_ids(prompt: Prompt) -> bool:
-    """Return whether a prompt needs no tokenizer, being neither a text nor the messages of a chat."""
-    return not isinstance(prompt, str) and not is_chat(prompt)
-
-
-def tokenized(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Return the token ids of a text or of messages, none of a blank text; raise :class:`PromptError` where that cannot be."""
-    if tokenizer is None:
-        raise ModelError(
-            "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
-        )
-    if is_chat(prompt):
-        return rendered(prompt, tokenizer)
-    if fault := text_fault(prompt):
-        raise PromptError(fault)
-    try:
-        return list(tokenizer(prompt).input_ids) if prompt.strip() else []
-    except Exception as error:  # a tokenizer may raise anything, and the other prompts go on
-        raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error
-
-
-def require_ids(ids: Rows[int], runner: ModelRunner) -> None:
-    """Raise :class:`PromptError` unless a model can read these token ids and go on."""
-    if not ids:
-        raise PromptError("the prompt is empty: expected at least one token")
-    if len(ids) >= runner.context:
-        raise PromptError(
-            f"the prompt has {len(ids)} tokens: expected fewer than the target's context of {runner.context}"
-        )
-    if not 0 <= min(ids) <= max(ids) < runner.vocabulary:
-        outside = next(token for token in ids if not 0 <= token < runner.vocabulary)
-        raise PromptError(f"the prompt holds token id {outside}: expected ids from 0 to {runner.vocabulary - 1}")
+def one_each(given: Any, count: int) -> list[Sampling]:
+    """Return the sampling parameters of each of ``count`` prompts."""
+    if given is None or isinstance(given, Sampling):
+        return [given or Sampling()] * count
+    samplings = entries(given) or []
+    if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
+        samplings = []
+    if isinstance(given, Mapping | str) or len(samplings) != count:
+        got = len(samplings) if samplings else shown(given)
+        raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
+    return samplings

@@ -32,7 +32,7 @@ class Results:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, device: torch.device) -> None:
         self.tokenizer, self.clock, self.errors = tokenizer, Stopwatch(device), 0
-        self._counts, self._logprobs = Counts(), Logprobs()
+        self._counts, self._logprobs = Counts(device), Logprobs()
 
     @property
     def observers(self) -> list[Observer]:

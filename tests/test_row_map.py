@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
-from specframe.contracts.rows import Moves, Seating
+from specframe.contracts.rows import Moves, RowMap
 
 ROWS = 6
 
@@ -21,26 +21,26 @@ def sequences(count):
 
 
 class Model:
-    """Data of each sequence, kept in rows by a seating's moves and in a dictionary by identity."""
+    """Data of each sequence, kept in rows by a row_map's moves and in a dictionary by identity."""
 
     def __init__(self, anywhere=False):
-        self.seating = Seating(ROWS, anywhere)
+        self.row_map = RowMap(ROWS, anywhere)
         self.device, self.layered = torch.zeros(ROWS, 2), torch.zeros(3, ROWS)
         self.host = np.zeros(ROWS, dtype=np.int64)
         self.data = {}
 
     def arrange(self, batch):
         """Follow a batch, write something new to its rows, and check everyone's data."""
-        moves = self.seating.arrange(batch)
+        moves = self.row_map.arrange(batch)
         moves.apply(self.device)
         moves.apply(self.layered, axis=1)
         moves.apply_host(self.host)
-        seated = {sequence for sequence in self.data if not sequence.finished}
-        assert {self.seating.row(s) for s in batch if s not in self.data} == set(moves.fresh)
-        first = self.seating.first
-        assert [self.seating.row(s) for s in batch] == list(range(first, first + len(batch)))
+        live = {sequence for sequence in self.data if not sequence.finished}
+        assert {self.row_map.row(s) for s in batch if s not in self.data} == set(moves.fresh)
+        first = self.row_map.first
+        assert [self.row_map.row(s) for s in batch] == list(range(first, first + len(batch)))
         assert not first or batch[0].state is State.READING
-        for sequence in seated:
+        for sequence in live:
             self.check(sequence)
         for row, sequence in enumerate(batch, first):
             value = self.data[sequence] = 1 + max(self.data.values(), default=0)
@@ -48,7 +48,7 @@ class Model:
 
     def check(self, sequence):
         """Assert that a sequence's row holds its data, in every copy."""
-        row, value = self.seating.row(sequence), self.data[sequence]
+        row, value = self.row_map.row(sequence), self.data[sequence]
         assert self.device[row].tolist() == [value] * 2
         assert self.layered[:, row].tolist() == [value] * 3
         assert self.host[row] == value
@@ -71,17 +71,17 @@ def test_moves_keep_everyones_data(seed, anywhere):
             state = choose.choice([State.READING, State.DECODING])
             for sequence in batch:
                 sequence.state = state
-            model.arrange(model.seating.order(batch) if choose.random() < 0.5 else batch)
+            model.arrange(model.row_map.order(batch) if choose.random() < 0.5 else batch)
             live = [sequence for sequence in live if sequence in model.data]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_order_moves_nobody_who_need_not(seed):
     """In the order that moves the fewest rows, everyone who sits in one of the first rows stays there."""
-    choose, seating, everyone = random.Random(seed), Seating(ROWS), sequences(ROWS)
-    seating.arrange(list(everyone))
+    choose, row_map, everyone = random.Random(seed), RowMap(ROWS), sequences(ROWS)
+    row_map.arrange(list(everyone))
     batch = choose.sample(everyone, 4)
-    ordered = seating.order(batch)
+    ordered = row_map.order(batch)
     assert set(ordered) == set(batch)
     for row, sequence in enumerate(everyone[:4]):
         if sequence in batch:
@@ -89,67 +89,67 @@ def test_order_moves_nobody_who_need_not(seed):
 
 
 def test_same_batch_again_moves_nothing():
-    """A batch that is seated already takes no moves, and a copy of it takes none either."""
-    seating, batch = Seating(3), sequences(3)
-    assert seating.arrange(batch) == Moves([], [], [0, 1, 2])
-    assert seating.arrange(batch) == Moves()
-    assert seating.arrange(list(batch)) == Moves()
+    """A batch that has its rows already takes no moves, and a copy of it takes none either."""
+    row_map, batch = RowMap(3), sequences(3)
+    assert row_map.arrange(batch) == Moves([], [], [0, 1, 2])
+    assert row_map.arrange(batch) == Moves()
+    assert row_map.arrange(list(batch)) == Moves()
 
 
 def test_finished_sequence_gives_its_row_to_another():
     """The row of who has finished is free without being told."""
-    seating, (first, second, third) = Seating(2), sequences(3)
-    seating.arrange([first, second])
+    row_map, (first, second, third) = RowMap(2), sequences(3)
+    row_map.arrange([first, second])
     first.finish("eos")
-    moves = seating.arrange([third])
+    moves = row_map.arrange([third])
     assert moves.fresh == [0]
-    assert (seating.row(third), seating.row(second)) == (0, 1)
+    assert (row_map.row(third), row_map.row(second)) == (0, 1)
 
 
 def test_newcomer_sits_where_a_row_is_free():
     """Who replaces a finished sequence takes its row while the prompt is read, keeps it, and nobody moves."""
-    seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
-    seating.arrange([first, second, third])
+    row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
+    row_map.arrange([first, second, third])
     second.finish("eos")
     newcomer.state = State.READING
-    assert seating.arrange([newcomer]) == Moves([], [], [1])
-    assert (seating.row(newcomer), seating.first) == (1, 1)
+    assert row_map.arrange([newcomer]) == Moves([], [], [1])
+    assert (row_map.row(newcomer), row_map.first) == (1, 1)
     newcomer.state = State.DECODING
-    batch = seating.order([first, third, newcomer])
+    batch = row_map.order([first, third, newcomer])
     assert batch == [first, newcomer, third]
-    assert seating.arrange(batch) == Moves()
-    assert seating.first == 0
+    assert row_map.arrange(batch) == Moves()
+    assert row_map.first == 0
 
 
 def test_who_reads_on_stays_where_it_is():
     """Between two pieces of its prompt the others decode in the first rows; going back and forth moves nobody."""
-    seating, (first, second, third, newcomer) = Seating(3, anywhere=True), sequences(4)
-    seating.arrange([first, second, third])
+    row_map, (first, second, third, newcomer) = RowMap(3, anywhere=True), sequences(4)
+    row_map.arrange([first, second, third])
     first.finish("eos")
     newcomer.state = State.READING
-    seating.arrange([newcomer])
-    assert seating.arrange(seating.order([second, third])).destinations == [0, 2]
-    assert seating.arrange([newcomer]) == Moves()
-    assert seating.first == 2
-    assert seating.arrange(seating.order([second, third])) == Moves()
+    row_map.arrange([newcomer])
+    assert row_map.arrange(row_map.order([second, third])).destinations == [0, 2]
+    assert row_map.arrange([newcomer]) == Moves()
+    assert row_map.first == 2
+    assert row_map.arrange(row_map.order([second, third])) == Moves()
 
 
 def test_displaced_sequence_moves_to_a_free_row():
     """Who is not in the batch but sits in one of its rows moves behind it, with its data."""
-    seating, (first, second) = Seating(3), sequences(2)
-    seating.arrange([first])
-    moves = seating.arrange([second])
+    row_map, (first, second) = RowMap(3), sequences(2)
+    row_map.arrange([first])
+    moves = row_map.arrange([second])
     assert (moves.destinations, moves.sources, moves.fresh) == ([1], [0], [0])
 
 
 def test_too_few_rows_are_an_error():
     """When nobody has finished and there is no row left, that is said with numbers."""
-    seating, (first, second, third) = Seating(2), sequences(3)
-    seating.arrange([first, second])
+    row_map, (first, second, third) = RowMap(2), sequences(3)
+    row_map.arrange([first, second])
     with pytest.raises(ValueError, match="2 rows cannot hold a batch of 1 and 2 other sequences"):
-        seating.arrange([third])
+        row_map.arrange([third])
     with pytest.raises(ValueError, match=r"2 rows cannot hold a batch of 3$"):
-        Seating(2).arrange([first, second, third])
+        RowMap(2).arrange([first, second, third])
 
 
 def test_moves_happen_at_once():

@@ -1,0 +1,295 @@
+"""The server, asked by OpenAI's own client and by plain HTTP, beside a pipeline of the same models."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+import uvicorn
+from specframe_serve.app import Limited, Server
+
+from specframe import Pipeline, Sampling
+from specframe.engine.engine import Engine
+
+PROMPTS = ["def add(a, b):", "class Stack:\n    def", "import os\n", "for i in range(10):\n   ", "def fib(n):\n    if"]
+NEW = 12
+TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+class Running:
+    """A server at a free port of this machine, and its clients."""
+
+    def __init__(self, **how: Any) -> None:
+        key = how.pop("key", None)
+        limits = Limited(**how.pop("limits", {}))
+        self.pipe = Pipeline(**{"accept": "gumbel", "batch_size": 3} | how)
+        self.server = Server(self.pipe, "tiny", limits, key)
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._uvicorn = uvicorn.Server(uvicorn.Config(self.server.app(), log_level="critical"))
+        self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread.start()
+        while not self._uvicorn.started:
+            time.sleep(0.01)
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        """Return OpenAI's client of the server."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def post(self, body: Any, path: str = "/v1/completions", **how: Any) -> httpx.Response:
+        """Send a body, as JSON unless it is bytes."""
+        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return httpx.post(self.url + path, timeout=60, **sent, **how)
+
+    def figure(self, name: str) -> float:
+        """Return one of Prometheus' figures."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        while self.server.service.unfinished:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the server."""
+        self._uvicorn.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """A server with rows for three sequences."""
+    with contextlib.closing(Running(limits={"waiting": 40})) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Pipeline:
+    """A pipeline of the same models and strategies."""
+    return Pipeline(accept="gumbel", batch_size=3)
+
+
+def ids(answer: Any) -> list[list[int]]:
+    """Return the token ids of an answer's choices."""
+    return [choice.token_ids for choice in answer.choices]
+
+
+ASKED = {"model": "tiny", "max_tokens": NEW, "extra_body": {"return_token_ids": True}}
+
+
+def test_requests_at_once_get_the_tokens_of_a_pipeline(running, pipe):
+    """Greedy and seeded requests that share batches have the ids that a run of the same prompts gives."""
+    client = running.client()
+    greedy = [result.token_ids for result in pipe.generate(PROMPTS, NEW)]
+    drawn = [result.token_ids for result in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.8))]
+
+    def ask(number: int, temperature: float) -> list[int]:
+        seed = {"seed": number} if temperature else {}
+        answer = client.completions.create(prompt=PROMPTS[number], temperature=temperature, **seed, **ASKED)
+        return ids(answer)[0]
+
+    with concurrent.futures.ThreadPoolExecutor(10) as threads:
+        both = [[threads.submit(ask, number, t) for number in range(len(PROMPTS))] for t in (0.0, 0.8)]
+        assert [one.result() for one in both[0]] == greedy
+        assert [one.result() for one in both[1]] == drawn
+
+
+def test_speculation_off_drafts_nothing_and_changes_nothing(running, pipe):
+    """A request without speculation has the same tokens, and no token is drafted for it."""
+    before = running.figure("vllm:spec_decode_num_draft_tokens_total")
+    asked = {**ASKED, "extra_body": {"return_token_ids": True, "speculation": "off"}}
+    answer = running.client().completions.create(prompt=PROMPTS[0], **asked)
+    assert ids(answer)[0] == next(pipe.generate(PROMPTS[:1], NEW)).token_ids
+    assert running.figure("vllm:spec_decode_num_draft_tokens_total") == before
+    running.client().completions.create(prompt=PROMPTS[0], **ASKED)
+    assert running.figure("vllm:spec_decode_num_draft_tokens_total") > before
+
+
+def test_streams_say_what_whole_answers_say(running):
+    """The pieces of a stream, joined by choice, are the answer that is not streamed; the usage comes last."""
+    asked = {**ASKED, "prompt": PROMPTS[:2], "n": 2, "temperature": 0.7, "seed": 5}
+    whole = running.client().completions.create(**asked)
+    texts, tokens, reasons = [""] * 4, [[] for _ in range(4)], {}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in running.client().completions.create(**asked, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            tokens[choice.index] += choice.token_ids
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+        last = chunk
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == ids(whole)
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert last.usage == whole.usage
+    assert len({tuple(one) for one in tokens}) == 4
+
+
+def test_stop_and_logprobs(running, pipe):
+    """Stop strings end a choice before them; log-probabilities are the pipeline's."""
+    expected = next(pipe.generate(PROMPTS[:1], NEW, sampling=Sampling(logprobs=2)))
+    answer = running.client().completions.create(prompt=PROMPTS[0], logprobs=2, **ASKED).choices[0]
+    assert answer.logprobs.token_logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert [len(top) for top in answer.logprobs.top_logprobs] == [2] * NEW
+    assert "".join(answer.logprobs.tokens) == answer.text == expected.text
+    stop = expected.text.strip()[:4]
+    cut = running.client().completions.create(prompt=PROMPTS[0], stop=stop, **ASKED).choices[0]
+    assert (cut.text, cut.finish_reason) == (expected.text[: expected.text.index(stop)], "stop")
+
+
+def test_chat(running, pipe, monkeypatch):
+    """Messages are read under the tokenizer's chat template; without one the answer says so."""
+    messages = [{"role": "user", "content": "write a loop"}]
+    asked = {**ASKED, "messages": messages}
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        running.client().chat.completions.create(**asked)
+    for one in (running.pipe, pipe):
+        monkeypatch.setattr(one.tokenizer, "chat_template", TEMPLATE)
+    expected = next(pipe.generate([messages], NEW))
+    answer = running.client().chat.completions.create(**asked, logprobs=True, top_logprobs=1)
+    assert ids(answer)[0] == expected.token_ids
+    assert answer.choices[0].message.content == expected.text
+    assert [place.token for place in answer.choices[0].logprobs.content] == [
+        pipe.tokenizer.decode([token]) for token in expected.token_ids
+    ]
+    pieces = running.client().chat.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == expected.text
+
+
+GOOD = {"model": "tiny", "prompt": "a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{garbage", 400, "the body"),
+        ({"model": "tiny"}, 400, "prompt: Field required"),
+        ({**GOOD, "model": "other"}, 404, "model: expected 'tiny', got 'other'"),
+        ({**GOOD, "colour": 1}, 400, "colour: Extra inputs are not permitted"),
+        ({**GOOD, "temperature": -1}, 400, "temperature"),
+        ({**GOOD, "top_p": 3}, 400, "top_p: expected a number above 0 and at most 1"),
+        ({**GOOD, "n": 0}, 400, "n: Input should be greater than or equal to 1"),
+        ({**GOOD, "echo": True}, 400, "echo: not supported here"),
+        ({**GOOD, "best_of": 3}, 400, "best_of: expected the value of n, 1"),
+        ({**GOOD, "prompt": ""}, 400, "the prompt is empty"),
+        ({**GOOD, "prompt": [99999]}, 400, "token id 99999"),
+        ({**GOOD, "prompt": [1] * 3000}, 400, "expected fewer than the target's context"),
+        ({**GOOD, "max_tokens": 10**6}, 400, "max_tokens: expected at most 4096"),
+        (b'{"prompt": "' + b"x" * (10 << 20) + b'"}', 413, "the body is too large: expected at most 1048576 bytes"),
+    ],
+)
+def test_bad_bodies(running, body, status, words):
+    """A wrong body is answered with its status and one sentence, and nothing of it stays."""
+    answer = running.post(body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
+    assert running.server.service.unfinished == 0
+
+
+def test_a_body_of_unknown_length_is_counted(running):
+    """A body that comes in pieces is refused once it is too large."""
+    pieces = (b" " * (1 << 16) for _ in range(40))
+    answer = httpx.post(f"{running.url}/v1/completions", content=pieces, timeout=60)
+    assert answer.status_code == 413
+
+
+def test_other_routes(running):
+    """Models, health, the page, and routes that there are not."""
+    model = running.client().models.retrieve("tiny")
+    assert (model.id, model.max_model_len) == ("tiny", 2048)
+    assert [one.id for one in running.client().models.list()] == ["tiny"]
+    assert httpx.get(f"{running.url}/v1/models/none").status_code == 404
+    assert httpx.get(f"{running.url}/health").status_code == 200
+    assert httpx.get(f"{running.url}/nothing").status_code == 404
+    assert httpx.get(f"{running.url}/v1/completions").status_code == 405
+    assert "no rival of production servers" in httpx.get(running.url).text
+
+
+def test_who_hangs_up_frees_the_row(running):
+    """A stream that is left, and a request that is dropped, end in the engine too; others are not disturbed."""
+    service = running.server.service
+    with running.client().completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
+        next(iter(stream))
+        assert service.unfinished == 1
+    running.settle()
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{running.url}/v1/completions", json={**GOOD, "max_tokens": 1500}, timeout=0.3)
+    running.settle()
+    assert not service._jobs
+    assert not service._chunks._texts
+
+
+def test_the_page_shows_the_drafts(running):
+    """While somebody looks, the state has the rows of the latest round with their drafts."""
+    httpx.get(f"{running.url}/live")
+    seen = {}
+    for _ in running.client().completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=40, stream=True):
+        state = httpx.get(f"{running.url}/live").json()
+        if state["rows"]:
+            seen = state
+    assert seen["running"] == 1
+    assert seen["mean_acceptance_length"] > 1
+    assert seen["rows"][0]["drafted"] >= seen["rows"][0]["stood"]
+
+
+def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
+    """When a round fails, the requests under way are told so, and the next one is answered."""
+    step = Engine.step
+
+    def fails(engine: Engine) -> Any:
+        if not engine.idle:
+            monkeypatch.setattr(Engine, "step", step)
+            raise RuntimeError("planted")
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", fails)
+    answer = running.post(GOOD)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "planted")
+    assert running.post(GOOD).status_code == 200
+
+
+def test_a_full_queue_and_a_key():
+    """More sequences than may wait are answered with 429, and a wrong key with 401."""
+    with contextlib.closing(Running(key="secret", batch_size=1, limits={"waiting": 1})) as made:
+        assert made.post(GOOD).status_code == 401
+        assert httpx.get(f"{made.url}/health").status_code == 200
+        client = made.client("secret")
+        with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
+            next(iter(stream))
+            with pytest.raises(
+                openai.RateLimitError, match="the queue is full: 1 sequences are decoded or wait, 2 may"
+            ):
+                client.completions.create(model="tiny", prompt="a", n=2)
+        made.settle()
+        assert client.completions.create(model="tiny", prompt="a", max_tokens=2).choices
+
+
+def test_many_streams_are_not_mixed(running, pipe):
+    """Sixteen streams, slow readers among them, each have the tokens of their own prompt."""
+    expected = [result.token_ids for result in pipe.generate([p * 2 for p in PROMPTS], NEW)]
+
+    def read(number: int) -> list[int]:
+        body = {**GOOD, "prompt": PROMPTS[number % 5] * 2, "max_tokens": NEW, "stream": True, "return_token_ids": True}
+        found: list[int] = []
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if number % 4 == 0:
+                    time.sleep(0.02)
+                if line.startswith("data: {"):
+                    found += json.loads(line[6:])["choices"][0]["token_ids"]
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        assert [*threads.map(read, range(16))] == [expected[number % 5] for number in range(16)]
+    assert running.server.service.unfinished == 0
