@@ -1,0 +1,77 @@
+"""A head's own cache of keys and values, laid out as the run's alignment lays out every cache.
+
+Tensor names carry their shape: B rows, T tokens, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import attrs
+import numpy as np
+import torch
+from torch import nn
+
+from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.drafts import Block
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.forward.cached import CachedModel
+from specframe.forward.views import gathered
+from specframe_heads.blocks.net import Write
+
+
+class _Unasked:
+    """The attention of a head, which attends by masks of its own."""
+
+    def check(self, asked: Any) -> None:
+        """Whatever is asked for is asked of the target."""
+
+    def packs(self, asked: Any) -> bool:
+        """Return that packed attention is not used."""
+        return False
+
+
+@attrs.frozen(eq=False)
+class HeadRunner:
+    """A head, as the cache of a run needs to know it."""
+
+    model: nn.Module
+    kv_shapes: list[KVShape]
+    device: torch.device
+    vocabulary: int
+    role: str = "draft"
+    context: int = 2**31
+    attention: Any = attrs.Factory(_Unasked)
+
+
+class HeadCache:
+    """The keys and values of one head.
+
+    Args:
+        run: the run.
+        model: the head.
+        kv_shapes: of its layers.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape]) -> None:
+        runner = HeadRunner(model, kv_shapes, run.runner.device, run.runner.vocabulary)
+        self._cache, self._watch = cast(CachedModel, run.open_cache(runner)), run.watch
+
+    def cut(self, batch: Batch, kept: np.ndarray) -> None:
+        """Forget all but the first ``kept[i]`` tokens of row i."""
+        self._cache.keep(batch, kept)
+
+    def place(self, batch: Batch, block: Block) -> tuple[Placement, Write]:
+        """Return the places of tokens about to be fed, and the function that writes their keys and values."""
+        placement = self._cache.place(batch, block)
+        self._watch.forward("draft", *block.ids_BT.shape)
+        store = self._cache.store
+        store.expect(placement)
+        extent = placement.key_order_BS.shape[1]
+
+        def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            view = gathered(store.write(layer, keys, values), extent)
+            return view.keys, view.values
+
+        return placement, write

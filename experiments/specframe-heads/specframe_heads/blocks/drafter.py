@@ -1,0 +1,146 @@
+"""Drafters that predict all tokens of a draft in one pass over a block of masks.
+
+Tensor names carry their shape: B rows, K draft tokens, T tokens fed, V vocabulary, H hidden size, R rank of the Markov head.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.contracts.cache import KVShape
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.errors import OptionError
+from specframe.values import number
+from specframe_heads.blocks.cache import HeadCache
+from specframe_heads.blocks.choosing import chain
+from specframe_heads.blocks.loading import BlockHead
+from specframe_heads.blocks.markov import confident, scheduled
+from specframe_heads.blocks.net import sight
+from specframe_heads.features import on_path
+from specframe_heads.head import HeadDrafter, nothing
+
+
+class DFlash(HeadDrafter):
+    """Proposes the tokens of one pass over a block of masks, which reads the target's features: DFlash (arXiv 2602.06036).
+
+    The cache has keys and values of every token whose features are known: all of a row but its last. They are written when a
+    round's outcome is told, those of rejected tokens among them, which the next draft drops. The block's own are dropped, too.
+    A row has no further state, so rows that trade places and samples that start from one prompt need nothing of their own.
+
+    Options:
+        checkpoint: an alias, a directory or a hub id, in the format of speculators, z-lab or DeepSpec.
+        shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+    """
+
+    name = "dflash"
+    head: BlockHead
+
+    def start(self, run: Run) -> None:
+        """Make the head for the run's target and open its cache."""
+        self.make(run)
+        run.target.capture(self.layers)
+        self._cache = HeadCache(run, self.head.net, self._kv_shapes())
+
+    def _kv_shapes(self) -> list[KVShape]:
+        config, dtype = self.head.net.config, self.head.net.norm.weight.dtype
+        return [KVShape(config.num_key_value_heads, config.head_dim, config.head_dim, dtype)] * config.num_hidden_layers
+
+    def observe(self, outcome: Outcome) -> None:
+        """Write the keys and values of the tokens that the target has read."""
+        if not (hidden := outcome.scores.hidden):
+            return
+        batch, features_BTF = outcome.batch, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
+        if batch.prefill:
+            width = features_BTF.shape[1]
+            block = Block(batch.last_tokens(width, -batch.left), -batch.left - width)
+        else:
+            assert outcome.verdict is not None
+            features_BTF = on_path(outcome, features_BTF)
+            block = Block(torch.cat([batch.last_tokens(1), outcome.verdict.tokens_BT[:, :-1]], dim=1), -1)
+            self._cache.cut(batch, batch.lengths - 1)  # the block that the draft came from
+        placement, write = self._cache.place(batch, block)
+        self.head.net.remember(self.head.fuse(features_BTF), placement.positions_BT, write)
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return up to ``budget.depth`` tokens per row, at most as many as the block that the head was trained with gives."""
+        count = min(budget.depth, self.head.longest)
+        if count == 0:
+            return nothing(batch)
+        self._cache.cut(batch, batch.lengths - 1)  # what was rejected
+        return self._drawn(batch, self._states(batch, count))
+
+    def _states(self, batch: Batch, count: int) -> torch.Tensor:
+        """Return the states (B, K, H) of the slots that predict the draft's tokens."""
+        facts, net = self.head.facts, self.head.net
+        masks_BT = batch.tokens_BS.new_full((len(batch), count - facts.anchored), facts.mask)
+        block = Block(torch.cat([batch.last_tokens(1), masks_BT], dim=1), -1)
+        placement, write = self._cache.place(batch, block)
+        embedded_BTH = self.head.embed(block.ids_BT)
+        seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.causal, embedded_BTH.dtype)
+        return net(embedded_BTH, placement.positions_BT, seen, write)[:, -count:]
+
+    def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
+        """Return the draft whose tokens the slots' states give."""
+        logits_BKV = self.head.head(states_BKH)
+        return chain(self, batch, states_BKH.shape[1], lambda place, _: logits_BKV[:, place])
+
+
+class DSpark(DFlash):
+    """DFlash with a Markov head, which corrects each slot by the token before it, and a confidence head: DSpark (2607.05147).
+
+    Drafts of a row can end where the confidence head expects a rejection. It is asked in the order of the tokens, and decides
+    on a token by the tokens before it alone, so every lossless rule stays lossless.
+
+    Options:
+        checkpoint: an alias, a directory or a hub id, in the format of speculators or DeepSpec.
+        confidence: a row's draft ends before the first token whose chance of acceptance is smaller, as the head predicts.
+        token_cost: DSpark's scheduler: the time of one more token in the target's pass, in units of a pass without any. Only
+            tokens that are worth it are proposed; a row's draft depends on the other rows. 0: no scheduler.
+        shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+    """
+
+    name = "dspark"
+
+    def __init__(self, checkpoint: str, confidence: float = 0.0, token_cost: float = 0.0, shift: int = 0) -> None:
+        super().__init__(checkpoint, shift)
+        self._least, self._token_cost = number("confidence", confidence, 0, 1), number("token_cost", token_cost, 0)
+
+    def start(self, run: Run) -> None:
+        """Make the head; raise :class:`OptionError` where a confidence is asked for and it has no head for that."""
+        super().start(run)
+        if self._shortens and self.head.confidence is None:
+            raise OptionError(
+                f"{self.checkpoint} has no confidence head: expected one for the options confidence and token_cost, or none of them"
+            )
+
+    @property
+    def _shortens(self) -> bool:
+        return bool(self._least or self._token_cost)
+
+    def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
+        draft = self._corrected(batch, states_BKH) if self.head.markov else super()._drawn(batch, states_BKH)
+        return self._shortened(batch, draft, states_BKH) if self._shortens else draft
+
+    def _corrected(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
+        """Return a draft with the Markov head's bias in each slot's logits."""
+        assert self.head.markov is not None
+        markov, logits_BKV = self.head.markov, self.head.head(states_BKH)
+        state_BR = markov.initial(len(batch))
+
+        def biased(place: int, before_B: torch.Tensor) -> torch.Tensor:
+            nonlocal state_BR
+            state_BR, bias_BV = markov.step(state_BR, before_B, states_BKH[:, place])
+            return logits_BKV[:, place] + bias_BV
+
+        return chain(self, batch, states_BKH.shape[1], biased)
+
+    def _shortened(self, batch: Batch, draft: Draft, states_BKH: torch.Tensor) -> Draft:
+        """Return the draft with as many tokens per row as are worth it; the others are filler."""
+        before_BK = torch.cat([batch.last_tokens(1), draft.tokens_BN[:, :-1]], dim=1)
+        chances_BK = self.head.chances(states_BKH, before_BK)
+        counts_B = confident(chances_BK, self._least)
+        if self._token_cost:
+            counts_B = counts_B.minimum(scheduled(chances_BK, self._token_cost))
+        return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)

@@ -1,0 +1,232 @@
+"""From a checkpoint to a block head that fits a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from specframe.errors import ModelError
+from specframe_heads.backbone import configured, filled
+from specframe_heads.blocks.formats import nested
+from specframe_heads.blocks.markov import KINDS, ConfidenceHead, MarkovHead
+from specframe_heads.blocks.net import DFlash
+from specframe_heads.checkpoint import Checkpoint, number
+from specframe_heads.formats.format import Format
+from specframe_heads.target import Target, require_vocabulary
+from specframe_heads.vocabulary import DraftVocabulary
+
+
+@attrs.frozen
+class Facts:
+    """The facts of one checkpoint, whatever its format calls them."""
+
+    layers: Mapping[str, Any]
+    """The configuration of its layers, as transformers has it."""
+    block: int
+    """Slots of the block it was trained with."""
+    mask: int
+    """The token of all slots but the first."""
+    anchored: bool
+    """Whether the first slot predicts, too: slot k the token after it. If not, slot k predicts its own token."""
+    causal: bool = True
+    """Whether the queries of layers with a sliding window see the block causally."""
+    rank: int = 0
+    """Rank of the Markov head; 0: there is none."""
+    kind: str = "vanilla"
+    confident: bool = False
+    """Whether there is a confidence head."""
+    confident_of_markov: bool = False
+    """Whether the confidence head looks at the token before, as the Markov head embeds it."""
+
+
+@attrs.frozen(eq=False)
+class BlockHead:
+    """A block head and the parts of the target that it borrows, on the target's device and in its precision."""
+
+    facts: Facts
+    net: DFlash
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    """Returns the states of token ids."""
+    head: Callable[[torch.Tensor], torch.Tensor]
+    """Returns logits over the head's vocabulary."""
+    vocabulary: DraftVocabulary
+    markov: MarkovHead | None = None
+    confidence: ConfidenceHead | None = None
+
+    def fuse(self, states_BTD: torch.Tensor) -> torch.Tensor:
+        """Return the context (B, T, H) of the hidden states of its layers side by side."""
+        return self.net.fused(states_BTD)
+
+    def chances(self, states_BKH: torch.Tensor, before_BK: torch.Tensor) -> torch.Tensor:
+        """Return the predicted chance of each slot's token, (B, K), from the slots' states and the token before each slot's."""
+        assert self.confidence is not None
+        if self.facts.confident_of_markov:
+            assert self.markov is not None
+            states_BKH = torch.cat([states_BKH, self.markov.markov_w1(before_BK)], dim=-1)
+        return self.confidence(states_BKH)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one draft."""
+        return self.facts.block - (not self.facts.anchored)
+
+
+def speculators(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
+    """Return the head of a dflash or dspark checkpoint of ``speculators``."""
+    config, spark = checkpoint.config, checkpoint.config["speculators_model_type"] == "dspark"
+    rank = int(config.get("markov_rank", 256)) if spark else 0
+    facts = Facts(
+        layers=nested(config, "transformer_layer_config"),
+        block=required(checkpoint, "block_size", config.get("block_size", 8)),
+        mask=required(checkpoint, "mask_token_id", config.get("mask_token_id")),
+        anchored=bool(config.get("sample_from_anchor", spark)),
+        causal=not config.get("sliding_window_non_causal", False),
+        rank=rank,
+        kind=str(config.get("markov_head_type", "vanilla")),
+        confident=spark and bool(config.get("enable_confidence_head", True)),
+        confident_of_markov=bool(config.get("confidence_head_with_markov", True)),
+    )
+    return assembled(checkpoint, form, target, facts)
+
+
+def z_lab(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
+    """Return the head of a DFlash checkpoint of z-lab."""
+    config = checkpoint.config
+    facts = Facts(
+        layers=config,
+        block=required(checkpoint, "block_size", config.get("block_size")),
+        mask=required(checkpoint, "dflash_config.mask_token_id", nested(config, "dflash_config").get("mask_token_id")),
+        anchored=False,
+    )
+    return assembled(checkpoint, form, target, facts)
+
+
+def deepspec(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
+    """Return the head of a checkpoint of DeepSpec: DSpark, and its DFlash, which has neither of the further heads."""
+    config = checkpoint.config
+    facts = Facts(
+        layers=config,
+        block=required(checkpoint, "block_size", config.get("block_size")),
+        mask=required(checkpoint, "mask_token_id", config.get("mask_token_id")),
+        anchored=True,
+        rank=int(config.get("markov_rank", 0)),
+        kind=str(config.get("markov_head_type", "vanilla")),
+        confident=bool(config.get("enable_confidence_head", False)),
+        confident_of_markov=bool(config.get("confidence_head_with_markov", False)),
+    )
+    return assembled(checkpoint, form, target, facts)
+
+
+def required(checkpoint: Checkpoint, key: str, found: Any) -> int:
+    """Return a whole number that a configuration has to have."""
+    if number({key: found}, key) is None or found < 0:
+        raise ModelError(f"the config.json of {checkpoint}: expected a whole number {key}, got {found!r}")
+    return int(found)
+
+
+def assembled(checkpoint: Checkpoint, form: Format, target: Target, facts: Facts) -> BlockHead:
+    """Return the head that a checkpoint's facts and tensors make."""
+    config, count = layer_config(checkpoint, facts), len(form.ids(checkpoint, target.layers))
+    tensors = checkpoint.load(lambda name: not name.startswith("verifier_"))
+    require_features(checkpoint, tensors, count, target)
+    require_vocabulary(str(checkpoint), int(config.vocab_size), target)
+    net = made(checkpoint, lambda: DFlash(config, target.hidden * count), tensors, target)
+    net.rotary_emb = Qwen3RotaryEmbedding(config).to(target.device)  # made on the device "meta" it has no factors
+    embed = own_embedding(checkpoint, tensors, target, config.hidden_size)
+    head = own_head(checkpoint, tensors, target, config.hidden_size)
+    drafted, own = len(head.weight), "lm_head.weight" in tensors
+    made_for = int(config.vocab_size) if own else drafted
+    vocabulary = DraftVocabulary.of(str(checkpoint), drafted, made_for, target.vocabulary, tensors.get("d2t"))
+    if facts.mask >= embed.weight.shape[0]:
+        raise ModelError(
+            f"{checkpoint} has mask_token_id {facts.mask}: expected an id that is embedded, below {embed.weight.shape[0]}"
+        )
+    markov = (
+        markov_head(checkpoint, tensors, target, facts, config.hidden_size, len(head.weight)) if facts.rank else None
+    )
+    confidence = None
+    if facts.confident:
+        width = config.hidden_size + facts.rank * facts.confident_of_markov
+        confidence = made(checkpoint, lambda: ConfidenceHead(width), tensors, target, "confidence_head.")
+    return BlockHead(facts, net, embed, head, vocabulary.to(target.device), markov, confidence)
+
+
+def layer_config(checkpoint: Checkpoint, facts: Facts) -> Any:
+    """Return the configuration of the backbone's layers, which are those of Qwen3."""
+    if (kind := facts.layers.get("model_type", "qwen3")) != "qwen3":
+        raise ModelError(f"{checkpoint} has layers of {kind!r}: expected those of 'qwen3', as DFlash and DSpark have")
+    return configured(str(checkpoint), {"model_type": "qwen3", **facts.layers})
+
+
+def require_features(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], count: int, target: Target) -> None:
+    """Raise :class:`ModelError` unless ``fc`` takes the target's features."""
+    if (weight := tensors.get("fc.weight")) is not None and weight.shape[-1] != target.hidden * count:
+        raise ModelError(
+            f"{checkpoint} is a head for another target: expected {count} hidden states of size "
+            f"{weight.shape[-1] // count}, got {target.hidden}"
+        )
+
+
+def markov_head(
+    checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, facts: Facts, hidden: int, drafted: int
+) -> MarkovHead:
+    """Return the Markov head; the ids of the token before are the target's."""
+    if facts.kind not in KINDS:
+        raise ModelError(f"{checkpoint} has a Markov head of kind {facts.kind!r}: expected one of {', '.join(KINDS)}")
+    known = tensors.get("markov_head.markov_w1.weight")
+    rows = drafted if known is None else len(known)
+    return made(
+        checkpoint, lambda: MarkovHead(rows, drafted, facts.rank, hidden, facts.kind), tensors, target, "markov_head."
+    )
+
+
+def made(
+    checkpoint: Checkpoint,
+    make: Callable[[], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
+    target: Target,
+    prefix: str = "",
+) -> Any:
+    """Return a module with a checkpoint's tensors, on the target's device and in its precision.
+
+    Args:
+        make: makes the module.
+        prefix: of the names of the module's tensors in the file.
+    """
+    with torch.device("meta"):
+        module = make()
+    given = {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}
+    return filled(str(checkpoint), module, given, target.device, target.dtype)
+
+
+def own_embedding(
+    checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, size: int
+) -> nn.Embedding:
+    """Return the checkpoint's embedding, or the target's, with whatever the target's does besides looking up."""
+    weight = tensors.get("embed_tokens.weight")
+    if weight is None:
+        target.embedding(str(checkpoint), size)
+        return cast(nn.Embedding, target.model.get_input_embeddings())
+    if weight.shape[-1] != size or len(weight) < target.vocabulary:
+        raise ModelError(
+            f"the tensor 'embed_tokens.weight' of {checkpoint}: expected shape {(target.vocabulary, size)}, got "
+            f"{tuple(weight.shape)}"
+        )
+    return nn.Embedding.from_pretrained(weight.to(target.device, target.dtype))
+
+
+def own_head(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, size: int) -> nn.Linear:
+    """Return the checkpoint's head, or the target's."""
+    weight = tensors.get("lm_head.weight")
+    if weight is None:
+        target.head(str(checkpoint), size)
+        return cast(nn.Linear, target.model.get_output_embeddings())
+    own: nn.Linear = made(
+        checkpoint, lambda: nn.Linear(size, len(weight), bias=False), {"lm_head.weight": weight}, target, "lm_head."
+    )
+    return own

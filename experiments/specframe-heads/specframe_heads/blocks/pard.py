@@ -1,0 +1,108 @@
+"""PARD (arXiv 2504.18583): a small language model that predicts all tokens of a draft in one pass.
+
+The model is trained to predict token n + k after k mask tokens. A draft of K tokens is then one pass over the tokens that the
+model has not read and K - 1 masks. It reads no features: one model drafts for every target of its vocabulary.
+
+Tensor names carry their shape: B rows, K draft tokens, T tokens fed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import attrs
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.rows import RowMap
+from specframe.contracts.run import Run
+from specframe.errors import ModelError
+from specframe.forward.runner import ModelRunner
+from specframe.models.loading import load_model, load_tokenizer
+from specframe.models.vocabulary import check_vocabularies
+from specframe_heads.blocks.choosing import chain
+from specframe_heads.checkpoint import Checkpoint, number
+from specframe_heads.formats.format import Format
+from specframe_heads.head import HeadDrafter, model_of, nothing
+from specframe_heads.target import Target
+from specframe_heads.vocabulary import DraftVocabulary
+
+
+@attrs.frozen(eq=False)
+class PardHead:
+    """A model trained with masks, and the id of its mask."""
+
+    model: PreTrainedModel
+    mask: int
+    vocabulary: DraftVocabulary
+
+
+def pard(checkpoint: Checkpoint, form: Format, target: Target) -> PardHead:
+    """Return the model of a checkpoint on the target's device, in its precision."""
+    mask = number(checkpoint.config, "pard_token")
+    model = load_model(str(checkpoint.folder), "draft", target.device, target.dtype)
+    known = cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    if mask is None or not 0 <= mask < known:
+        found = checkpoint.config.get("pard_token")
+        raise ModelError(f"{checkpoint} has pard_token {found!r}: expected an id that is embedded, 0 to {known - 1}")
+    return PardHead(model, mask, DraftVocabulary(None, target.vocabulary))
+
+
+class Pard(HeadDrafter):
+    """Proposes the tokens that a language model trained with masks predicts in one pass: PARD (arXiv 2504.18583).
+
+    Between rounds the cache has the tokens that stood when the last draft was made. A round feeds K + 1 of each row's last tokens,
+    as many as may be new, and the masks, so the shape is the same whatever was accepted. A token that was read before is
+    written again in its own place.
+
+    Options:
+        checkpoint: an alias, a directory or a hub id of a model whose configuration has a ``pard_token``.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain", "logits"})
+    name = "pard"
+    head: PardHead
+
+    def __init__(self, checkpoint: str) -> None:
+        super().__init__(checkpoint)
+
+    def start(self, run: Run) -> None:
+        """Load the model when it first meets a target, and open its cache."""
+        self.make(run)
+        if run.target_tokenizer is not None:
+            tokenizer = load_tokenizer(str(self.checkpoint.folder))
+            check_vocabularies(model_of(run), self.head.model, run.target_tokenizer, tokenizer)
+        if self._runner is None or self._runner.model is not self.head.model:  # a model is tried once
+            self._runner = ModelRunner(self.head.model, "draft")
+        self._cache = run.open_cache(self._runner)
+        self._row_map, self._read = RowMap(run.rows), np.zeros(run.rows, dtype=np.int64)
+
+    _runner: ModelRunner | None = None
+
+    def observe(self, outcome: Outcome) -> None:
+        """Read the piece of a prompt that the target has read; all else is told by the next batch's lengths."""
+        if outcome.verdict is None:
+            self._cache.read(outcome.batch)
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return ``budget.depth`` tokens per row."""
+        self._row_map.arrange(batch.sequences).apply_host(self._read)
+        read = self._read[: len(batch)]
+        np.minimum(read, batch.lengths - 1, out=read)  # the last token is fed again: the first prediction is after it
+        if batch.prefill:
+            self._cache.read(batch, left=1)
+            read[:] = batch.lengths - 1
+        if budget.depth == 0:
+            self._cache.follow(batch)
+            return nothing(batch)
+        width = max(budget.depth + 1, int((batch.lengths - read).max()))
+        self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+        read[:] = batch.lengths
+        masks_BT = batch.tokens_BS.new_full((len(batch), budget.depth - 1), self.head.mask)
+        block = Block(torch.cat([batch.last_tokens(width), masks_BT], dim=1), -width)
+        logits_BKV = self._cache.feed(batch, block, keep=budget.depth).logits_BTV[..., : self.head.vocabulary.size]
+        return chain(self, batch, budget.depth, lambda place, _: logits_BKV[:, place])

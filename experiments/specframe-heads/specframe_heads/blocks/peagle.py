@@ -1,0 +1,105 @@
+"""P-EAGLE (arXiv 2602.01469): an EAGLE-3 head that predicts all tokens of a draft in one pass.
+
+After the pairs with true features, which an EAGLE-3 head is fed, too, come pairs of a mask token and one learned feature, causally.
+The last true pair predicts the first token, the mask pairs after it the others.
+
+Tensor names carry their shape: B rows, W features that wait, T pairs fed, K draft tokens, D size of the head's states.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.round import Batch
+from specframe.errors import ModelError
+from specframe_heads.blocks.choosing import chain
+from specframe_heads.blocks.loading import required
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.eagle.loading import speculators_3
+from specframe_heads.eagle.model import EagleHead
+from specframe_heads.features import Waiting
+from specframe_heads.formats.format import Format
+from specframe_heads.head import PairDrafter, pairs_of
+from specframe_heads.target import Target
+
+LONGEST = 64
+"""The most tokens of one draft, far more than heads are trained for (8): the cache has room for as many masks."""
+
+
+class PEagleHead(EagleHead):
+    """An EAGLE-3 head with the pair that stands for what is not known.
+
+    Args:
+        head: the EAGLE-3 head.
+        mask: the mask token.
+        hidden_11D: the hidden states beside it, which are fused as the target's are.
+    """
+
+    def __init__(self, head: EagleHead, mask: int, hidden_11D: torch.Tensor) -> None:
+        super().__init__(head.backbone, head.norm, head.lm_head, head.fusion, head._fed_back)
+        self.vocabulary, self.mask = head.vocabulary, mask
+        with torch.inference_mode():
+            self.masked_D = self.fuse(hidden_11D).flatten()
+
+
+def speculators(checkpoint: Checkpoint, form: Format, target: Target) -> PEagleHead:
+    """Return the head of a peagle checkpoint of ``speculators``."""
+    head = speculators_3(checkpoint, form, target)
+    known = head.backbone.embed_tokens.num_embeddings
+    mask = required(checkpoint, "mask_token_id", checkpoint.config.get("mask_token_id"))
+    if mask >= known:
+        raise ModelError(f"{checkpoint} has mask_token_id {mask}: expected an id that is embedded, below {known}")
+    size = len(form.ids(checkpoint, target.layers)) * target.hidden
+    hidden = checkpoint.load(lambda name: name == "mask_hidden").get("mask_hidden")
+    if hidden is None or hidden.numel() != size:
+        found = "none" if hidden is None else f"one of shape {tuple(hidden.shape)}"
+        raise ModelError(f"{checkpoint}: expected a tensor 'mask_hidden' with {size} values, got {found}")
+    return PEagleHead(head, mask, hidden.to(target.device, target.dtype).view(1, 1, -1))
+
+
+class PEagle(PairDrafter):
+    """Proposes the tokens of one pass of an EAGLE-3 head over true pairs and masks: P-EAGLE (arXiv 2602.01469).
+
+    Options:
+        checkpoint: an alias, a directory or a hub id, in the format of speculators.
+        shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+    """
+
+    name = "peagle"
+    head: PEagleHead
+
+    def __init__(self, checkpoint: str, shift: int = 0) -> None:
+        super().__init__(checkpoint, shift)
+
+    def beyond(self) -> int:
+        """Return the slots per row needed beyond those of the target's rows: for masks, and for those that fill a row up."""
+        return 2 * LONGEST
+
+    def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
+        """Return a chain of ``budget.depth`` tokens, at most :data:`LONGEST`."""
+        count = min(budget.depth, LONGEST)
+        if count == 0:
+            return super().draft(batch, waiting, budget)
+        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
+        features_BTD, ids_BT = self._pairs(view, waiting, count - 1)
+        states_BTD = self.feed(view, ids_BT, 0, features_BTD, keep=ids_BT.shape[1])
+        slots_BK = waiting.counts_B[:, None] - 1 + torch.arange(count, device=ids_BT.device)
+        states_BKD = states_BTD.gather(1, slots_BK[..., None].expand(-1, -1, states_BTD.shape[-1]))
+        logits_BKV = self.head.logits(states_BKD)
+        return chain(self, batch, count, lambda place, _: logits_BKV[:, place])
+
+    def _pairs(self, view: Batch, waiting: Waiting, masks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the features (B, T, D) and ids (B, T) of each row's pairs that wait and of the masks after them.
+
+        A row with fewer pairs than others is filled up with masks, which no slot that is read sees.
+        """
+        rows, most, size = waiting.features_BWD.shape
+        width = most + masks
+        true_BT = torch.arange(width, device=waiting.counts_B.device) < waiting.counts_B[:, None]
+        places_BT = view.positions(0, width).clamp_(max=view.tokens_BS.shape[1] - 1)
+        ids_BT = view.tokens_BS.gather(1, places_BT).where(true_BT, self.head.mask)
+        features_BTD = self.head.masked_D.expand(rows, width, size).clone()
+        features_BTD[:, :most] = waiting.features_BWD.where(true_BT[:, :most, None], features_BTD[:, :most])
+        return features_BTD, ids_BT

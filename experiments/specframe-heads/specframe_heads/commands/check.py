@@ -1,0 +1,46 @@
+"""``specframe models check``: whether a head fits a target, and whether its file is read rightly."""
+
+from __future__ import annotations
+
+import click
+
+from specframe.cli.kinds import Model
+from specframe.cli.options import DTYPES, whole
+from specframe.cli.tables import show_table
+
+
+@click.command()
+@click.argument("drafter")
+@click.option(
+    "--target", metavar="T", type=Model(), required=True, help="The target: an alias, a directory or a hub id."
+)
+@click.option("--device", metavar="D", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
+@click.option("--dtype", metavar="P", type=click.Choice(DTYPES), default="auto", show_default=True, help="Precision.")
+@whole("--draft-length", "Draft tokens per round, for measuring acceptance.", 4)
+@whole("--max-new-tokens", "Tokens per prompt, for measuring acceptance.", 32)
+@whole("--limit", "Only the first N of the built-in prompts.", 4)
+@click.pass_context
+def check(
+    ctx: click.Context,
+    drafter: str,
+    target: str,
+    device: str,
+    dtype: str,
+    draft_length: int,
+    max_new_tokens: int,
+    limit: int,
+) -> None:
+    """Check a head DRAFTER for a target: what its file says, what does not fit, and how much is accepted.
+
+    Acceptance is measured as the file is read, and with its layer ids shifted by one in both directions: a wrong offset lowers
+    acceptance and is no error otherwise. The exit status is 2 where something does not fit.
+    """
+    from specframe_heads.doctor import examine, measured
+
+    patient = examine(drafter, target, device, dtype)
+    findings = patient.findings
+    if patient.fits:
+        findings = [*findings, *measured(patient, draft_length, max_new_tokens, limit)]
+    show_table(("", "subject", "finding"), [(one.mark, one.subject, one.text) for one in findings])
+    if any(one.wrong for one in findings):
+        ctx.exit(2)

@@ -1,0 +1,98 @@
+"""``specframe heads``: training of heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.kinds import Device, File, Model, Number, OneOf
+from specframe.cli.options import whole
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from specframe_heads.training.session import Figures
+
+FOLDER = File("the name of a directory", "dir")
+KINDS = ("clover2", "dflash", "eagle3", "medusa")
+
+
+@click.group()
+def heads() -> None:
+    """Train heads: drafters that read their target's features."""
+
+
+@heads.command()
+@click.argument("kind", metavar="KIND", type=OneOf(*KINDS))
+@click.option(
+    "--target",
+    metavar="T",
+    type=Model(),
+    required=True,
+    help="Model that the head is for: an alias, a directory or a hub id.",
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    type=File(),
+    required=True,
+    help="Prompts that the target continues, in any format of `specframe run`.",
+)
+@click.option("--out", metavar="DIR", type=FOLDER, required=True, help="Where the head is written.")
+@click.option(
+    "--held-out",
+    metavar="FILE",
+    type=File(),
+    help="Prompts for measuring acceptance.  [default: every twentieth of the data]",
+)
+@click.option(
+    "--continuations",
+    metavar="DIR",
+    type=FOLDER,
+    help="Where the target's continuations are kept, for several heads of one target.  [default: OUT/training]",
+)
+@whole("--steps", "Updates.", 2000)
+@whole("--step-tokens", "Tokens of an update, about.", 4096)
+@whole("--places", "The longest draft that the head is trained for.", 4, most=16)
+@whole("--vocabulary", "Only the N tokens that the target writes most often, where the kind's format has that.", None)
+@click.option(
+    "--rate", metavar="X", type=Number(0, above=True), default=1.5e-3, show_default=True, help="Learning rate."
+)
+@whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
+@whole("--max-new-tokens", "Tokens that the target writes after each prompt.", 128)
+@whole("--batch-size", "Prompts that the target continues together.", 32)
+@whole("--seed", "Of the order of texts and of the first weights.", 0, least=0)
+@click.option(
+    "--device", metavar="D", type=Device(), default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
+)
+def train(kind: str, target: str, data: str, held_out: str | None, **options: Any) -> None:
+    """Train a head of a KIND (clover2, dflash, eagle3, medusa) on what its target writes.
+
+    The target first continues all prompts, greedily; then the head is trained on these texts, with the losses that its authors
+    published; then held-out prompts are decoded with it. Whatever is cut off goes on where it was when the command is given again.
+    """
+    from specframe_heads.training.session import Options, Session
+
+    with bars() as progress:
+        figures = Session(Options(kind=kind, target=target, **options), progress).run(data, held_out)
+    show(figures)
+
+
+def bars() -> Progress:
+    """Return progress bars on standard error, shown where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    note = TextColumn("{task.fields[note]}")
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
+    return Progress(*parts, console=console, disable=not console.is_terminal)
+
+
+def show(figures: Figures) -> None:
+    """Print the figures of a finished training."""
+    click.echo(f"head: {figures.folder}, {figures.parameters:,} trained parameters")
+    click.echo(f"held-out texts: {figures.texts}, chains of {len(figures.agreement)}")
+    click.echo(f"mean_acceptance_length: {figures.length:.3f}")
+    click.echo("accepted at each place: " + " ".join(f"{one:.3f}" for one in figures.agreement))

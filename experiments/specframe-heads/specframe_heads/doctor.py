@@ -1,0 +1,189 @@
+"""The format doctor: reads a head and a target, names what does not fit, and measures acceptance with other layer ids.
+
+A head that is read wrongly drafts badly and raises no error: the output is the target's own all the same. Each cause has a line
+here: another target, missing or further tensors, a vocabulary mapping read as ids, norm flags that a file leaves open, and
+layer ids that mean other hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specframe.errors import ModelError
+from specframe.models import loading
+from specframe.pipeline import Pipeline
+from specframe.text.prompts.builtin import BUILT_IN
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.format import Format
+from specframe_heads.formats.recognised import format_of
+from specframe_heads.target import Target
+from specframe_heads.vocabulary import looks_like_ids
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "layernorms", "fusion_bias")
+"""Flags that change what a head computes. Engines disagree on what holds where a file leaves one out."""
+
+CLEARLY = 0.1
+"""Tokens per round by which an offset has to be accepted more than the file as read, to be told as the right one: less may be
+chance over a few prompts."""
+
+
+@attrs.frozen
+class Finding:
+    """One line of a report."""
+
+    subject: str
+    text: str
+    wrong: bool = False
+
+    @property
+    def mark(self) -> str:
+        """A word for the first column."""
+        return "WRONG" if self.wrong else "ok"
+
+
+@attrs.frozen(eq=False)
+class Patient:
+    """A head and a target that were read, and what was found."""
+
+    checkpoint: Checkpoint
+    format: Format
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    findings: list[Finding]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the head can be run."""
+        return not any(one.wrong for one in self.findings)
+
+
+def examine(drafter: str, target: str | PreTrainedModel, device: str = "auto", dtype: str = "auto") -> Patient:
+    """Read a head and a target, and return all that the files say.
+
+    Raises:
+        ModelError: one of them cannot be read, or the head is of no known format.
+    """
+    checkpoint = Checkpoint.open(drafter)
+    format = format_of(checkpoint)
+    place = loading.pick_device(device)
+    model = loading.load_model(target, "target", place, loading.pick_dtype(dtype, place))
+    tokenizer = loading.load_tokenizer(target)
+    findings = [Finding("format", f"{format.name}, for the drafter {format.drafter!r}")]
+    findings += [*layers_of(checkpoint, format, Target(model)), *mapping_of(checkpoint), *flags_of(checkpoint)]
+    try:
+        format.made(checkpoint, Target(model))
+        findings.append(
+            Finding("tensors", f"all that the configuration asks for, of the target's sizes{unused(checkpoint)}")
+        )
+    except ModelError as error:
+        findings.append(Finding("tensors", str(error), wrong=True))
+    return Patient(checkpoint, format, model, tokenizer, findings)
+
+
+def layers_of(checkpoint: Checkpoint, format: Format, target: Target) -> Iterator[Finding]:
+    """Say which hidden states the head is fed, and whether the target has them."""
+    ids, read = format.ids(checkpoint, target.layers), format.layers(checkpoint, target.layers)
+    meaning = f"id k is hidden state k{f' + {format.offset}' if format.offset else ''}"
+    text = f"{list(ids)} of {target.layers} layers, {meaning} in this format: hidden states {list(read)}"
+    outside = [one for one in read if not 0 <= one <= target.layers]
+    twice = len(set(read)) < len(read)
+    if outside or twice:
+        expected = f"expected different ones from 0 to {target.layers}"
+        yield Finding("layer ids", f"{text}; {expected}, so this head is for a target of another depth", wrong=True)
+    else:
+        yield Finding("layer ids", text)
+
+
+def mapping_of(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Say which part of the target's vocabulary the head drafts, and whether ``d2t`` and ``t2d`` say the same."""
+    if "d2t" not in checkpoint.names:
+        yield Finding("vocabulary", "no d2t: the head's ids are the target's")
+        return
+    found = checkpoint.load(lambda name: name in ("d2t", "t2d"))
+    d2t, t2d = found["d2t"].long(), found.get("t2d")
+    ids = torch.arange(len(d2t)) + d2t
+    if t2d is not None and sorted(ids.tolist()) != t2d.nonzero()[:, 0].tolist():
+        seems = ": d2t seems to have ids where offsets are expected" if looks_like_ids(d2t, len(t2d)) else ""
+        told = f"d2t leads to {len(ids.unique())} ids and t2d marks {int(t2d.sum())} others{seems}"
+        yield Finding(
+            "vocabulary", f"{told}; expected offsets d2t[i], so that i + d2t[i] is an id that t2d marks", wrong=True
+        )
+        return
+    yield Finding("vocabulary", f"{len(d2t)} of the target's tokens, by offsets in d2t")
+
+
+def flags_of(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Say which flags a file sets, and which of those that matter it leaves open."""
+    config = checkpoint.config
+    known = [flag for flag in FLAGS if flag in config]
+    if known:
+        yield Finding("flags", ", ".join(f"{flag} {str(bool(config[flag])).lower()}" for flag in known))
+    if config.get("speculators_model_type") in ("eagle3", "peagle") and "norm_before_residual" not in config:
+        told = "norm_before_residual is not in config.json: read as false, as the format's library does; some engines take true"
+        yield Finding("flags", told)
+
+
+def unused(checkpoint: Checkpoint) -> str:
+    """Return a clause on tensors of other layers than the configuration has."""
+    layers = checkpoint.config.get("transformer_layer_config") or checkpoint.config
+    count = layers.get("num_hidden_layers") if isinstance(layers, dict) else None
+    numbers = {
+        int(name.split(".")[1])
+        for name in checkpoint.names
+        if name.startswith("layers.") and name.split(".")[1].isdecimal()
+    }
+    more = sorted(one for one in numbers if isinstance(count, int) and one >= count)
+    return f"; layers {more} in the file are beyond the configuration's {count} and not used" if more else ""
+
+
+def measured(patient: Patient, draft_length: int, new: int, limit: int) -> Iterator[Finding]:
+    """Measure acceptance on built-in prompts, as the file is read and with other layer ids.
+
+    Yields:
+        A line with the figures, and one with what follows from them.
+    """
+    known = {shift: acceptance(patient, shift, draft_length, new, limit) for shift in (0, -1, 1)}
+    best = max(known, key=lambda shift: known[shift] or 0.0)
+    told = ", ".join(
+        f"{'as read' if not shift else f'ids {shift:+d}'} {'not possible' if value is None else f'{value:.2f}'}"
+        for shift, value in known.items()
+    )
+    yield Finding("acceptance", f"mean acceptance length of {draft_length} drafted: {told}")
+    as_read = known[0] or 0.0
+    if best and (known[best] or 0.0) > as_read + CLEARLY:
+        yield Finding(
+            "layer ids",
+            f"more is accepted with ids shifted by {best:+d}: the file was written for another meaning of its ids, expected those "
+            f"of {patient.format.name}; run it with shift={best}",
+            wrong=True,
+        )
+    elif as_read < 1 + CLEARLY:
+        yield Finding("acceptance", "hardly anything is accepted: expected a head trained for this target", wrong=True)
+
+
+def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> float | None:
+    """Return the mean acceptance length with layer ids shifted; None: the target has no such hidden states."""
+    drafter = f"{patient.format.drafter},checkpoint={patient.checkpoint.name},shift={shift}"
+    options: dict[str, Any] = {"tokenizer": patient.tokenizer, "batch_size": 4, "draft_length": draft_length}
+    try:
+        pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
+        for _ in pipe.generate(prompts(patient)[:limit], max_new_tokens=new):
+            pass
+    except ModelError:
+        if shift:
+            return None
+        raise
+    return pipe.report.mean_acceptance_length
+
+
+def prompts(patient: Patient) -> list[Any]:
+    """Return prompts: the built-in ones, or a few ids where the target has no tokenizer."""
+    if patient.tokenizer is not None:
+        return list(BUILT_IN)
+    vocabulary = Target(patient.model).vocabulary
+    return [[(7 * place + step) % vocabulary for step in range(4)] for place in range(8)]

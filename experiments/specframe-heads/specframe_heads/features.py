@@ -1,0 +1,156 @@
+"""Features of the tokens that stand, carried with each row until the head has consumed them.
+
+A head's input at token t is the target's hidden states at t, the *feature* g_t, mostly beside the embedding of token t + 1. A
+feature is known a round before the token after it is: the target computes g_t when it is fed token t, and chooses token t + 1
+then. So the features of a round are told by its outcome, and consumed when the next draft is made.
+
+Tensor names carry their shape: B rows, T tokens fed, W features that wait, D size of a feature, R all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.drafts import Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.rows import RowMap
+from specframe.contracts.run import Run
+
+GROWTH = 8
+"""Features per row by which the buffer grows: it is made anew once in so many rounds without a draft, not in each."""
+
+Fuse = Callable[[torch.Tensor], torch.Tensor]
+"""Makes what a head is fed of hidden states: (B, T, layers * D of the target), in the order of the layers -> (B, T, D)."""
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Features of a prompt, or of a piece of it, that the head is to read now."""
+
+    batch: Batch
+    features_BTD: torch.Tensor
+    """One for each token; a row with fewer tokens than T has padding before its first."""
+    start: int
+    """The first of them is that of the token ``start`` places after each row's length; it is negative."""
+
+
+@attrs.frozen(eq=False)
+class Waiting:
+    """The features of each row that the head has not consumed: of the tokens ``first`` to ``first + counts - 1``."""
+
+    features_BWD: torch.Tensor
+    """The first ``counts[i]`` of row i mean something; W is the most that any row has."""
+    first: np.ndarray
+    first_B: torch.Tensor
+    """The place of the token that the first feature is of."""
+    counts: np.ndarray
+    counts_B: torch.Tensor
+
+    def last(self, values_BWD: torch.Tensor) -> torch.Tensor:
+        """Return the value at each row's last feature, (B, 1, D): of the feature itself, or of the head's output there."""
+        return values_BWD.gather(1, (self.counts_B - 1)[:, None, None].expand(-1, 1, values_BWD.shape[-1]))
+
+
+class Features:
+    """The features of one run's rows: taken from outcomes, moved with the rows, handed to the head once.
+
+    Of a decoding round the features of the accepted path are kept, of a prompt the head is given all but the last at once
+    (:meth:`observe` returns them), because its tokens are known. A fork starts with those of its own first round. After running
+    out of memory a run is opened anew, and with it this.
+
+    Args:
+        run: the run; its target captures the layers from now on.
+        layers: the hidden states to take, as transformers numbers them.
+        fuse: makes what is kept; None: the states side by side.
+        ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
+            wait; 0 where it does not.
+    """
+
+    def __init__(self, run: Run, layers: Sequence[int], fuse: Fuse | None = None, ahead: int = 1) -> None:
+        run.target.capture(layers)
+        self._layers, self._fuse, self._ahead = tuple(layers), fuse, ahead
+        self._row_map = RowMap(run.rows)
+        self._consumed = np.zeros(run.rows, dtype=np.int64)
+        self._kept_RWD: torch.Tensor | None = None
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the first rows, in its order. A drafter calls it first in ``propose``."""
+        moves = self._row_map.arrange(batch.sequences)
+        moves.apply_host(self._consumed)
+        self._consumed[moves.fresh] = 0
+        if self._kept_RWD is not None:
+            moves.apply(self._kept_RWD)
+        if batch.starts:  # the parent has consumed the prompt up to its last token, which is fed again now
+            self._consumed[: len(batch)] = batch.lengths - 1
+
+    def observe(self, outcome: Outcome) -> Piece | None:
+        """Take a round's features. Returns those that the head has to read now, of a prompt; else None."""
+        batch, hidden = outcome.batch, outcome.scores.hidden
+        self.follow(batch)
+        states_BTD = torch.cat([hidden[layer] for layer in self._layers], dim=-1)
+        if not batch.prefill:
+            self._keep(batch, self._fused(on_path(outcome, states_BTD)))
+            return None
+        features_BTD = self._fused(states_BTD)
+        waits = self._ahead if batch.left == 0 else 0
+        self._consumed[: len(batch)] = np.maximum(batch.lengths - batch.left - waits, 0)
+        if waits:
+            self._keep(batch, features_BTD[:, -1:])
+        read_BTD = features_BTD[:, : features_BTD.shape[1] - waits]
+        return Piece(batch, read_BTD, -batch.unread) if read_BTD.shape[1] else None
+
+    def waiting(self, batch: Batch) -> int:
+        """Return the most features that wait in any row of a batch that decodes."""
+        return int((batch.lengths - 1 - self._consumed[: len(batch)]).max())
+
+    def take(self, batch: Batch) -> Waiting:
+        """Return the features of all tokens before each row's last that were not consumed, and count them as consumed."""
+        assert self._kept_RWD is not None, "a decoding batch has been read"
+        first = self._consumed[: len(batch)].copy()
+        counts = batch.lengths - 1 - first
+        self._consumed[: len(batch)] = batch.lengths - 1
+        counts_B = torch.from_numpy(counts).to(batch.lengths_B.device)
+        kept_BWD = self._kept_RWD[: len(batch), : int(counts.max())]
+        return Waiting(kept_BWD, first, batch.lengths_B - 1 - counts_B, counts, counts_B)
+
+    def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
+        return states_BTD if self._fuse is None else self._fuse(states_BTD)
+
+    def _keep(self, batch: Batch, features_BTD: torch.Tensor) -> None:
+        """Put the features of each row's last token and of those after it behind those that wait."""
+        rows, width, size = features_BTD.shape
+        waiting = np.maximum(batch.lengths - 1 - self._consumed[:rows], 0)
+        kept_RWD = self._room(int(waiting.max()) + width, features_BTD)
+        if not waiting.any():
+            kept_RWD[:rows, :width] = features_BTD
+            return
+        places_B1 = torch.from_numpy(waiting).to(features_BTD.device)[:, None]
+        places_BT1 = (places_B1 + torch.arange(width, device=features_BTD.device))[..., None]
+        kept_RWD[:rows].scatter_(1, places_BT1.expand(-1, -1, size), features_BTD)
+
+    def _room(self, width: int, like: torch.Tensor) -> torch.Tensor:
+        """Return the buffer, grown to ``width`` features per row; zeros are finite, as whatever is attended to has to be."""
+        width = -(-width // GROWTH) * GROWTH
+        if self._kept_RWD is None:
+            self._kept_RWD = like.new_zeros(len(self._consumed), width, like.shape[-1])
+        elif (more := width - self._kept_RWD.shape[1]) > 0:
+            self._kept_RWD = F.pad(self._kept_RWD, (0, 0, 0, more))
+        return self._kept_RWD
+
+
+def on_path(outcome: Outcome, states_BTD: torch.Tensor) -> torch.Tensor:
+    """Return the states after each row's last token and after the nodes of the verdict's path, (B, K + 1, D).
+
+    In row i the first ``accepted_B[i] + 1`` mean something.
+    """
+    states_BTD = states_BTD[:, states_BTD.shape[1] - outcome.draft.nodes - 1 :]
+    path_BK = None if outcome.verdict is None else outcome.verdict.path_BT
+    if path_BK is None:
+        return states_BTD
+    places_BT = F.pad(path_BK + 1, (1, 0)).clamp(0, states_BTD.shape[1] - 1)
+    return states_BTD.gather(1, places_BT[..., None].expand(-1, -1, states_BTD.shape[-1]))

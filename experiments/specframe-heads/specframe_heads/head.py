@@ -1,0 +1,301 @@
+"""The base of drafters that read the target's features: loading, features and the choice of tokens.
+
+A subclass says what a head is fed and how it drafts. :class:`HeadDrafter` has no cache, which suffices for heads that look at one
+feature (Medusa). :class:`PairDrafter` feeds a small transformer pairs of a feature and the token after it, and keeps its cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol, cast
+
+import attrs
+import torch
+from specframe_std.alignments.ragged import RaggedLayout
+from specframe_std.kv.slab import Slab
+from specframe_std.trees.asked import Trees
+from specframe_std.trees.growing import Frontier
+from transformers import PreTrainedModel
+
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.errors import ModelError
+from specframe.forward.cached import CachedModel
+from specframe.forward.graphs import RECORDINGS
+from specframe.forward.runner import ModelRunner
+from specframe.text.sampling import shape, sharpen
+from specframe.values import whole
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.features import Features, Piece, Waiting
+from specframe_heads.formats.format import Format
+from specframe_heads.formats.recognised import format_of
+from specframe_heads.target import Target
+from specframe_heads.vocabulary import DraftVocabulary
+
+MOST_WAITING = 32
+"""Features that wait in a row, where nothing is drafted, until the head consumes them: one forward then serves many rounds, and
+the buffer stays small."""
+
+
+class Head(Protocol):
+    """A head made for a target, as :attr:`specframe_heads.formats.format.Format.build` returns it."""
+
+    vocabulary: DraftVocabulary
+
+    def fuse(self, states_BTD: torch.Tensor) -> torch.Tensor:
+        """Return what the head is fed of the hidden states of its layers side by side: (B, T, layers * D) -> (B, T, D)."""
+
+
+class HeadDrafter:
+    """Base of drafters with a head from a checkpoint.
+
+    Args:
+        checkpoint: an alias, a directory or a hub id.
+        shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+    """
+
+    needs: frozenset[str] = frozenset({"hidden"})
+    offers: frozenset[str] = frozenset({"chain", "logits"})
+
+    name: ClassVar[str]
+    """The name under which the drafter is registered."""
+    ahead: ClassVar[int] = 1
+    """1: the head needs the token after a feature's own to consume it; see :class:`specframe_heads.features.Features`."""
+
+    def __init__(self, checkpoint: str, shift: int = 0) -> None:
+        self.shift = whole("shift", shift, -8, 8)
+        self.checkpoint, self.format = self._opened(checkpoint)
+        self._made: tuple[PreTrainedModel, Any] | None = None
+
+    def _opened(self, name: str) -> tuple[Checkpoint, Format]:
+        """Return the checkpoint of a name and its format."""
+        opened = Checkpoint.open(name)
+        found = format_of(opened)
+        if found.drafter != self.name:
+            raise ModelError(
+                f"{opened} is a head in the format {found.name}: expected one for the drafter {self.name!r}, so ask for "
+                f"{found.drafter!r}"
+            )
+        return opened, found
+
+    def start(self, run: Run) -> None:
+        """Make the head for the run's target, and begin to take its features."""
+        self.make(run)
+        self.features = Features(run, self.layers, self.head.fuse, self.ahead)
+
+    def make(self, run: Run) -> None:
+        """Make the head for the run's target, once for each target."""
+        self.run, self.rule, model = run, run.rule, model_of(run)
+        if self._made is None or self._made[0] is not model:
+            self._made = model, self.format.made(self.checkpoint, Target(model))
+        self.head = self._made[1]
+        self.layers = self.format.layers(self.checkpoint, Target(model).layers, self.shift)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take the features of a round; read those of a prompt."""
+        if (piece := self.features.observe(outcome)) is not None:
+            self.read(piece)
+
+    def read(self, piece: Piece) -> None:
+        """Read a piece of a prompt, where a head keeps something of it."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft from the features of each row's tokens; an empty one where nothing is to be drafted."""
+        self.features.follow(batch)
+        if batch.prefill or batch.starts:
+            self.follow(batch)
+            return nothing(batch)
+        if budget.depth == 0 and self.features.waiting(batch) < MOST_WAITING:
+            return nothing(batch)
+        return self.draft(batch, self.features.take(batch), budget)
+
+    def follow(self, batch: Batch) -> None:
+        """Move whatever a head keeps per row, where a batch is about to be read or starts from others' rows."""
+
+    def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
+        """Consume the features that wait, and return a draft within the budget; with depth 0 an empty one."""
+        raise NotImplementedError
+
+    def choose(
+        self, batch: Batch, offset: int, drafted_BK: torch.Tensor, logits_B1V: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the token that the rule asks for, (B, 1), and the logits that it was drawn by where the rule needs them.
+
+        Args:
+            batch: the rows.
+            offset: the place of the token after each row's end.
+            drafted_BK: the tokens drafted before it, for processors that look at them.
+            logits_B1V: the head's logits, in its own vocabulary.
+        """
+        logits_B1V = shape(batch, drafted_BK, self.head.vocabulary.full(logits_B1V))
+        if "samples" in self.rule.offers:
+            logits_B1V = sharpen(batch, logits_B1V)
+        token_B1 = self.rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
+        return token_B1, logits_B1V if "logits" in self.rule.needs else None
+
+
+def model_of(run: Run) -> PreTrainedModel:
+    """Return the target of a run as transformers knows it."""
+    return cast(ModelRunner, run.target.runner).model
+
+
+def nothing(batch: Batch) -> Draft:
+    """Return an empty draft."""
+    return Draft(batch.tokens_BS[:, :0])
+
+
+class PairHead(Head, Protocol):
+    """A head with a transformer that is fed pairs of a feature and the token after it."""
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """Takes ``features`` (B, T, D) beside ``input_ids``, and gives its output states (B, T, D) as ``logits``: the layers
+        that make logits of them are called for the few states that need them."""
+
+    def logits(self, states_BTD: torch.Tensor) -> torch.Tensor:
+        """Return the logits after output states, (B, T, V_d)."""
+
+    def fed_back(self, states_BTD: torch.Tensor) -> torch.Tensor:
+        """Return the features for the tokens drafted after output states, (B, T, D)."""
+
+
+class PairDrafter(HeadDrafter):
+    """Base of drafters whose head is fed pairs of a feature and the token after it: EAGLE, MTP.
+
+    Pair t is (g_t, token t + 1). It has place t in the head's cache: a batch is seen by the head as rows without their first
+    token. In a round each row is fed the pairs of the tokens that were accepted, and after them those of the tokens being drafted,
+    whose features are the head's own output. The latter are overwritten in the next round by pairs with true features.
+
+    The cache is a ragged slab under every alignment: rows end in different places after the true pairs are fed, whatever the
+    target's rows do.
+    """
+
+    head: PairHead
+    trees: Trees
+    _runner: ModelRunner | None = None
+
+    def __init__(
+        self,
+        checkpoint: str,
+        shift: int = 0,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        self.trees = Trees(tree, branch, nodes, top)
+        super().__init__(checkpoint, shift)
+        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits"}
+
+    def budget(self, depth: int | None = None) -> Budget | None:
+        """Return the budget of a tree; None: a chain of any length."""
+        return None if self.trees.chain else self.trees.budget(depth)
+
+    def start(self, run: Run) -> None:
+        """Open the head's cache."""
+        super().start(run)
+        self.open()
+
+    def open(self) -> None:
+        """Open the cache of the head's transformer."""
+        if self._runner is None or self._runner.model is not self.head.backbone:  # a transformer is tried once
+            self._runner = ModelRunner(self.head.backbone, "draft")
+        self.cache = open_slab(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond())
+
+    def beyond(self) -> int:
+        """Return the slots per row needed beyond those of the target's rows."""
+        return 1
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of the cache."""
+        self.cache.follow(batch)
+
+    def read(self, piece: Piece) -> None:
+        """Feed the pairs of a prompt, or of a piece of it, in chunks."""
+        view, start, width = pairs_of(piece.batch), piece.start + 1, piece.features_BTD.shape[1]
+        chunk = self.cache.tokens_at_once(view)
+        for begin in range(0, width, chunk):
+            features_BTD = piece.features_BTD[:, begin : begin + chunk]
+            end = start + begin + features_BTD.shape[1]
+            self.feed(view, view.last_tokens(features_BTD.shape[1], end), start + begin, features_BTD)
+
+    def feed(
+        self, view: Batch, ids_BT: torch.Tensor, start: int, features_BTD: torch.Tensor, keep: int = 1
+    ) -> torch.Tensor:
+        """Feed pairs to the head and return its last ``keep`` output states, (B, keep, D)."""
+        return self.cache.feed(view, Block(ids_BT, start, extra={"features": features_BTD}), keep).logits_BTV
+
+    def caught_up(self, batch: Batch, waiting: Waiting) -> torch.Tensor:
+        """Feed the pairs with the features that wait; return the output state of each row's last pair, (B, 1, D).
+
+        Rows with fewer pairs than others are fed some more after their own, which are overwritten before they are seen.
+        """
+        view = attrs.evolve(pairs_of(batch), lengths_B=waiting.first_B, lengths=waiting.first)
+        width = waiting.features_BWD.shape[1]
+        places_BW = view.positions(0, width).clamp_(max=view.tokens_BS.shape[1] - 1)
+        ids_BW = view.tokens_BS.gather(1, places_BW).clamp(min=0)
+        return waiting.last(self.feed(view, ids_BW, 0, waiting.features_BWD, keep=width))
+
+    def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
+        """Return a chain of ``budget.depth`` tokens, or a tree within the budget."""
+        states_B1D = self.caught_up(batch, waiting)
+        if budget.depth == 0:
+            return nothing(batch)
+        if self.trees.chain:
+            return self.chain(batch, states_B1D, budget.depth)
+        return self.tree(batch, states_B1D, budget)
+
+    def chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
+        """Return a chain; ``states_B1D`` are the output states of the rows' last pairs."""
+        view, drafted, kept = pairs_of(batch), [batch.tokens_BS[:, :0]], list[torch.Tensor]()
+        for offset in range(depth):
+            if offset:
+                states_B1D = self.feed(view, drafted[-1], offset - 1, self.head.fed_back(states_B1D))
+            token_B1, logits_B1V = self.choose(batch, offset, torch.cat(drafted, dim=1), self.head.logits(states_B1D))
+            drafted.append(token_B1)
+            kept += [] if logits_B1V is None else [logits_B1V]
+        return Draft(torch.cat(drafted, dim=1), torch.cat(kept, dim=1) if kept else None)
+
+    def tree(self, batch: Batch, states_B1D: torch.Tensor, budget: Budget) -> Draft:
+        """Return a tree. Each level is fed together with those above it, whose keys and values are written anew in their places."""
+        view, level_BFD, features_BMD = pairs_of(batch), states_B1D, states_B1D[:, :0]
+        full = self.head.vocabulary.full
+
+        def run(level: Frontier) -> torch.Tensor:
+            nonlocal level_BFD, features_BMD
+            above_BF1 = level.above_BF.expand(len(batch), -1)[..., None]
+            parents_BFD = level_BFD.gather(1, above_BF1.expand(-1, -1, level_BFD.shape[-1]))
+            features_BMD = torch.cat([features_BMD, self.head.fed_back(parents_BFD)], dim=1)
+            block = Block(level.tokens_BM, 0, level.parents_BM, {"features": features_BMD})
+            level_BFD = self.cache.feed(view, block, level.width).logits_BTV
+            return shape(batch, level.tokens_BM, full(self.head.logits(level_BFD)), level.parents_BM)
+
+        first_B1V = shape(batch, batch.tokens_BS[:, :0], full(self.head.logits(states_B1D)))
+        return self.trees.grow(batch, budget, self.rule, first_B1V, run).draft
+
+
+def pairs_of(batch: Batch) -> Batch:
+    """Return a batch as a head sees it that is fed pairs: without the first token of each row."""
+    return attrs.evolve(
+        batch,
+        tokens_BS=batch.tokens_BS[:, 1:],
+        lengths_B=batch.lengths_B - 1,
+        lengths=batch.lengths - 1,
+        limits=batch.limits - 1,
+    )
+
+
+def open_slab(run: Any, runner: ModelRunner, capacity: int) -> CachedModel:
+    """Return a head's transformer with a ragged slab of its own, which the run counts and releases.
+
+    Args:
+        run: the run; forwards are recorded as its own are.
+        runner: the transformer.
+        capacity: slots per row.
+    """
+    store = Slab().open(runner.kv_shapes, run.rows, capacity, runner.device)
+    attention = run.attention if isinstance(run.attention, tuple) else ()
+    record = RECORDINGS[run.graphs](runner.device)
+    cache = CachedModel(runner, store, RaggedLayout(store, capacity), run.watch, attention, record)
+    run.caches.append(cache)
+    return cache

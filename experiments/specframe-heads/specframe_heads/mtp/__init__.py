@@ -1,0 +1,1 @@
+"""Multi-token prediction: layers that were trained with a target and are in its own checkpoint."""

@@ -1,0 +1,221 @@
+"""Drafts from a target's own MTP layers.
+
+One layer is fed as EAGLE's transformer is. Of several layers, layer j is fed the output of layer j - 1 at t and token t + 1 + j,
+and drafts token j. The entries of its cache at a row's last j places then come from drafted tokens, and have to be written again
+when the true ones are known: each round feeds all layers from a few tokens before the new ones on.
+
+Tensor names carry their shape: B rows, W features, T pairs fed, K draft tokens, D hidden size, R all rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.round import Batch
+from specframe.contracts.rows import RowMap
+from specframe.contracts.run import Run
+from specframe.errors import CompositionError, ModelError
+from specframe.forward.cached import CachedModel
+from specframe.forward.runner import ModelRunner
+from specframe.values import whole
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.features import Piece, Waiting
+from specframe_heads.formats.format import Format
+from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_slab, pairs_of
+from specframe_heads.mtp.formats import OWN
+from specframe_heads.mtp.model import MtpBackbone, MtpHead
+
+
+class Mtp(PairDrafter):
+    """The MTP layers in a target's own checkpoint, or in a file in the format of `speculators`, draft chains, or one of them trees.
+
+    With more draft tokens than layers the last layer is fed its own output.
+
+    Options:
+        checkpoint: an alias, a directory or a hub id; none: the target's own checkpoint.
+        shift: added to the number of the hidden state that the first layer is fed, at most 0.
+        tree, branch, nodes, top: the shape of the draft, as for ``eagle``; several layers draft chains.
+    """
+
+    name = "mtp"
+    head: MtpHead
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        shift: int = 0,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        self._own = checkpoint is None
+        super().__init__(checkpoint or "", whole("shift", shift, -8, 0), tree, branch, nodes, top)
+
+    def _opened(self, name: str) -> tuple[Checkpoint, Format]:
+        return (Checkpoint(name, Path()), OWN) if self._own else super()._opened(name)
+
+    def make(self, run: Run) -> None:
+        """Find the target's checkpoint where it has the layers, and make them."""
+        if self._own:
+            where = model_of(run).name_or_path
+            if not where:
+                raise ModelError(
+                    "drafter 'mtp' reads the target's own checkpoint: expected a target that was loaded from a directory or the "
+                    "hub, or the option checkpoint, got a model made in memory"
+                )
+            self.checkpoint = Checkpoint.open(where)
+        super().make(run)
+
+    def start(self, run: Run) -> None:
+        """Open a cache for each layer."""
+        super().start(run)
+        if len(self.head.backbones) > 1 and not self.trees.chain:
+            raise CompositionError(
+                f"the target has {len(self.head.backbones)} MTP layers, one for each token of a chain: expected tree=chain"
+            )
+        self._caches = [self.cache, *(self._another(run, one) for one in self.head.backbones[1:])]
+        self._tails = Tails(run.rows, len(self._caches) - 1)
+
+    def _another(self, run: Run, backbone: MtpBackbone) -> CachedModel:
+        return open_slab(run, ModelRunner(backbone, "draft"), run.capacity + MOST_WAITING + self.beyond())
+
+    def beyond(self) -> int:
+        """Return the slots per row needed beyond those of the target's rows."""
+        return 1 + len(self.head.backbones)
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of all caches."""
+        for cache in self._caches:
+            cache.follow(batch)
+        self._tails.follow(batch)
+
+    def read(self, piece: Piece) -> None:
+        """Feed the pairs of a prompt, or of a piece of it, to every layer, in chunks."""
+        batch, view, width = piece.batch, pairs_of(piece.batch), piece.features_BTD.shape[1]
+        chunk = self.cache.tokens_at_once(view)
+        for begin in range(0, width, chunk):
+            states_BTD, start = piece.features_BTD[:, begin : begin + chunk], piece.start + begin
+            for depth, cache in enumerate(self._caches):
+                ids_BT = following(batch, batch.lengths_B + start, states_BTD.shape[1], depth)
+                states_BTD = fed(cache, view, ids_BT, start + 1, states_BTD)
+        self._tails.read(batch, piece.features_BTD)
+
+    def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
+        """Return a chain of ``budget.depth`` tokens."""
+        if len(self._caches) == 1:
+            return super().draft(batch, waiting, budget)
+        again, view, chosen = self._tails.before(batch, waiting), pairs_of(batch), Chosen(batch)
+        earlier = attrs.evolve(view, lengths_B=again.first_B, lengths=again.first)
+        states_BTD = again.features_BWD
+        for depth, cache in enumerate(self._caches):
+            ids_BT = following(batch, again.first_B, states_BTD.shape[1], depth, chosen.tokens_BK)
+            states_BTD = fed(cache, earlier, ids_BT, 0, states_BTD)
+            if depth < budget.depth:
+                chosen.add(*self.choose(batch, depth, chosen.tokens_BK, self.head.logits(again.last(states_BTD))))
+        state_B1D, layers = again.last(states_BTD), len(self._caches)
+        for offset in range(layers, budget.depth):
+            state_B1D = fed(self._caches[-1], view, chosen.tokens_BK[:, -1:], offset - layers, state_B1D)
+            chosen.add(*self.choose(batch, offset, chosen.tokens_BK, self.head.logits(state_B1D)))
+        return chosen.draft
+
+
+class Chosen:
+    """The tokens of a draft, as far as they are chosen, and their logits where the rule looks at them."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.tokens_BK = batch.tokens_BS[:, :0]
+        self._logits = list[torch.Tensor]()
+
+    def add(self, token_B1: torch.Tensor, logits_B1V: torch.Tensor | None) -> None:
+        """Add the next token."""
+        self.tokens_BK = torch.cat([self.tokens_BK, token_B1], dim=1)
+        self._logits += [] if logits_B1V is None else [logits_B1V]
+
+    @property
+    def draft(self) -> Draft:
+        """The draft."""
+        return Draft(self.tokens_BK, torch.cat(self._logits, dim=1) if self._logits else None)
+
+
+class Tails:
+    """The features before those that wait, as many per row as layers have to be fed again.
+
+    Samples that start from one prompt need those of the prompt, whatever their parent has decoded since.
+
+    Args:
+        rows: R.
+        count: features per row, C.
+    """
+
+    def __init__(self, rows: int, count: int) -> None:
+        self._rows, self._count, self._row_map = rows, count, RowMap(rows)
+        self._last_RCD: torch.Tensor | None = None
+        self._prompt_RCD: torch.Tensor | None = None
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the first rows."""
+        moves = self._row_map.arrange(batch.sequences)
+        if self._last_RCD is None or self._prompt_RCD is None:
+            return
+        moves.apply(self._last_RCD, self._prompt_RCD)
+        if batch.starts:
+            self._last_RCD[: len(batch)] = self._prompt_RCD[: len(batch)]
+
+    def read(self, batch: Batch, features_BTD: torch.Tensor) -> None:
+        """Take the last features of a prompt, or of a piece of it; a row of fewer tokens has others before its own."""
+        last_RCD, prompt_RCD = self._kept(features_BTD)
+        self.follow(batch)
+        both_BTD = torch.cat([last_RCD[: len(batch)], features_BTD], dim=1)
+        last_RCD[: len(batch)] = prompt_RCD[: len(batch)] = both_BTD[:, both_BTD.shape[1] - self._count :]
+
+    def before(self, batch: Batch, waiting: Waiting) -> Waiting:
+        """Return the features that wait with those before them, and keep the last of them."""
+        last_RCD, _ = self._kept(waiting.features_BWD)
+        self.follow(batch)
+        both_BTD = torch.cat([last_RCD[: len(batch)], waiting.features_BWD], dim=1)
+        first = np.maximum(waiting.first - self._count, 0)
+        more_B = torch.from_numpy(waiting.first - first).to(waiting.first_B.device)
+        skipped_BT = self._count - more_B[:, None] + torch.arange(both_BTD.shape[1], device=more_B.device)
+        last_RCD[: len(batch)] = at(
+            both_BTD, waiting.counts_B[:, None] + torch.arange(self._count, device=more_B.device)
+        )
+        counts = waiting.counts + waiting.first - first
+        features_BTD = at(both_BTD, skipped_BT.clamp(max=both_BTD.shape[1] - 1))
+        return Waiting(features_BTD, first, waiting.first_B - more_B, counts, waiting.counts_B + more_B)
+
+    def _kept(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._last_RCD is None or self._prompt_RCD is None:
+            self._last_RCD, self._prompt_RCD = like.new_zeros(2, self._rows, self._count, like.shape[-1])
+        return self._last_RCD, self._prompt_RCD
+
+
+def at(states_BTD: torch.Tensor, places_BN: torch.Tensor) -> torch.Tensor:
+    """Return the states at places of each row, (B, N, D)."""
+    return states_BTD.gather(1, places_BN[..., None].expand(-1, -1, states_BTD.shape[-1]))
+
+
+def fed(cache: CachedModel, view: Batch, ids_BT: torch.Tensor, start: int, features_BTD: torch.Tensor) -> torch.Tensor:
+    """Feed pairs to a layer; return its output states, (B, T, D)."""
+    return cache.feed(view, Block(ids_BT, start, extra={"features": features_BTD}), keep=ids_BT.shape[1]).logits_BTV
+
+
+def following(
+    batch: Batch, first_B: torch.Tensor, width: int, depth: int, drafted_BK: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the token ``depth + 1`` places after each of ``width`` places from ``first_B`` on, (B, T).
+
+    It is a row's own, or a drafted one. A place before a row's first token, or after the last drafted one, has any token.
+    """
+    places_BT = first_B[:, None] + torch.arange(1 + depth, 1 + depth + width, device=first_B.device)
+    ids_BT = batch.tokens_BS.gather(1, places_BT.clamp(0, batch.tokens_BS.shape[1] - 1)).clamp_(min=0)
+    if drafted_BK is None or not drafted_BK.shape[1]:
+        return ids_BT
+    beyond_BT = places_BT - batch.lengths_B[:, None]
+    drafted_BT = drafted_BK.gather(1, beyond_BT.clamp(0, drafted_BK.shape[1] - 1))
+    return drafted_BT.where(beyond_BT >= 0, ids_BT)

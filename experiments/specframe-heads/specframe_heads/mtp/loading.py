@@ -1,0 +1,134 @@
+"""MTP layers from a target's checkpoint, or from a file of their own.
+
+Where transformers knows the names of a target's MTP layers, which it does for the published ones, its loader reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import MtpModel
+
+from specframe.errors import ModelError, sentence
+from specframe_heads.backbone import filled
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.format import Format
+from specframe_heads.mtp.formats import AFTER, LAYOUTS, Layout
+from specframe_heads.mtp.model import MtpBackbone, MtpHead, block_config
+from specframe_heads.target import Target
+
+Tensors = dict[str, torch.Tensor]
+
+
+def of_target(checkpoint: Checkpoint, form: Format, target: Target) -> MtpHead:
+    """Return the MTP layers in a target's own checkpoint."""
+    layout = layout_of(checkpoint, target)
+    if layout is AFTER and known_to_transformers(checkpoint, target):
+        return by_transformers(checkpoint, target)
+    return assembled(checkpoint, layout, target)
+
+
+def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
+    """Return whether transformers' loader finds the MTP layers of a checkpoint: it goes by names that the target's class has."""
+    patterns = getattr(target.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    names = AFTER.places(checkpoint.names, target.layers)
+    known = all(any(re.search(pattern, name) for pattern in patterns) for name in names)
+    return known and bool(getattr(target.model.config.get_text_config(), "num_mtp_layers", None))
+
+
+def in_a_file(checkpoint: Checkpoint, form: Format, target: Target) -> MtpHead:
+    """Return the MTP layers of a checkpoint of ``speculators``."""
+    return assembled(checkpoint, layout_of(checkpoint, target), target)
+
+
+def layout_of(checkpoint: Checkpoint, target: Target) -> Layout:
+    """Return the layout of the MTP layers in a checkpoint; raise :class:`ModelError` where there are none."""
+    for layout in LAYOUTS:
+        if layout.places(checkpoint.names, target.layers):
+            return layout
+    raise ModelError(
+        f"{checkpoint} has no MTP layers: expected tensors model.layers.{target.layers}.*, mtp.* or mtp_layers.0.*, as targets "
+        "that were trained with them have in their checkpoint"
+    )
+
+
+def by_transformers(checkpoint: Checkpoint, target: Target) -> MtpHead:
+    """Return the MTP layers that transformers reads."""
+    try:
+        read: Any = MtpModel.from_pretrained(target.model)
+    except Exception as error:  # of a library that reads a file; its type depends on the fault
+        raise ModelError(f"the MTP layers of {checkpoint} cannot be read: {sentence(error)}") from error
+    config, backbones = block_config(target), []
+    if any(layer.post_norm is None for layer in read.layers):
+        raise ModelError(f"the MTP layers of {checkpoint} have no norm of their output: expected one for each layer")
+    for layer in read.layers:
+        with torch.device("meta"):
+            made: Any = MtpBackbone(config, target)
+        made.enorm, made.hnorm, made.eh_proj, made.post_norm = layer.enorm, layer.hnorm, layer.eh_proj, layer.post_norm
+        made.layers[0] = layer.mtp_block
+        backbones.append(ready(made, target))
+    return MtpHead(backbones, target)
+
+
+def ready(backbone: MtpBackbone, target: Target) -> MtpBackbone:
+    """Return a layer for inference, alone in its cache."""
+    modules: Iterable[Any] = backbone.modules()
+    for module in modules:
+        if hasattr(module, "layer_idx"):
+            module.layer_idx = 0
+    for name, weight in backbone.named_parameters():
+        if not in_full(name, target):
+            weight.data = weight.data.to(target.dtype)
+    nn.Module.to(backbone, target.device).eval().requires_grad_(False)
+    backbone.borrow(target)
+    return backbone
+
+
+def in_full(name: str, target: Target) -> bool:
+    """Return whether the target's class keeps a tensor in 32 bits whatever the precision, as the bias of a router."""
+    return any(part in name for part in getattr(target.model, "_keep_in_fp32_modules_strict", None) or ())
+
+
+def assembled(checkpoint: Checkpoint, layout: Layout, target: Target) -> MtpHead:
+    """Return the MTP layers whose tensors a checkpoint has under a layout's names."""
+    places = layout.places(checkpoint.names, target.layers)
+    tensors, config = checkpoint.load(places.__contains__), block_config(target)
+    numbers = sorted({layer for layer, _ in places.values() if layer is not None})
+    backbones = []
+    for number in numbers:
+        own = {
+            part: tensors[name] for name, (layer, part) in places.items() if layer in (number, None) and name in tensors
+        }
+        with torch.device("meta"):
+            made = MtpBackbone(config, target)
+        renamed = {re.sub(r"^block\.", "layers.0.", part): one for part, one in together(own).items()}
+        filled(str(checkpoint), made, renamed, target.device, target.dtype)
+        for name, weight in made.named_parameters():
+            if in_full(name, target):
+                weight.data = renamed[name].to(target.device, torch.float32)
+        backbones.append(ready(made, target))
+    return MtpHead(backbones, target)
+
+
+def together(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return tensors with those of single experts stacked, as transformers keeps them: (E, 2 I, D) and (E, D, I)."""
+    kept, experts = Tensors(), dict[str, dict[str, dict[int, torch.Tensor]]]()
+    for name, tensor in tensors.items():
+        if tensor.element_size() == 1:
+            raise ModelError(
+                f"the MTP layers have tensors of type {str(tensor.dtype)[6:]}, the first {name!r}: expected 16 or 32 bits, as "
+                "bfloat16 has"
+            )
+        if found := re.fullmatch(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name):
+            experts.setdefault(found[1], {}).setdefault(found[3], {})[int(found[2])] = tensor
+        else:
+            kept[name] = tensor
+    for prefix, parts in experts.items():
+        stacked = {part: torch.stack([one for _, one in sorted(found.items())]) for part, found in parts.items()}
+        kept[f"{prefix}.gate_up_proj"] = torch.cat([stacked["gate"], stacked["up"]], dim=1)
+        kept[f"{prefix}.down_proj"] = stacked["down"]
+    return kept

@@ -1,0 +1,166 @@
+"""Drafters whose heads predict one place after the other: Medusa, Hydra, Clover and Clover-2."""
+
+from __future__ import annotations
+
+import torch
+from specframe_std.trees.growing import Frontier
+
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.text.sampling import shape
+from specframe_heads.features import Piece, Waiting
+from specframe_heads.head import HeadDrafter, PairDrafter, nothing
+from specframe_heads.stepwise.head import StepHead
+
+
+class StepDrafter(PairDrafter):
+    """Base of the four. The first state comes from features of the target, each further one from the state before and a token.
+
+    What follows the first state needs no cache: a tree costs its nodes and no more.
+    """
+
+    head: StepHead  # type: ignore[assignment]
+
+    def start(self, run: Run) -> None:
+        """Make the head; open a cache where it has layers."""
+        HeadDrafter.start(self, run)
+        self._layered = self.head.backbone is not None
+        if self._layered:
+            self.open()
+
+    def follow(self, batch: Batch) -> None:
+        """Make the batch's sequences the rows of the cache, if there is one."""
+        if self._layered:
+            super().follow(batch)
+
+    def read(self, piece: Piece) -> None:
+        """Read a piece of a prompt where the head has layers."""
+        if self._layered:
+            super().read(piece)
+
+    def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
+        """Return a chain or a tree, no deeper than the head has places."""
+        states_B1D = self.caught_up(batch, waiting) if self._layered else waiting.last(waiting.features_BWD)
+        depth = min(budget.depth, self.head.steps.count)
+        if depth == 0:
+            return nothing(batch)
+        if self.trees.chain:
+            return self._chain(batch, states_B1D, depth)
+        path = Path(self, batch, states_B1D)
+        return self.trees.grow(batch, Budget(depth, budget.nodes), self.rule, path.first(), path.run).draft
+
+    def _chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
+        drafted, kept, token_B1 = [batch.tokens_BS[:, :0]], list[torch.Tensor](), batch.last_tokens(1)
+        for offset in range(depth):
+            logits_B1V, states_B1D = self.head.steps.step(offset, states_B1D, token_B1)
+            token_B1, drawn_B1V = self.choose(batch, offset, torch.cat(drafted, dim=1), logits_B1V)
+            drafted.append(token_B1)
+            kept += [] if drawn_B1V is None else [drawn_B1V]
+        return Draft(torch.cat(drafted, dim=1), torch.cat(kept, dim=1) if kept else None)
+
+
+class Path:
+    """The states along the paths of a tree that is being grown."""
+
+    def __init__(self, drafter: StepDrafter, batch: Batch, states_B1D: torch.Tensor) -> None:
+        self._steps, self._vocabulary = drafter.head.steps, drafter.head.vocabulary
+        self._batch, self._states_BFD = batch, states_B1D
+
+    def first(self) -> torch.Tensor:
+        """Return the scores after each row's last token, (B, 1, V)."""
+        return shape(self._batch, self._batch.tokens_BS[:, :0], self._after(0, self._batch.last_tokens(1)))
+
+    def run(self, frontier: Frontier) -> torch.Tensor:
+        """Return the scores after each node of a frontier, (B, F, V)."""
+        if self._states_BFD.shape[1] > 1 or frontier.width > 1:
+            self._states_BFD = of(self._states_BFD, frontier.above_BF)
+        logits_BFV = self._after(frontier.depth, frontier.tokens_BM[:, -frontier.width :])
+        logits_BFV = logits_BFV.expand(-1, frontier.width, -1)
+        return shape(self._batch, frontier.tokens_BM, logits_BFV, frontier.parents_BM)
+
+    def _after(self, place: int, tokens_BF: torch.Tensor) -> torch.Tensor:
+        logits_BFV, self._states_BFD = self._steps.step(place, self._states_BFD, tokens_BF)
+        return self._vocabulary.full(logits_BFV)
+
+
+def of(states_BFD: torch.Tensor, above_BF: torch.Tensor) -> torch.Tensor:
+    """Return the states of nodes' parents; one state for all nodes stays one."""
+    if states_BFD.shape[1] == 1:
+        return states_BFD
+    return states_BFD.gather(1, above_BF[..., None].expand(len(states_BFD), -1, states_BFD.shape[-1]))
+
+
+class Medusa(StepDrafter):
+    """Medusa's heads, each of which predicts one place from the same feature, draft a tree of their likeliest tokens.
+
+    Options:
+        checkpoint: the head: an alias, a directory or a hub id.
+        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
+            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+    """
+
+    name = "medusa"
+
+    def __init__(
+        self,
+        checkpoint: str,
+        shift: int = 0,
+        tree: str = "static",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        super().__init__(checkpoint, shift, tree, branch, nodes, top)
+
+
+class Hydra(StepDrafter):
+    """Hydra's heads read the tokens before their own; of Hydra++ the feature goes through a layer with a cache first.
+
+    Options:
+        checkpoint: the head: an alias, a directory or a hub id.
+        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
+            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+    """
+
+    name = "hydra"
+
+
+class Clover(StepDrafter):
+    """Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features.
+
+    Options:
+        checkpoint: the head: an alias, a directory or a hub id.
+        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
+            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+    """
+
+    name = "clover"
+
+
+class Clover2(StepDrafter):
+    """Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers.
+
+    Options:
+        checkpoint: the head: an alias, a directory or a hub id.
+        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
+            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+    """
+
+    name = "clover2"

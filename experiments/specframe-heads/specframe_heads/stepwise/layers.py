@@ -1,0 +1,68 @@
+"""The transformer layers before the steps of some heads: Hydra++'s prefix layer, Clover's augmenting block, Clover-2's two layers.
+
+Tensor names: B rows, T tokens fed, D size of a feature.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from specframe_heads.backbone import FAMILIES, Backbone
+from specframe_heads.stepwise.gates import Cosine
+from specframe_heads.target import Target
+
+
+class Layers(Backbone):
+    """Ordinary layers over features.
+
+    Args:
+        config: theirs; its vocabulary is the target's.
+        norm: whether a norm follows the last layer.
+        enter: whether each feature takes up the token after it by a gate first, as in Clover-2.
+    """
+
+    def __init__(self, config: PreTrainedConfig, norm: bool, enter: bool = False) -> None:
+        super().__init__(config)
+        family = FAMILIES[str(config.model_type)]
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.embed_tokens = torch.nn.Embedding(config.vocab_size, size)
+        self.enter = Cosine(size, config.num_attention_heads, eps) if enter else None
+        self.layers = torch.nn.ModuleList(family.layer(config, place) for place in range(config.num_hidden_layers))
+        self.norm = family.norm(size, eps=eps) if norm else torch.nn.Identity()
+        self.rotary_emb = family.rotary(config=config)
+
+    def run(
+        self, embeds_BTD: torch.Tensor, features_BTD: torch.Tensor, masks: list[Any], **options: Any
+    ) -> torch.Tensor:
+        """Return the first states of the steps, (B, T, D)."""
+        states_BTD = features_BTD if self.enter is None else self.enter(features_BTD, embeds_BTD)
+        for layer, mask in zip(self.layers, masks, strict=True):
+            states_BTD = layer(states_BTD, attention_mask=mask, **options)
+        return self.norm(states_BTD)
+
+
+def sizes(target: Target) -> dict[str, Any]:
+    """Return the configuration of a layer of the Llama kind with the sizes of a target's layers."""
+    config = target.model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    heads = int(getattr(config, "num_attention_heads", 4))
+    return {
+        "model_type": "llama",
+        "vocab_size": target.vocabulary,
+        "hidden_size": target.hidden,
+        "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden),
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(config, "head_dim", None) or target.hidden // heads),
+        "hidden_act": "silu",
+        "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
+        "max_position_embeddings": target.context or 2048,
+        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }

@@ -1,0 +1,183 @@
+"""Training of EAGLE-3 (Li et al. 2025, arXiv 2503.01840), with its training-time test.
+
+A draft begins after every token t, and each of its steps sees what it would see in decoding: the true pairs up to t, and its own
+states for the tokens it drafted. So that all drafts of a text are trained at once, step k of the draft after t attends to the first
+step's keys up to place t, and to its own of the steps 1 to k.
+
+Tensor names: B texts, T pairs, H heads, D features of a head or a state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from specframe_heads.backbone import FAMILIES, configured
+from specframe_heads.eagle.model import Eagle3, Fusion, Norms
+from specframe_heads.stepwise.layers import sizes
+from specframe_heads.stepwise.writing import write
+from specframe_heads.target import Target
+from specframe_heads.training.learner import WRITTEN, Learner, soft_cross_entropy
+from specframe_heads.training.lessons import Lesson
+
+DECAY = 0.8
+"""The weight of each step, times that of the step before: the authors'."""
+
+GROWN = 0.6
+"""The part of a training after which all steps are trained. The authors train all from the beginning, at several times the cost."""
+
+
+class Eagle3Learner(Learner):
+    """EAGLE-3 with one layer.
+
+    Args:
+        target: the model that it is for.
+        places: steps of the training-time test.
+        ids: the target's ids that the head knows, in ascending order; None: all.
+    """
+
+    def __init__(self, target: Target, places: int, ids: torch.Tensor | None = None) -> None:
+        super().__init__(target, places)
+        self._config = sizes(target)
+        config = configured("the head", self._config)
+        self.layers_taken = (2, target.layers // 2, target.layers - 1)
+        self._ids = (torch.arange(target.vocabulary) if ids is None else ids).to(target.device)
+        self.fusion = Fusion(config, target.hidden, len(self.layers_taken), Norms())
+        self.backbone = Eagle3(config, Norms())
+        self.backbone.rotary_emb = FAMILIES["llama"].rotary(config=config)
+        self.backbone.embed_tokens.weight = torch.nn.Parameter(target.embedding("the head", target.hidden), False)
+        self.norm: Any = FAMILIES["llama"].norm(target.hidden, eps=config.rms_norm_eps)
+        self.lm_head = torch.nn.Linear(target.hidden, len(self._ids), bias=False)
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Set the weights that training starts from: the target's language head and norm, and its last feature as it is."""
+        self.lm_head.weight.copy_(self.target.head("the head", self.target.hidden)[self._ids])
+        final = getattr(getattr(self.target.model.get_decoder(), "norm", None), "weight", None)
+        if final is not None:
+            self.norm.weight.copy_(final)
+        self.fusion.fc.weight.mul_(0.1)
+        self.fusion.fc.weight[:, -self.target.hidden :] += torch.eye(self.target.hidden)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The hidden states of a low, the middle and a high layer."""
+        return self.layers_taken
+
+    def places_at(self, done: float) -> int:
+        """Return one place at first, and all once :data:`GROWN` of the steps are done: later steps build on a good first one."""
+        return min(self.places, 1 + int(self.places * done / GROWN))
+
+    def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
+        """Return the logits of each place."""
+        states_BTD = self.fusion(torch.cat([lesson.hidden[one][:, :-1] for one in self.layers], dim=-1))
+        keys, found = list[tuple[torch.Tensor, torch.Tensor]](), list[torch.Tensor]()
+        for place in range(places):
+            embeds_BTD = self.backbone.embed_tokens(lesson.ahead(lesson.ids_BT, place))
+            states_BTD = self._step(place, embeds_BTD, states_BTD, keys)
+            found.append(self.lm_head(self.norm(states_BTD)))
+        return found
+
+    def _step(
+        self,
+        place: int,
+        embeds_BTD: torch.Tensor,
+        features_BTD: torch.Tensor,
+        keys: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Return the states after step ``place`` of the draft after each token, and add the step's keys and values."""
+        layer: Any = self.backbone.layers[0]
+        both_BTD = torch.cat([layer.input_layernorm(embeds_BTD), layer.hidden_norm(features_BTD)], dim=-1)
+        positions_1T = torch.arange(place, place + both_BTD.shape[1], device=both_BTD.device)[None]
+        rotary = self.backbone.rotary_emb(both_BTD, positions_1T)
+        states_BTD = features_BTD + attended(layer.self_attn, both_BTD, rotary, keys)
+        return states_BTD + layer.mlp(layer.post_attention_layernorm(states_BTD))
+
+    def loss(self, lesson: Lesson, places: int) -> torch.Tensor:
+        """Return the cross entropy of all steps with the target's distributions."""
+        total = lesson.logits_BTV.new_zeros(())
+        for place, logits_BTV in enumerate(self.predicted(lesson, places)):
+            taught_BTV = lesson.ahead(lesson.logits_BTV, place)[..., self._ids]
+            total = total + DECAY**place * soft_cross_entropy(logits_BTV, taught_BTV, lesson.counts(place))
+        return total
+
+    def tokens(self, logits_BTV: torch.Tensor) -> torch.Tensor:
+        """Return the target's ids of the most likely tokens."""
+        return self._ids[logits_BTV.argmax(-1)]
+
+    def save(self, folder: Path) -> None:
+        """Write the head in the format of `speculators`; the embedding is left out, since it is the target's."""
+        parts = {
+            "fc.weight": self.fusion.fc.weight,
+            "norm.weight": self.norm.weight,
+            "lm_head.weight": self.lm_head.weight,
+        }
+        parts |= {f"layers.{name}": one for name, one in self.backbone.layers.state_dict().items()}
+        if len(self._ids) < self.target.vocabulary:
+            parts["d2t"] = self._ids.cpu() - torch.arange(len(self._ids))
+            parts["t2d"] = torch.zeros(self.target.vocabulary, dtype=torch.bool).index_fill_(0, self._ids.cpu(), True)
+        write(folder, self._written(), {name: one.detach() for name, one in parts.items()}, WRITTEN)
+
+    def _written(self) -> dict[str, Any]:
+        verifier = {
+            "name_or_path": self.target.model.name_or_path,
+            "architectures": self.target.model.config.architectures,
+        }
+        proposal = {
+            "proposal_type": "greedy",
+            "speculative_tokens": self.places,
+            "verifier_accept_k": 1,
+            "accept_tolerance": 0.0,
+        }
+        return {
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "architectures": ["Eagle3DraftModel"],
+            "transformer_layer_config": self._config,
+            "draft_vocab_size": len(self._ids),
+            "target_hidden_size": self.target.hidden,
+            "norm_before_residual": False,
+            "eagle_aux_hidden_state_layer_ids": list(self.layers),
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "proposal_methods": [proposal],
+                "default_proposal_method": "greedy",
+                "verifier": verifier,
+            },
+        }
+
+
+def attended(
+    attention: Any,
+    both_BTD: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    keys: list[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """Return the attention of one step of the draft after each token, (B, T, D).
+
+    Args:
+        attention: a layer's, of the Llama kind.
+        both_BTD: its input.
+        rotary: cosines and sines of the step's positions.
+        keys: keys and values (B, H, T, D) of the steps before; this step's are added.
+    """
+    q, k, v = (
+        made(both_BTD).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        for made in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    q, k = apply_rotary_pos_emb(q, k, *rotary)
+    groups = attention.num_key_value_groups
+    keys.append((repeat_kv(k, groups), repeat_kv(v, groups)))
+    scaled = q * attention.scaling
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    true_BHTT = (scaled @ keys[0][0].transpose(2, 3)).masked_fill(later, float("-inf"))
+    own_BHTK = [(scaled * mine).sum(-1, keepdim=True) for mine, _ in keys[1:]]
+    shares = torch.cat([true_BHTT, *own_BHTK], dim=-1).float().softmax(-1).to(q.dtype)
+    out = shares[..., : q.shape[2]] @ keys[0][1]
+    for step, (_, values) in enumerate(keys[1:]):
+        out = out + shares[..., q.shape[2] + step, None] * values
+    return attention.o_proj(out.transpose(1, 2).flatten(2))

@@ -1,0 +1,94 @@
+"""The interface of heads that are being trained, and what their losses have in common.
+
+Tensor names: B texts, T tokens but the last of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from specframe_heads.target import Target
+from specframe_heads.training.continuations import Text
+from specframe_heads.training.lessons import Lesson
+
+WRITTEN = torch.bfloat16
+"""The precision of written heads, that of the published ones."""
+
+
+class Learner(torch.nn.Module):
+    """A head that is being trained for one target.
+
+    Args:
+        target: the model that it is for.
+        places: the longest draft that it is trained for.
+    """
+
+    def __init__(self, target: Target, places: int) -> None:
+        super().__init__()
+        self.places, self._target = places, (target,)  # in a tuple: the target is not trained
+
+    @property
+    def target(self) -> Target:
+        """The model that the head is for."""
+        return self._target[0]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the target's hidden states that lessons need."""
+        raise NotImplementedError
+
+    def places_at(self, done: float) -> int:
+        """Return how many places are trained when this part of all steps is done, from 0 to 1."""
+        return self.places
+
+    def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
+        """Return the logits of the first ``places`` places after every token but the last, (B, T, V) each."""
+        raise NotImplementedError
+
+    def loss(self, lesson: Lesson, places: int) -> torch.Tensor:
+        """Return the loss of a lesson, of the first ``places`` places."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write the head as its format has it, in :data:`WRITTEN`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def agreement(self, lesson: Lesson) -> list[float]:
+        """Return for each place the share of tokens after which the head's chain is right so far.
+
+        Texts are the target's own greedy continuations, so that the chain after a token is right as long as it is what follows.
+        """
+        right_BT = torch.ones_like(lesson.after_BT, dtype=torch.float32)
+        counts_BT, found = lesson.counts(self.places) * lesson.own_BT[:, 1:], list[float]()
+        for place, logits_BTV in enumerate(self.predicted(lesson, self.places)):
+            wanted_BT = lesson.ahead(lesson.logits_BTV, place).argmax(-1)
+            right_BT = right_BT * (self.tokens(logits_BTV) == wanted_BT)
+            found.append(float((right_BT * counts_BT).sum() / counts_BT.sum().clamp(min=1)))
+        return found
+
+    def tokens(self, logits_BTV: torch.Tensor) -> torch.Tensor:
+        """Return the target's ids of the most likely tokens."""
+        return logits_BTV.argmax(-1)
+
+
+def frequent(texts: Sequence[Text], count: int, vocabulary: int) -> torch.Tensor | None:
+    """Return the ``count`` ids that targets wrote most often, in ascending order; None: all there are."""
+    if count >= vocabulary:
+        return None
+    written = torch.tensor([token for text in texts for token in text.ids[text.prompt :]])
+    return torch.bincount(written, minlength=vocabulary).argsort(descending=True, stable=True)[:count].sort().values
+
+
+def mean(values_BT: torch.Tensor, counts_BT: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the values that count."""
+    return (values_BT * counts_BT).sum() / counts_BT.sum().clamp(min=1)
+
+
+def soft_cross_entropy(logits_BTV: torch.Tensor, taught_BTV: torch.Tensor, counts_BT: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy with the distributions of the target's logits, where they count."""
+    scores_BT = (taught_BTV.float().softmax(-1) * logits_BTV.float().log_softmax(-1)).sum(-1)
+    return mean(-scores_BT, counts_BT)

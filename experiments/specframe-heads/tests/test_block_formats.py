@@ -1,0 +1,325 @@
+"""Checkpoints of heads that draft in one pass, and of MTP layers: what they mean, and what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specframe_heads.blocks import testing as block_heads
+from specframe_heads.blocks.drafter import DSpark
+from specframe_heads.blocks.markov import confident, scheduled
+from specframe_heads.blocks.net import sight
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.recognised import drafter_of, format_of
+from specframe_heads.target import Target
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch
+from specframe.errors import SpecframeError
+from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
+
+FIXTURES = Path(__file__).parent / "fixtures"
+HIDDEN, TOKENS = 8, 24
+
+
+# ---- fixtures of the library `speculators`
+
+
+class FixtureModel(nn.Module):
+    """A target with what the fixtures' heads take of one."""
+
+    def __init__(self, expected: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(TOKENS, HIDDEN), nn.Linear(HIDDEN, TOKENS, bias=False)
+        for module, name in ((self.embedding, "embed_tokens"), (self.output, "lm_head")):
+            if name in expected:
+                module.weight.data = expected[name].float()
+        self.dtype = torch.float32
+        self.config = zoo.build("qwen3", vocab_size=TOKENS, hidden_size=HIDDEN).config
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+
+class Kept:
+    """The keys and values of one row, of layers that write one after the other."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer in self.held:
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(self.held[layer], (keys, values), strict=True))
+        self.held[layer] = keys, values
+        return keys, values
+
+
+def fixture(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the head of a fixture, in 32 bits, and what is expected of it."""
+    checkpoint, expected = Checkpoint(name, FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
+    return format_of(checkpoint).made(checkpoint, Target(FixtureModel(expected))), expected  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_a_block_gives_the_librarys_logits(name: str) -> None:
+    """The logits of a block after some context, and the confidences, are those of `speculators`."""
+    head, expected = fixture(name)
+    anchor, count, cache = int(expected["anchor"]), len(expected["logits"]), Kept()
+    before_BT = torch.arange(anchor)[None]
+    head.net.remember(head.fuse(expected["hidden"][None, :anchor]), before_BT, cache)
+    places_BT = torch.arange(anchor, anchor + count)[None]
+    ids = torch.tensor([[int(expected["ids"][anchor])] + [head.facts.mask] * (count - 1)])
+    seen = sight(torch.arange(anchor + count)[None], places_BT, head.net.windows, head.facts.causal, torch.float32)
+    states = head.net(head.embed(ids), places_BT, seen, cache)
+    logits = head.head(states)[0]
+    if head.markov is not None:
+        before, state = expected["ids"][anchor : anchor + count], head.markov.initial(1)
+        biases = []
+        for slot in range(count):
+            state, bias = head.markov.step(state, before[slot : slot + 1], states[:, slot])
+            biases.append(bias[0])
+        logits = logits + torch.stack(biases)
+        assert torch.allclose(head.chances(states, before[None])[0], expected["confidence"].sigmoid(), atol=1e-4)
+    assert torch.allclose(logits, expected["logits"], atol=1e-4)
+
+
+@torch.no_grad()
+def test_peagle_gives_the_librarys_logits() -> None:
+    """The logits after true pairs and the masks behind them are those of `speculators`."""
+    head, expected = fixture("peagle")
+    count, features = len(expected["logits"]), head.fuse(expected["hidden"][None])
+    features = torch.cat([features, head.masked_D.expand(1, count - 1, -1)], dim=1)
+    ids = torch.cat([expected["ids"], torch.full((count - 1,), head.mask)])[None]
+    states = head.backbone(ids, features=features).logits
+    assert torch.allclose(head.logits(states)[0, -count:], expected["logits"], atol=1e-4)
+
+
+# ---- the meaning of layer ids
+
+LAYERS = 5
+SHIFTED: dict[str, tuple[Callable[..., str], dict[str, Any], int]] = {
+    "speculators dflash": (block_heads.speculators, {"hidden": 32, "ids": (2, 1)}, 2),
+    "speculators dspark": (block_heads.speculators, {"kind": "dspark", "hidden": 32, "ids": (2, 1)}, 2),
+    "z-lab DFlash": (block_heads.z_lab, {"ids": (2, 1)}, 3),
+    "DeepSpec": (block_heads.deepspec, {"ids": (2, 1)}, 3),
+    "speculators peagle": (block_heads.peagle, {"hidden": 32, "depth": 1, "ids": (2, 1, 3)}, 2),
+}
+
+
+@pytest.mark.parametrize("form", SHIFTED)
+def test_an_offset_of_one_lowers_acceptance(form: str, tmp_path: Path) -> None:
+    """A head drafts rightly from the hidden states that its format means, and wrongly from those beside them."""
+    target = block_heads.counting(LAYERS)
+    save, options, state = SHIFTED[form]
+    size = {} if "peagle" in form else {"size": 16}
+    folder = block_heads.plant(save(tmp_path / "head", target, **options, **size), LAYERS, state)
+    found = format_of(Checkpoint.open(folder))
+    assert found.name == form
+    asked = harness.requests([[7] * 9, [21], [4, 4], [30] * 5], 9)
+    shares = {}
+    for shift in (-1, 0, 1):
+        pipe = harness.pipeline(target, f"{found.drafter},checkpoint={folder},shift={shift}", draft_length=3)
+        harness.check(pipe, asked)
+        shares[shift] = pipe.report.num_accepted_draft_tokens / pipe.report.num_draft_tokens
+    assert shares[0] > 0.6
+    assert max(shares[-1], shares[1]) < 0.2
+
+
+# ---- drafts of different lengths
+
+
+def test_a_row_ends_before_its_first_unlikely_token() -> None:
+    """The count is that of the tokens before the first whose chance is too small, whatever comes after it."""
+    chances_BK = torch.tensor([[0.9, 0.2, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]])
+    assert confident(chances_BK, 0.5).tolist() == [1, 3, 0]
+    assert confident(chances_BK, 0.0).tolist() == [3, 3, 3]
+
+
+def test_the_scheduler_admits_what_is_worth_its_time() -> None:
+    """Without a cost everything is admitted; the dearer a token is, the fewer, the likeliest first."""
+    chances_BK = torch.tensor([[0.9, 0.8, 0.7], [0.5, 0.5, 0.5]])
+    assert scheduled(chances_BK, 0.0).tolist() == [3, 3]
+    counts = [scheduled(chances_BK, cost).tolist() for cost in (0.1, 0.3, 0.4, 0.6)]
+    # by hand: (2 + A) / (1 + cost * n), A the sum of the first n of .9, .72, .504, .5 (row 1), .25 (row 1), .125 (row 1)
+    assert counts == [[3, 1], [2, 0], [1, 0], [0, 0]]
+
+
+def test_whether_a_token_is_submitted_depends_on_those_before_it_alone() -> None:
+    """A chance of slot k that changes leaves all slots before k as they were, and, of other rows, those that are likelier."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        chances_BK = torch.rand(3, 4, generator=generator)
+        cost, row, slot = (
+            0.3 * float(torch.rand((), generator=generator)),
+            1,
+            int(torch.randint(4, (), generator=generator)),
+        )
+        other_BK = chances_BK.clone()
+        other_BK[row, slot:] = torch.rand(4 - slot, generator=generator)
+        for count in (lambda one: scheduled(one, cost), lambda one: confident(one, 0.4)):  # noqa: B023 - called at once
+            one, two = count(chances_BK)[row], count(other_BK)[row]
+            assert min(int(one), slot) == min(int(two), slot)
+
+
+def test_confidence_shortens_drafts_and_changes_no_token(tmp_path: Path) -> None:
+    """With a confidence the output is the same, fewer tokens are drafted, and filler is not counted."""
+    target = zoo.build("qwen3")
+    folder = block_heads.speculators(tmp_path / "head", target, "dspark")
+    asked = harness.requests(harness.random_prompts([5, 1, 9, 12], zoo.VOCABULARY), 12)
+    drafted = []
+    for more in ("", ",confidence=0.4", ",confidence=0.6", ",token_cost=0.5"):
+        pipe = harness.pipeline(target, f"dspark,checkpoint={folder}{more}", draft_length=4, batch_size=3)
+        harness.check(pipe, asked)
+        drafted.append(pipe.report.num_draft_tokens / pipe.report.num_spec_steps)
+    assert drafted[0] > drafted[1] > drafted[2]
+    assert drafted[0] > drafted[3]
+
+
+def chance_of(draw: Any, target: Any, count: int = 4000) -> float:
+    """Return the chance of counts as far from the target's own as those of three tokens drawn ``count`` times."""
+    prompt, size = [1, 2], target.config.vocab_size
+    new = torch.tensor([*itertools.product(range(size), repeat=3)])
+    with torch.no_grad():
+        logits = target(torch.cat([torch.tensor([prompt]).expand(len(new), -1), new], dim=1)).logits[:, 1:-1].double()
+    expected = count * logits.softmax(-1).gather(2, new[..., None])[..., 0].prod(1)
+    found = torch.zeros(len(new), dtype=torch.float64)
+    for result in draw([prompt] * count, 4, sampling=Sampling(temperature=1.0)):
+        first, second, third = result.token_ids[:3]
+        found[(first * size + second) * size + third] += 1
+    often = expected >= 5
+    seen, meant = (torch.cat([one[often], one[~often].sum()[None]]) for one in (found, expected))
+    statistic = ((seen - meant) ** 2 / meant.clamp(min=1e-9)).sum()
+    return float(torch.special.gammaincc(torch.tensor(float(often.sum()) / 2, dtype=torch.float64), statistic / 2))
+
+
+class Peeking(DSpark):
+    """A drafter that decides on all tokens by the last of them: the fault that must not be."""
+
+    def _shortened(self, batch: Batch, draft: Draft, states_BKH: torch.Tensor) -> Draft:
+        counts_B = draft.nodes * (draft.tokens_BN[:, -1] % 2 == 0).long()
+        return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_shortened_drafts_draw_from_the_target(rule: str, tmp_path: Path) -> None:
+    """With drafts that end by confidence, sampled tokens have the target's distribution; looking at a later one is biased."""
+    config = LlamaConfig(
+        vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32,
+        initializer_range=0.7, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        target = LlamaForCausalLM(config).eval()
+    folder = block_heads.speculators(tmp_path / "head", target, "dspark", hidden=16, ids=(0, 1))
+    options = {"accept": rule, "draft_length": 2, "batch_size": 800, "seed": 3}
+    honest = [DSpark(folder, confidence=0.5), DSpark(folder, token_cost=0.1)]
+    chances = [chance_of(harness.pipeline(target, one, **options).generate, target) for one in honest]
+    assert min(chances) > 1e-3
+    assert chance_of(harness.pipeline(target, Peeking(folder, confidence=0.5), **options).generate, target) < 1e-6
+
+
+# ---- what is wrong with a checkpoint
+
+
+def edited(folder: str, drop: str = "", cut: int = 0, **changes: Any) -> str:
+    """Return a checkpoint's folder after dropping a tensor, cutting bytes of its file off, or changing its configuration."""
+    config, path = Path(folder) / "config.json", Path(folder) / "model.safetensors"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    if drop:
+        save_file({name: one for name, one in load_file(path).items() if name != drop}, path)
+    if cut:
+        path.write_bytes(path.read_bytes()[:-cut])
+    return folder
+
+
+WRONG: dict[str, tuple[Callable[..., str], dict[str, Any], dict[str, Any], str]] = {
+    "another-target": (block_heads.z_lab, {}, {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]}},
+        r"is a head for another target: expected 1 hidden states of size 64, got 32"),
+    "no-such-layer": (block_heads.z_lab, {}, {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 7]}},
+        r"has hidden states 0 \(its embedding\) to 2, and 3 before its final norm, got 8"),
+    "no-mask": (block_heads.deepspec, {}, {"mask_token_id": None}, r"expected a whole number mask_token_id, got None"),
+    "mask-too-large": (block_heads.deepspec, {}, {"mask_token_id": 97}, r"has mask_token_id 97: expected an id .* below 97"),
+    "other-layers": (block_heads.deepspec, {}, {"model_type": "gemma4"}, r"has layers of 'gemma4': expected those of 'qwen3'"),
+    "a-tensor-is-missing": (block_heads.z_lab, {}, {"drop": "layers.1.mlp.up_proj.weight"},
+        r"lacks the tensor 'layers.1.mlp.up_proj.weight'"),
+    "no-d2t": (block_heads.speculators, {"drafted": 50}, {"drop": "d2t"},
+        r"logits for 50 of 97 tokens and no mapping: expected a tensor d2t"),
+    "truncated": (block_heads.speculators, {}, {"cut": 100}, r"model.safetensors of .* cannot be read: expected a whole file"),
+    "markov-kind": (block_heads.deepspec, {}, {"markov_head_type": "lstm"}, r"Markov head of kind 'lstm': expected one of vanilla"),
+    "peagle-no-mask": (block_heads.peagle, {}, {"drop": "mask_hidden"}, r"a tensor 'mask_hidden' with 96 values, got none"),
+    "pard-mask": (block_heads.pard, {}, {"pard_token": 97}, r"has pard_token 97: expected an id that is embedded, 0 to 96"),
+    "dflash2": (block_heads.speculators, {}, {"speculators_model_type": "dflash2"}, r"is no head of a known format"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_told_in_one_sentence(case: str, tmp_path: Path) -> None:
+    """A checkpoint that does not fit, or is not whole, is refused in one sentence with what was expected and what was got."""
+    save, options, changes, message = WRONG[case]
+    target = zoo.build("qwen3")
+    folder = edited(save(tmp_path / "head", target, **options), **changes)
+    drafter = drafter_of(folder) or f"dflash,checkpoint={folder}"
+    with pytest.raises(SpecframeError, match=message) as told:
+        harness.decode(harness.pipeline(target, drafter), harness.requests([[5, 6]], 4))
+    assert "\n" not in str(told.value)
+
+
+def test_options_that_a_head_cannot_serve_are_refused(tmp_path: Path) -> None:
+    """A confidence from a head without one, MTP layers of a model made in memory or without any: one sentence each."""
+    target = zoo.build("qwen3")
+    plain = block_heads.deepspec(tmp_path / "plain", target, head=None)
+    target.save_pretrained(tmp_path / "target")
+    stored = type(target).from_pretrained(tmp_path / "target")
+    for one, drafter, message in (
+        (target, f"dspark,checkpoint={plain},confidence=0.5", "has no confidence head: expected one for the options"),
+        (target, f"dspark,checkpoint={plain},confidence=2", "confidence: expected a number from 0 to 1, got 2"),
+        (target, f"peagle,checkpoint={plain}", "expected one for the drafter 'peagle', so ask for 'dspark'"),
+        (target, "mtp", "expected a target that was loaded from a directory or the hub"),
+        (stored, "mtp", r"has no MTP layers: expected tensors model.layers.2.\*, mtp.\* or mtp_layers.0.\*"),
+    ):
+        with pytest.raises(SpecframeError, match=message):
+            harness.decode(harness.pipeline(one, drafter), harness.requests([[5, 6]], 4))
+
+
+def test_recognised_without_more_than_its_folder(tmp_path: Path) -> None:
+    """Each format is told from its folder, with the drafter that runs it; a model that is no head is none."""
+    target = zoo.build("qwen3")
+    for number, (save, options, drafter) in enumerate(
+        (
+            (block_heads.speculators, {}, "dflash"),
+            (block_heads.speculators, {"kind": "dspark"}, "dspark"),
+            (block_heads.z_lab, {}, "dflash"),
+            (block_heads.deepspec, {}, "dspark"),
+            (block_heads.peagle, {}, "peagle"),
+            (block_heads.pard, {}, "pard"),
+        )
+    ):
+        folder = save(tmp_path / str(number), target, **options)
+        assert drafter_of(folder) == f"{drafter},checkpoint={folder}"
+        asked = harness.requests([[5, 6], [7]], 4)
+        harness.check(harness.pipeline(target, folder), asked)
+    target.save_pretrained(tmp_path / "model")
+    assert drafter_of(str(tmp_path / "model")) is None
+
+
+def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
+    """A head that was trained with a block of six drafts five tokens, or six where the first slot predicts, too."""
+    target, asked = zoo.build("qwen3"), harness.requests([[5, 6], [7]], 12)
+    for save, options, longest in ((block_heads.z_lab, {}, 5), (block_heads.deepspec, {}, 6)):
+        folder = save(tmp_path / str(longest), target, **options)
+        feeds = harness.Feeds()
+        harness.check(harness.pipeline(target, folder, draft_length=9, observers=[feeds]), asked)
+        assert max(round.report.draft.depth for round in feeds.rounds) == longest

@@ -1,0 +1,526 @@
+"""Heads that draft in one pass, and MTP layers: every draft is what the formulas say, and the output is the target's own.
+
+The references are independent of what they judge: one row, no cache, a loop for every query, or transformers' own modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from specframe_heads.blocks import testing as block_heads
+from specframe_heads.blocks.drafter import DFlash, DSpark
+from specframe_heads.blocks.pard import Pard
+from specframe_heads.blocks.peagle import PEagle
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.recognised import format_of
+from specframe_heads.head import HeadDrafter
+from specframe_heads.mtp import testing as mtp_heads
+from specframe_heads.mtp.drafter import Mtp
+from specframe_heads.mtp.loading import together
+from specframe_heads.mtp.model import block_config
+from specframe_heads.scripted import Seen, scripted
+from specframe_heads.target import Target
+from specframe_std.verifiers.chain import ChainVerifier
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import MtpLayer
+
+from specframe.contracts.drafts import Draft, Scores
+from specframe.contracts.round import Batch
+from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
+
+STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}
+"""What an id of a layer is short of the number of a hidden state."""
+
+
+# ---- an independent implementation: one row, no cache, a loop for every query
+
+
+def norm(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * states / (states.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def turned(states_THD: torch.Tensor, positions: list[int]) -> torch.Tensor:
+    """Turn each pair (d, d + D/2) as a complex number by its position."""
+    half = states_THD.shape[-1] // 2
+    speeds = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.tensor(positions, dtype=torch.float64)[:, None] * speeds
+    pairs = torch.complex(states_THD[..., :half].double(), states_THD[..., half:].double())
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat([pairs.real, pairs.imag], dim=-1).float()
+
+
+def straightforward(
+    tensors: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    features_TF: torch.Tensor,
+    block_WH: torch.Tensor,
+    bidirectional: bool,
+) -> torch.Tensor:
+    """Return the normed states of a block after T tokens of context."""
+    context, count, size = (
+        norm(features_TF @ tensors["fc.weight"].T, tensors["hidden_norm.weight"]),
+        len(features_TF),
+        8,
+    )
+    places = [*range(count), *range(count, count + len(block_WH))]
+    states = block_WH
+    for layer, kind in enumerate(config["layer_types"]):
+        at = {name.split(f"layers.{layer}.")[1]: one for name, one in tensors.items() if f"layers.{layer}." in name}
+        read = norm(states, at["input_layernorm.weight"])
+        both = torch.cat([context, read])
+        query = norm((read @ at["self_attn.q_proj.weight"].T).view(len(read), 4, size), at["self_attn.q_norm.weight"])
+        key = norm((both @ at["self_attn.k_proj.weight"].T).view(len(both), 2, size), at["self_attn.k_norm.weight"])
+        value = (both @ at["self_attn.v_proj.weight"].T).view(len(both), 2, size)
+        query, key = turned(query, places[count:]), turned(key, places)
+        rows = []
+        for w in range(len(read)):
+            seen = list(range(len(both)))
+            if kind == "sliding_attention":
+                seen = [s for s in seen if s >= count or s >= count - config["sliding_window"]]
+                if not bidirectional:
+                    seen = [s for s in seen if s <= count + w]
+            heads = []
+            for head in range(4):
+                scores = key[seen, head // 2] @ query[w, head] / size**0.5
+                heads.append(scores.softmax(0) @ value[seen, head // 2])
+            rows.append(torch.cat(heads))
+        states = states + torch.stack(rows) @ at["self_attn.o_proj.weight"].T
+        read = norm(states, at["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(read @ at["mlp.gate_proj.weight"].T) * (read @ at["mlp.up_proj.weight"].T)
+        states = states + gate @ at["mlp.down_proj.weight"].T
+    return norm(states, tensors["norm.weight"])
+
+
+class Reference:
+    """What a checkpoint's head gives for one row, computed from its files."""
+
+    def __init__(self, folder: str, target: PreTrainedModel, form: str) -> None:
+        self.config = json.loads((Path(folder) / "config.json").read_text())
+        self.tensors, self._target = load_file(Path(folder) / "model.safetensors"), target
+        nested = self.config.get("dflash_config", {})
+        ids = (
+            self.config.get("aux_hidden_state_layer_ids")
+            or self.config.get("target_layer_ids")
+            or nested["target_layer_ids"]
+        )
+        self._layers = [one + STATES[form] for one in ids]
+        self._mask = self.config.get("mask_token_id", nested.get("mask_token_id"))
+        self._embed = self.tensors.get("embed_tokens.weight", target.get_input_embeddings().weight)
+        self._head = self.tensors.get("lm_head.weight", target.get_output_embeddings().weight)
+        self.anchored = form == "deepspec" or self.config.get("speculators_model_type") == "dspark"
+
+    def states(self, ids: list[int], count: int) -> torch.Tensor:
+        """Return the states of the slots that predict ``count`` tokens after a row's."""
+        hidden = self._target(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        features_TF = torch.cat([hidden[layer][0, :-1] for layer in self._layers], dim=-1)
+        block = torch.tensor([ids[-1]] + [self._mask] * (count - self.anchored))
+        config = self.config.get("transformer_layer_config", self.config)
+        wide = self.config.get("sliding_window_non_causal", False)
+        return straightforward(self.tensors, config, features_TF, self._embed[block], wide)[-count:]
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
+        """Return the logits of the token after some that are drafted already, of a draft of ``count``."""
+        states = self.states(ids, count)
+        logits_V = self._head @ states[len(drafted)]
+        return (
+            logits_V + self._bias(states, [ids[-1], *drafted])
+            if "markov_head.markov_w1.weight" in self.tensors
+            else logits_V
+        )
+
+    def _bias(self, states: torch.Tensor, before: list[int]) -> torch.Tensor:
+        """Return the Markov head's bias for the token after those of the draft."""
+        t = {name.removeprefix("markov_head."): one for name, one in self.tensors.items()}
+        embedded, kind = t["markov_w1.weight"][before], self.config["markov_head_type"]
+        if kind == "gated":
+            joint = torch.cat([states[len(before) - 1], embedded[-1]])
+            return t["markov_w2.weight"] @ (
+                (t["gate_proj.weight"] @ joint + t["gate_proj.bias"]).sigmoid() * embedded[-1]
+            )
+        if kind == "vanilla":
+            return t["markov_w2.weight"] @ embedded[-1]
+        state = out = torch.zeros(block_heads.RANK)
+        for slot, one in enumerate(embedded):
+            gate, new, out = (
+                t["joint_proj.weight"] @ torch.cat([state, one, states[slot]]) + t["joint_proj.bias"]
+            ).chunk(3)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
+        return t["markov_w2.weight"] @ out.tanh()
+
+
+# ---- the other kinds, likewise
+
+
+def causal(
+    at: dict[str, torch.Tensor], query_in: torch.Tensor, key_in: torch.Tensor, heads: int, groups: int, size: int
+) -> torch.Tensor:
+    """Return causal attention of Llama's kind, before its output matrix."""
+    places = list(range(len(query_in)))
+    query = turned((query_in @ at["self_attn.q_proj.weight"].T).view(-1, heads, size), places)
+    key = turned((key_in @ at["self_attn.k_proj.weight"].T).view(-1, groups, size), places)
+    value = (key_in @ at["self_attn.v_proj.weight"].T).view(-1, groups, size)
+    rows = []
+    for place in places:
+        per = []
+        for head in range(heads):
+            group = head * groups // heads
+            scores = key[: place + 1, group] @ query[place, head] / size**0.5
+            per.append(scores.softmax(0) @ value[: place + 1, group])
+        rows.append(torch.cat(per))
+    return torch.stack(rows)
+
+
+def fed_forward(at: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    """Return states after the second half of a layer."""
+    read = norm(states, at["post_attention_layernorm.weight"])
+    gate = torch.nn.functional.silu(read @ at["mlp.gate_proj.weight"].T) * (read @ at["mlp.up_proj.weight"].T)
+    return states + gate @ at["mlp.down_proj.weight"].T
+
+
+class OfPEagle:
+    """P-EAGLE for one row: an EAGLE-3 head over all pairs and masks at once."""
+
+    def __init__(self, folder: str, target: PreTrainedModel) -> None:
+        self.config = json.loads((Path(folder) / "config.json").read_text())
+        self.tensors, self._target = load_file(Path(folder) / "model.safetensors"), target
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
+        """Return the logits of the token after some that are drafted already, of a draft of ``count``."""
+        t, size = self.tensors, self.config["transformer_layer_config"]["head_dim"]
+        hidden = self._target(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        three = torch.cat([hidden[one][0, :-1] for one in self.config["eagle_aux_hidden_state_layer_ids"]], dim=-1)
+        features = torch.cat([three, t["mask_hidden"][0].expand(count - 1, -1)]) @ t["fc.weight"].T
+        tokens = t["embed_tokens.weight"][torch.tensor(ids[1:] + [self.config["mask_token_id"]] * (count - 1))]
+        states = features
+        for layer in range(self.config["transformer_layer_config"]["num_hidden_layers"]):
+            at = {name.split(f"layers.{layer}.")[1]: one for name, one in t.items() if f"layers.{layer}." in name}
+            read = norm(states if layer else tokens, at["input_layernorm.weight"])
+            if layer == 0:
+                read = torch.cat([read, norm(features, at["hidden_norm.weight"])], dim=-1)
+            states = fed_forward(at, states + causal(at, read, read, 2, 2, size) @ at["self_attn.o_proj.weight"].T)
+        return t["lm_head.weight"] @ norm(states[len(states) - count + len(drafted)], t["norm.weight"])
+
+
+class OfPard:
+    """PARD for one row: the model over the row and the masks."""
+
+    def __init__(self, folder: str, target: PreTrainedModel) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder)
+        self._mask = self._model.config.pard_token
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
+        """Return the logits of the token after some that are drafted already."""
+        return self._model(torch.tensor([ids + [self._mask] * (count - 1)])).logits[0, len(drafted) - count]
+
+
+class OfMtp:
+    """MTP layers for one row: transformers' own modules, without a cache."""
+
+    def __init__(self, layers: list[Any], target: PreTrainedModel) -> None:
+        self._layers, self._target = layers, target
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
+        """Return the logits of the token after some that are drafted already."""
+        features = self._target.get_decoder()(torch.tensor([ids])).last_hidden_state[0, :-1]
+        states, tokens = features, list[int]()
+        for depth in range(len(drafted) + 1):
+            if depth < len(self._layers):
+                tokens = [*ids[1 + depth :], *drafted[:depth]]
+            else:
+                features, tokens = torch.cat([features, states[-1:]]), [*tokens, drafted[depth - 1]]
+            states = self._run(self._layers[min(depth, len(self._layers) - 1)], features, tokens)
+            if depth < len(self._layers) - 1:
+                features = states
+        return self._target.get_output_embeddings().weight @ states[-1]
+
+    def _run(self, layer: Any, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        places, count = torch.arange(len(tokens))[None], len(tokens)
+        decoder = self._target.get_decoder()
+        mask = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)[None, None]
+        embedded = decoder.embed_tokens(torch.tensor([tokens]))
+        rotary = decoder.rotary_emb(embedded, places)
+        return layer(embedded, features[None], rotary, mask, places, None)[0]
+
+
+def of_own_names(target: PreTrainedModel, seeds: list[int], shares: bool = False) -> list[Any]:
+    """Return transformers' modules for random MTP layers, whatever a checkpoint calls their parts.
+
+    ``shares``: all have the first one's parts beside the block.
+    """
+    made, decoder = [], target.get_decoder()
+    for seed in seeds:
+        config = block_config(Target(target))
+        layer = MtpLayer(config, type(decoder.layers[-1]), type(decoder.norm), 0)
+        found = together(mtp_heads.parts(target, seed))
+        if shares:
+            found |= {
+                name: one for name, one in mtp_heads.parts(target, seeds[0]).items() if not name.startswith("block.")
+            }
+        layer.load_state_dict({name.replace("block.", "mtp_block."): one for name, one in found.items()})
+        made.append(layer.eval())
+    return made
+
+
+# ---- every logit of a run is the reference's
+
+Made = tuple[PreTrainedModel, HeadDrafter, Any]
+"""A target, a drafter and the reference."""
+
+
+def block(save: Callable[[Path, PreTrainedModel], str], form: str = "speculators") -> Callable[[Path], Made]:
+    """Return a function that makes a block head for a small target."""
+
+    def make(folder: Path) -> Made:
+        target = target_of("qwen3")
+        where = save(folder / "head", target)
+        return target, drafter_of(where), Reference(where, target, form)
+
+    return make
+
+
+def parallel(save: Callable[[Path, PreTrainedModel], str], reference: type) -> Callable[[Path], Made]:
+    """Return a function that makes a P-EAGLE or PARD head for a small target."""
+
+    def make(folder: Path) -> Made:
+        target = target_of("llama")
+        where = save(folder / "head", target)
+        return target, drafter_of(where), reference(where, target)
+
+    return make
+
+
+def own(make_target: Callable[[int], PreTrainedModel], layout: str, layers: int = 1) -> Callable[[Path], Made]:
+    """Return a function that makes a target with MTP layers in its checkpoint."""
+
+    def make(folder: Path) -> Made:
+        target = mtp_heads.save_target(folder / "target", make_target(layers), layout, layers)
+        if layers == 1 and layout == "after":  # transformers knows the published numbers of layers, 61 and 92
+            target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."]
+        return target, Mtp(), OfMtp(of_own_names(target, [*range(layers)], layout == "beside"), target)
+
+    return make
+
+
+def in_a_file(folder: Path) -> Made:
+    """Return a target and an MTP layer in a file of its own."""
+    target = target_of("qwen3")
+    where = mtp_heads.save_file_of(folder / "head", target)
+    return target, drafter_of(where), OfMtp(of_own_names(target, [0]), target)
+
+
+MADE: dict[str, Callable[[Path], Made]] = {
+    "dflash": block(block_heads.speculators),
+    "dflash-reduced": block(functools.partial(block_heads.speculators, hidden=24, drafted=50)),
+    "dflash-windows": block(functools.partial(block_heads.speculators, windows=(4, None, 4), ids=(0, 1, 2))),
+    "dflash-wide": block(functools.partial(block_heads.speculators, windows=(5,), sliding_window_non_causal=True)),
+    "z-lab": block(block_heads.z_lab, "z_lab"),
+    "deepspec-dflash": block(functools.partial(block_heads.deepspec, head=None), "deepspec"),
+    "deepspec": block(block_heads.deepspec, "deepspec"),
+    "dspark-gated": block(functools.partial(block_heads.speculators, kind="dspark", drafted=60, head="gated")),
+    "dspark-rnn": block(functools.partial(block_heads.speculators, kind="dspark", head="rnn")),
+    "peagle": parallel(block_heads.peagle, OfPEagle),
+    "peagle-reduced": parallel(functools.partial(block_heads.peagle, drafted=40, depth=3), OfPEagle),
+    "pard": parallel(block_heads.pard, OfPard),
+    "mtp-deepseek": own(mtp_heads.deepseek, "after"),
+    "mtp-glm-3-layers": own(mtp_heads.glm, "after", 3),
+    "mtp-beside": own(lambda _: target_of("qwen3"), "beside"),
+    "mtp-beside-2-layers": own(lambda _: target_of("qwen3-moe"), "beside", 2),
+    "mtp-in-a-file": in_a_file,
+}
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+DRAFTERS = {"dflash": DFlash, "dspark": DSpark, "peagle": PEagle, "pard": Pard, "mtp": Mtp}
+
+
+@functools.cache
+def target_of(name: str) -> PreTrainedModel:
+    """Return a small target."""
+    return zoo.build(name)
+
+
+def drafter_of(folder: str) -> Any:
+    """Return the drafter that runs a checkpoint."""
+    return DRAFTERS[format_of(Checkpoint.open(folder)).drafter](folder)
+
+
+def by_turns(place: int) -> bool:
+    """Return whether the token at a place is right: runs of none to five."""
+    return place % 7 not in (0, 3) and place % 5 != 4
+
+
+def assert_the_formulas(seen: list[Seen], reference: Any, most: int = 20) -> None:
+    """Assert that logits are those of the reference, for a sample of places; for equal rows and tokens they are compared once."""
+    kept = {(*one.ids, -1, *one.drafted, -one.count): one for one in seen}
+    assert len(kept) > 5
+    for one in [*kept.values()][:: max(1, len(kept) // most)]:
+        wanted = reference.logits(one.ids, one.drafted, one.count)[: len(one.logits_V)]
+        where = f"{len(one.drafted) + 1} of {one.count} after {len(one.ids)} tokens"
+        assert torch.allclose(one.logits_V, wanted, atol=2e-3, rtol=1e-3), where
+
+
+def judged(name: str, align: str, folder: Path) -> None:
+    """Decode a ragged batch with right and wrong drafts, and judge the logits of the drafts."""
+    target, drafter, reference = MADE[name](folder)
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), [9, 14, 6, 11])
+    seen: list[Seen] = []
+    scripted(drafter, seen, harness.truth(target, asked), by_turns)
+    results = harness.check(harness.pipeline(target, drafter, align=align, batch_size=3, draft_length=4), asked)
+    accepted = sum(result.metrics.num_accepted_draft_tokens for result in results)
+    assert accepted > (0 if align == "rollback" else 8)
+    assert_the_formulas(seen, reference)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
+    """In a ragged batch, whatever is accepted, the logits of draft tokens are those of an independent implementation."""
+    judged(name, ALIGNMENTS[[*MADE].index(name) % 4], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize("name", MADE)
+def test_every_draft_is_the_formulas_under_every_alignment(name: str, align: str, tmp_path: Path) -> None:
+    """The same, for every kind of head under every alignment."""
+    judged(name, align, tmp_path)
+
+
+SOME = ("dflash-windows", "dspark-rnn", "peagle", "pard", "mtp-glm-3-layers")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_prompts_in_pieces_and_places_that_change(name: str, tmp_path: Path) -> None:
+    """Heads read prompts in the target's pieces; rows that come, end and trade places keep what is theirs."""
+    target, drafter, reference = MADE[name](tmp_path)
+    asked = harness.requests(harness.random_prompts([3, 2, 29, 17, 1, 20], zoo.VOCABULARY), [14, 4, 5, 9, 12, 3])
+    seen: list[Seen] = []
+    scripted(drafter, seen, harness.truth(target, asked), by_turns)
+    pipe = harness.pipeline(target, drafter, batch_size=3, draft_length=3, schedule="continuous,piece=8", check=True)
+    harness.check(pipe, asked)
+    assert_the_formulas(seen, reference)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_samples_start_from_one_prompt(name: str, tmp_path: Path) -> None:
+    """Samples of a prompt start with its features, and each goes on with its own."""
+    target, drafter, reference = MADE[name](tmp_path)
+    prompts, sampling = harness.random_prompts([9, 4], zoo.VOCABULARY), Sampling(temperature=1.0, samples=3)
+    seen: list[Seen] = []
+    scripted(drafter, seen)
+    options = {"batch_size": 4, "accept": "gumbel", "seed": 5}
+    drafted, plain = (
+        [
+            one.token_ids
+            for one in harness.pipeline(target, one, draft_length=3, **options).generate(prompts, 8, sampling=sampling)
+        ]
+        for one in (drafter, None)
+    )
+    assert drafted == plain
+    assert_the_formulas(seen, reference)
+
+
+class Cramped(ChainVerifier):
+    """A verifier that runs out of memory once, in its fifth round."""
+
+    rounds = 0
+
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Score, or fail after the cache was written."""
+        scores = super().score(batch, draft)
+        self.rounds += 1
+        if self.rounds == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return scores
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_batch_is_halved_after_running_out_of_memory(name: str, tmp_path: Path) -> None:
+    """Rows are read again in a smaller batch, and drafts are as before."""
+    target, drafter, reference = MADE[name](tmp_path)
+    asked = harness.requests(harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY), 10)
+    seen: list[Seen] = []
+    scripted(drafter, seen, harness.truth(target, asked), by_turns)
+    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
+        harness.check(harness.pipeline(target, drafter, batch_size=4, draft_length=3, verify=Cramped()), asked)
+    assert_the_formulas(seen, reference)
+
+
+# ---- exactness
+
+
+def exact(name: str, architecture: str, align: str, batch: int, rule: str, folder: Path) -> None:
+    """Decode with a head's own drafts and compare with the reference decoder, or with plain sampling."""
+    target = target_of(architecture)
+    ids = (0, 1) if architecture == "opt" else (1, 2)  # OPT's last hidden state has another size
+    save = {
+        "dflash": functools.partial(block_heads.speculators, drafted=70, ids=ids),
+        "dspark": functools.partial(block_heads.speculators, kind="dspark", ids=ids, head="gated"),
+        "peagle": functools.partial(block_heads.peagle, drafted=70, ids=(0, 1, ids[1])),
+        "pard": block_heads.pard,
+    }[name]
+    prompts = harness.random_prompts((1, 30, 2, 11, 5, 5, 19, 3, 1), zoo.VOCABULARY, seed=1)
+    prompts[0] = [zoo.EOS]
+    prompts[1][20] = prompts[2][0] = prompts[3][-1] = zoo.EOS
+    options = {
+        "align": align,
+        "batch_size": batch,
+        "draft_length": 3,
+        "schedule": None if align != "ragged" else "continuous,piece=9",
+    }
+    drafter = drafter_of(save(folder / "head", target))
+    if rule == "greedy":
+        harness.check(harness.pipeline(target, drafter, **options), harness.requests(prompts, 8, {zoo.EOS, 3}))
+        return
+    sampling = Sampling(temperature=1.0)
+    pipes = [harness.pipeline(target, one, accept=rule, seed=7, **options) for one in (drafter, None)]
+    found = [[one.token_ids for one in pipe.generate(prompts, 8, sampling=sampling)] for pipe in pipes]
+    assert found[0] == found[1]
+
+
+ARCHITECTURES = ("llama", "qwen3", "glm4", "mistral", "gemma3", "gpt2", "opt", "phi3")
+PARALLEL = ("dflash", "dspark", "peagle", "pard")
+
+
+@pytest.mark.parametrize(("number", "architecture"), enumerate(ARCHITECTURES))
+def test_drafts_never_change_the_output(number: int, architecture: str, tmp_path: Path) -> None:
+    """Output is the target's own, greedy and with shared noise, on every kind of architecture."""
+    for rule in ("greedy", "gumbel"):
+        name, align = PARALLEL[(number + (rule == "gumbel")) % 4], ALIGNMENTS[(number + number // 4) % 4]
+        exact(name, architecture, align, (1, 3, 8)[number % 3], rule, tmp_path / rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", PARALLEL)
+def test_drafts_never_change_the_output_wide(name: str, architecture: str, tmp_path: Path) -> None:
+    """The same for every kind of head; alignments, batch sizes and rules in turn, or all of them."""
+    turn = PARALLEL.index(name) + ARCHITECTURES.index(architecture)
+    cells = [*itertools.product(ALIGNMENTS, (1, 3, 8), ("greedy", "gumbel"))]
+    if os.environ.get("SPECFRAME_FULL_MATRIX") != "1":
+        cells = [cells[turn % len(cells)], cells[(turn * 7 + 5) % len(cells)]]
+    for number, (align, batch, rule) in enumerate(cells):
+        exact(name, architecture, align, batch, rule, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rules_that_compare_distributions_get_them(rule: str, tmp_path: Path) -> None:
+    """Greedy rows are exact under rules that look at the logits of draft tokens, for heads that have them."""
+    target = target_of("qwen3")
+    asked = harness.requests(harness.random_prompts([5, 1, 9], zoo.VOCABULARY), 8)
+    for name in ("dflash-reduced", "dspark-gated", "peagle-reduced", "pard"):
+        made, drafter, _ = MADE[name](tmp_path / name)
+        asked_of = harness.requests([one.prompt_ids for one in asked], 8)
+        harness.check(harness.pipeline(made, drafter, accept=rule, draft_length=3), asked_of)
+    assert target.config.vocab_size == zoo.VOCABULARY

@@ -1,0 +1,113 @@
+"""``specframe models check``: what does not fit is named, and a wrong offset of layer ids is found by acceptance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from specframe_heads import testing
+from specframe_heads.doctor import examine, measured
+
+from specframe.cli import cli
+from specframe.testing import zoo
+
+
+def changed(folder: Path, **config: object) -> None:
+    """Replace keys of a checkpoint's configuration; None: take one out."""
+    path = folder / "config.json"
+    found = json.loads(path.read_text()) | config
+    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
+def rewritten(folder: Path, change) -> None:
+    """Change a checkpoint's tensors."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def wrong(drafter: Path, target) -> list[str]:
+    """Return what the doctor finds wrong in the files."""
+    return [f"{one.subject}: {one.text}" for one in examine(str(drafter), target).findings if one.wrong]
+
+
+def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
+    """Of a file whose ids were written in another meaning, the doctor says by how much to shift them."""
+    target = testing.planted_target()
+    patient = examine(str(testing.planted_eagle3(tmp_path / "a", target, 3, [1, 3, 6])), target)
+    assert patient.fits
+    assert not any(one.wrong for one in measured(patient, 4, 16, 2))
+    patient = examine(str(testing.planted_eagle3(tmp_path / "b", target, 4, [1, 3, 6])), target)
+    (found,) = [one for one in measured(patient, 4, 16, 2) if one.wrong]
+    assert (found.subject, found.text[:48]) == ("layer ids", "more is accepted with ids shifted by +1: the fil")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: {**t, "d2t": t["d2t"] + torch.arange(40)}, "d2t seems to have ids where offsets are expected"),
+        (lambda t: {name: one for name, one in t.items() if name != "fc.weight"}, "lacks the tensor 'fc.weight'"),
+        (lambda t: {name: one for name, one in t.items() if name not in ("d2t", "t2d")}, "expected a tensor d2t"),
+        (
+            lambda t: {**t, "fc.weight": t["fc.weight"][:, :60].contiguous()},
+            "expected shape (16, 96), as its configuration says",
+        ),
+    ],
+)
+def test_wrong_tensors_are_named(change, says: str, tmp_path: Path) -> None:
+    """A mapping of ids, a missing tensor, a missing mapping and a tensor of another shape are each named in a sentence."""
+    target = zoo.build("qwen3")
+    folder = testing.eagle3(tmp_path, target, drafted=40)
+    rewritten(folder, change)
+    assert says in " ".join(wrong(folder, target))
+
+
+def test_another_targets_head_is_named(tmp_path: Path) -> None:
+    """A head for another hidden size, for another vocabulary and for another depth are each told apart."""
+    target = zoo.build("qwen3")
+    folder = testing.eagle3(tmp_path, target)
+    changed(folder, target_hidden_size=64)
+    assert "for another target: expected a target with hidden states of size 64, got 32" in " ".join(
+        wrong(folder, target)
+    )
+    changed(folder, target_hidden_size=32, eagle_aux_hidden_state_layer_ids=[2, 18, 33])
+    assert "for a target of another depth" in wrong(folder, target)[0]
+
+
+def test_an_open_norm_flag_is_told(tmp_path: Path) -> None:
+    """A file without the flag that engines disagree on gets a line about it."""
+    target = zoo.build("qwen3")
+    folder = testing.eagle3(tmp_path, target)
+    assert any(
+        "norm_before_residual is not in config.json" in one.text for one in examine(str(folder), target).findings
+    )
+    changed(folder, norm_before_residual=True)
+    assert any(one.text == "norm_before_residual true" for one in examine(str(folder), target).findings)
+
+
+def test_the_command_prints_findings(tmp_path: Path) -> None:
+    """The command prints a table with acceptance, and ends with status 2 where something is wrong."""
+    target, other = testing.planted_target(3, zoo.VOCABULARY), zoo.build("qwen3")
+    for name, model in {"target": target, "other": other}.items():
+        model.save_pretrained(tmp_path / name)
+        zoo.character_tokenizer().save_pretrained(tmp_path / name)
+    head = testing.planted_eagle3(tmp_path / "head", target, 2, [1, 2, 3])
+    line = ["models", "check", str(head), "--limit", "2", "--max-new-tokens", "12", "--target"]
+    done = CliRunner().invoke(cli, [*line, str(tmp_path / "target")])
+    assert done.exit_code == 0, done.output
+    assert "mean acceptance length of 4 drafted: as read" in done.output
+    done = CliRunner().invoke(cli, [*line, str(tmp_path / "other")])
+    assert done.exit_code == 2, done.output
+    assert "WRONG" in done.output
+    assert "for another target" in done.output
+
+
+def test_a_checkpoint_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A folder with another model, and a missing one, are one sentence and status 2."""
+    zoo.build("qwen3").save_pretrained(tmp_path)
+    done = CliRunner().invoke(cli, ["models", "check", str(tmp_path), "--target", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "is no head of a known format" in f"{done.output}{done.exception}"

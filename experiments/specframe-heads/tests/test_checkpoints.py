@@ -1,0 +1,127 @@
+"""Checkpoints: every format is recognised from its files alone, and a broken file is one sentence."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from specframe_heads import testing
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.recognised import drafter_of, format_of
+
+from specframe.errors import ModelError, PluginError
+from specframe.models.pairs import choose
+from specframe.plugins.registry import Entry, registry
+from specframe.testing import harness, zoo
+
+MAKERS = {
+    "speculators eagle3": testing.eagle3,
+    "EAGLE-3": testing.eagle3_authors,
+    "EAGLE-1 and 2": testing.eagle1,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
+    """A directory is recognised from its configuration and tensors, and its path is enough as a drafter."""
+    folder = MAKERS[name](tmp_path / "head", zoo.build("qwen3"))
+    assert format_of(Checkpoint.open(str(folder))).name == name
+    assert choose("tiny", str(folder)) == ("tiny", f"eagle,checkpoint={folder}", None)
+    assert choose("tiny", f"{folder},tree=dynamic")[1] == f"eagle,checkpoint={folder},tree=dynamic"
+
+
+def test_language_models_are_left_alone(tmp_path: Path) -> None:
+    """A directory with a language model is a draft model, as ever, with pickled weights too."""
+    zoo.build("llama").save_pretrained(tmp_path / "safe")
+    testing.save(
+        tmp_path / "pickled", {"architectures": ["LlamaForCausalLM"]}, zoo.build("llama").state_dict(), pickled=True
+    )
+    for folder in (tmp_path / "safe", tmp_path / "pickled"):
+        assert drafter_of(str(folder)) is None
+        assert choose("tiny", str(folder)) == ("tiny", "model", str(folder))
+
+
+def test_names_are_recognised_without_torch(tmp_path: Path) -> None:
+    """A head in a safetensors and one in a pickle file are recognised without importing torch."""
+    target = zoo.build("qwen3")
+    folders = [testing.eagle3(tmp_path / "a", target), testing.eagle1(tmp_path / "b", target, pickled=True)]
+    code = f"""
+import sys
+from specframe.models.pairs import choose
+print(*[choose("tiny", folder)[1].partition(",")[0] for folder in {[str(one) for one in folders]}], "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    assert done.stdout == "eagle eagle False\n", done.stderr
+
+
+class Evil:
+    """An object whose unpickling runs code."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('it ran')",)
+
+
+def test_pickles_are_not_executed(tmp_path: Path) -> None:
+    """A pickle file with more than tensors is refused in one sentence, and nothing in it runs."""
+    folder = testing.eagle1(tmp_path, zoo.build("qwen3"), pickled=True)
+    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    torch.save({**weights, "evil": Evil()}, folder / "pytorch_model.bin", pickle_module=pickle)
+    with pytest.raises(
+        ModelError, match=r"^pytorch_model\.bin of drafter .* cannot be read: expected a whole file of tensors"
+    ):
+        Checkpoint.open(str(folder)).load()
+
+
+def test_truncated_files_are_named(tmp_path: Path) -> None:
+    """A file that is cut off is named in one sentence, when it is asked for by its drafter's name."""
+    folder = testing.eagle3(tmp_path, zoo.build("qwen3"))
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(
+        ModelError, match=r"^model\.safetensors of drafter .* cannot be read: expected a whole file of tensors"
+    ):
+        harness.pipeline(zoo.build("qwen3"), f"eagle,checkpoint={folder}").parts.composition.drafter.checkpoint.load()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_broken_configuration_is_named(text: str, tmp_path: Path) -> None:
+    """A config.json that is no JSON object is one sentence."""
+    folder = testing.eagle3(tmp_path, zoo.build("qwen3"))
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"^the config\.json of drafter "):
+        format_of(Checkpoint.open(str(folder)))
+
+
+def test_missing_folders_and_formats_are_named(tmp_path: Path) -> None:
+    """A folder that is not there, one without a configuration, and one without a head are one sentence each."""
+    with pytest.raises(ModelError, match="is not there: expected the directory or the hub id"):
+        Checkpoint.open(str(tmp_path / "none"))
+    with pytest.raises(ModelError, match=r"without config\.json"):
+        Checkpoint.open(str(tmp_path))
+    zoo.build("qwen3").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is no head of a known format: expected one of speculators eagle3"):
+        format_of(Checkpoint.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda location: 1 / 0,
+            r"^checkpoint 'mine' of somebody raised ZeroDivisionError for '.*': division by zero$",
+        ),
+        (lambda location: 7, r"^checkpoint 'mine' of somebody: expected a drafter as name,key=value or None, got 7$"),
+    ],
+)
+def test_faults_of_other_plugins_are_named(made, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that raises for a checkpoint, or returns no drafter's name, is named in one sentence."""
+    entry = Entry("checkpoint", "mine", made, "somebody")
+    monkeypatch.setitem(registry().entries["checkpoint"], "mine", [entry])
+    zoo.build("qwen3").save_pretrained(tmp_path)
+    with pytest.raises(PluginError, match=says):
+        choose("tiny", str(tmp_path))

@@ -1,0 +1,42 @@
+"""Heads that are right: each format's layer ids mean the hidden states they should, and an offset of one accepts less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from specframe_heads import testing
+
+from specframe.testing import harness
+
+LAYERS, K = 8, 4
+
+HEADS: dict[str, Callable] = {
+    "speculators": lambda folder, target: testing.planted_eagle3(folder, target, 3, [1, 3, 6]),
+    "speculators, no ids": lambda folder, target: testing.planted_eagle3(folder, target, 4, None),
+    "authors": lambda folder, target: testing.planted_eagle3(folder, target, 4, None, "authors"),
+    "sglang": lambda folder, target: testing.planted_eagle3(folder, target, 4, [1, 3, 6], "sglang"),
+    "eagle-1": lambda folder, target: testing.planted_eagle1(folder, target),
+}
+
+
+def acceptance(target, folder: Path, shift: int = 0, options: str = "", **more) -> float:
+    """Return the mean acceptance length of a head, fed hidden states with a shift."""
+    asked = harness.requests(harness.random_prompts([3, 1], 12), 16)
+    drafter = f"eagle,checkpoint={folder},shift={shift}{options}"
+    pipe = harness.pipeline(target, drafter, batch_size=3, draft_length=f"fixed,length={K}", **more)
+    harness.check(pipe, asked)
+    return pipe.report.mean_acceptance_length
+
+
+@pytest.mark.parametrize("layout", HEADS)
+def test_an_offset_of_one_lowers_acceptance(layout: str, tmp_path: Path) -> None:
+    """As the format is read nearly every draft token stands; with the layers before, or those after, hardly any does."""
+    target = testing.planted_target(LAYERS)
+    folder = HEADS[layout](tmp_path, target)
+    as_read = acceptance(target, folder)
+    assert as_read > 1 + 0.6 * K  # the last draft of each row is cut by its limit
+    for shift in (-1, 1):
+        if layout != "eagle-1" or shift < 0:  # nothing comes after the last state
+            assert acceptance(target, folder, shift) < as_read - 0.4 * K

@@ -1,0 +1,246 @@
+"""Medusa, Hydra, Clover and Clover-2 as drafters: read from files as published, exact in ragged batches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specframe_heads.stepwise import testing
+
+from specframe.errors import SpecframeError
+from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
+
+KINDS = testing.KINDS
+EVERY = bool(os.environ.get("SPECFRAME_FULL_MATRIX"))
+ARCHITECTURES = ("qwen3", "llama", "gemma3", "gpt2", "mistral", "opt")
+"""Tied embeddings, grouped heads, sliding windows, learned positions; OPT's embeddings are narrower than its states."""
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+TREES = ("chain", "static,branch=3/2/1", "dynamic,nodes=7,top=3")
+
+
+@functools.cache
+def target(architecture: str) -> Any:
+    return zoo.build(architecture)
+
+
+KNOWN = harness.random_prompts([5, 1, 12, 3], zoo.VOCABULARY)
+"""The prompts whose continuations the heads were trained on."""
+UNKNOWN = harness.random_prompts([9, 2], zoo.VOCABULARY, seed=8)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that returns the folder of a head that was trained on the prompts' own continuations."""
+
+    @functools.cache
+    def made(kind: str, architecture: str) -> Path:
+        return testing.overfitted(
+            tmp_path_factory.mktemp("head"), kind, target(architecture), KNOWN, tokens=16, steps=40
+        )
+
+    return made
+
+
+def decode(
+    kind: str, folder: Path, architecture: str = "qwen3", tree: str = "chain", prompts: Any = None, **options: Any
+) -> Any:
+    """Decode ragged prompts with a head; assert that the tokens are the reference decoder's; return the report."""
+    model = target(architecture)
+    drafter = f"{kind.split()[0].rstrip('+')},checkpoint={folder},tree={tree}"
+    asked = harness.requests(prompts or KNOWN + UNKNOWN, ([14, 9, 16, 3, 12, 10] if prompts is None else 14))
+    pipe = harness.pipeline(model, drafter, **{"batch_size": 3, "draft_length": 3, **options})
+    harness.check(pipe, asked)
+    return pipe.report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains_and_trees_are_exact(kind: str, folder: Any) -> None:
+    """Each head drafts a chain, a static and a dynamic tree, and of each some tokens stand and some do not."""
+    for tree in TREES:
+        report = decode(kind, folder(kind, "qwen3"), tree=tree, check=True)
+        assert 0.05 < report.draft_acceptance_rate < 1, tree
+
+
+def sample(count: int, *axes: Any) -> list[Any]:
+    """Return ``count`` combinations of the axes, spread over all; all of them where the whole matrix is asked for."""
+    every = list(itertools.product(*axes))
+    return every if EVERY else every[:: len(every) // count][:count]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tree", "kind", "batch_size", "align", "architecture"),
+    sample(29, TREES, KINDS, (1, 3, 8), ALIGNMENTS, ARCHITECTURES),
+)
+def test_wide(tree: str, kind: str, batch_size: int, align: str, architecture: str, folder: Any) -> None:
+    """Every head is exact as a chain and as a tree, under every alignment, at every batch size, on every architecture."""
+    decode(kind, folder(kind, architecture), architecture, tree, batch_size=batch_size, align=align)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "options"),
+    [
+        ("clover2", "chain", {"schedule": "continuous,piece=4", "align": "ragged"}),
+        ("hydra++", "static,branch=2/2", {"schedule": "continuous,piece=4"}),
+        ("medusa", "dynamic,nodes=6", {"schedule": "continuous,piece=4", "align": "rollback"}),
+        ("clover", "static,nodes=8", {"graphs": "on"}),
+        ("medusa", "static,nodes=8", {"graphs": "on"}),
+        ("hydra", "chain", {"draft_length": "goodput,maximum=3"}),
+        ("clover2", "dynamic", {"draft_length": 9}),
+    ],
+    ids=str,
+)
+def test_ways_of_running(kind: str, tree: str, options: dict[str, Any], folder: Any) -> None:
+    """Prompts read in pieces, recorded forwards, changing draft lengths, and drafts longer than the head has places."""
+    report = decode(kind, folder(kind, "qwen3"), tree=tree, **options)
+    assert report.draft_acceptance_rate > 0.05
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("medusa", "static,branch=3/2/1"), ("clover2", "chain"), ("hydra++", "dynamic")]
+)
+def test_samples_of_one_prompt(kind: str, tree: str, folder: Any) -> None:
+    """Samples that fork from one prompt are those of plain decoding at the same seed: the draft never shows."""
+    model, drafter = target("qwen3"), f"{kind.rstrip('+')},checkpoint={folder(kind, 'qwen3')},tree={tree}"
+    sampling = Sampling(temperature=1.0, samples=3)
+    found = [
+        [
+            (one.index, one.sample, one.token_ids)
+            for one in harness.pipeline(model, draft, accept="gumbel", batch_size=4, draft_length=3, seed=5).generate(
+                KNOWN, 10, sampling=sampling
+            )
+        ]
+        for draft in (drafter, None)
+    ]
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for _, _, tokens in found[0]}) > len(KNOWN)
+
+
+@pytest.mark.parametrize("accept", ["rejection", "block", "rejection,siblings=likely"])
+def test_rules_that_sample(accept: str, folder: Any) -> None:
+    """Rules that compare distributions get them from chains; greedy rows are decoded greedily under them all."""
+    tree = "static,branch=2/1" if "likely" in accept else "chain"
+    decode("clover2", folder("clover2", "qwen3"), tree=tree, accept=accept)
+
+
+def test_processors_see_the_path_of_a_node(folder: Any) -> None:
+    """A repetition penalty is applied to a tree's nodes with the tokens of their own paths: tokens are those of plain decoding."""
+    model, sampling = target("qwen3"), Sampling(repetition_penalty=1.3, temperature=0.0)
+    drafter = f"medusa,checkpoint={folder('medusa', 'qwen3')},tree=dynamic,nodes=6"
+    found = [
+        [one.token_ids for one in harness.pipeline(model, draft, draft_length=3).generate(KNOWN, 12, sampling=sampling)]
+        for draft in (drafter, None)
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_folder_is_recognised(folder: Any) -> None:
+    """The folder of a head is enough as a drafter, with options behind it or without; its configuration counts no heads."""
+    model = target("qwen3")
+    for kind in KINDS:
+        place = folder(kind, "qwen3")
+        for given in (str(place), f"{place},tree=chain", place):
+            pipe = harness.pipeline(model, given, draft_length=3)
+            drafter = pipe.composition.drafter
+            assert drafter.name == kind.split()[0].rstrip("+")
+    assert json.loads((folder("medusa", "qwen3") / "config.json").read_text())["medusa_num_heads"] == 2
+    report = decode("medusa", folder("medusa", "qwen3"))
+    assert report.num_draft_tokens > 2 * report.num_spec_steps  # three heads are in the file
+
+
+def changed(folder: Path, into: Path, tensors: Any = None, **config: Any) -> Path:
+    """Copy a checkpoint with other tensors and another configuration."""
+    into.mkdir()
+    held = load_file(folder / "model.safetensors")
+    save_file(tensors(held) if tensors else held, into / "model.safetensors")
+    (into / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    return into
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "clover2" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_another_state_is_accepted_less(kind: str, folder: Any) -> None:
+    """The hidden state that a format names is the right one: with its neighbour less is accepted."""
+    place, rates = folder(kind, "gemma3"), []
+    for shift in ("", ",shift=-1"):
+        rates.append(decode(kind, place, "gemma3", "chain" + shift, KNOWN).draft_acceptance_rate)
+    assert rates[1] < rates[0] - 0.1, rates
+
+
+def test_a_token_map_holds_ids(folder: Any, tmp_path: Path) -> None:
+    """Heads with a part of the vocabulary name the target's ids in token_map; read as offsets they would be refused or useless."""
+    kept = torch.randperm(zoo.VOCABULARY, generator=torch.Generator().manual_seed(0))[:80].sort().values
+
+    def cut(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {k: v[kept].contiguous() if k.startswith("lm_heads") else v for k, v in held.items()} | {
+            "token_map": kept
+        }
+
+    whole = folder("medusa of vLLM", "qwen3")
+    part = changed(whole, tmp_path / "part", cut)
+    rates = [decode("medusa of vLLM", place).draft_acceptance_rate for place in (whole, part)]
+    assert 0.4 * rates[0] < rates[1] <= rates[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "config", "message"),
+    [
+        ("medusa", lambda held: {k: v for k, v in held.items() if k != "1.0.linear.weight"}, {}, "lacks the tensor"),
+        (
+            "medusa of vLLM",
+            lambda held: {k: v[:50] if "lm_heads" in k else v for k, v in held.items()},
+            {},
+            "expected a tensor",
+        ),
+        (
+            "hydra",
+            lambda held: {k: v[:20] if "res_connection" in k else v for k, v in held.items()},
+            {},
+            "expected shape",
+        ),
+        ("clover2", lambda held: {k: v for k, v in held.items() if "norm" not in k}, {}, "lacks the tensor"),
+        ("clover", None, {"num_attention_heads": "many"}, "expected a whole number for num_attention_heads"),
+        ("clover2", None, {"vocab_size": 5000}, "is a head for another target"),
+    ],
+    ids=["missing head", "no token_map", "wrong shape", "missing norms", "no heads", "other vocabulary"],
+)
+def test_heads_that_do_not_fit(kind: str, spoil: Any, config: Any, message: str, folder: Any, tmp_path: Path) -> None:
+    """Whatever a file lacks is told in one sentence that names the head."""
+    place = changed(folder(kind, "qwen3"), tmp_path / "head", spoil, **config)
+    with pytest.raises(SpecframeError, match=message) as caught:
+        decode(kind, place)
+    assert "\n" not in str(caught.value)
+    assert "head" in str(caught.value)
+
+
+def test_a_head_for_another_target(folder: Any) -> None:
+    """A head for hidden states of another size is refused in one sentence."""
+    for kind in KINDS:
+        with pytest.raises(
+            SpecframeError, match=r"head for another target: expected a target with hidden states of size 32, got 36"
+        ):
+            decode(kind, folder(kind, "qwen3"), "llama")
+
+
+def test_rules_without_trees_are_refused(folder: Any) -> None:
+    """A tree beside a rule that judges chains only is refused before anything is decoded."""
+    with pytest.raises(SpecframeError, match="needs 'tree' to be offered"):
+        decode("medusa", folder("medusa", "qwen3"), tree="static", accept="block")
+
+
+def test_trees_are_read_from_medusa_choices(folder: Any, tmp_path: Path) -> None:
+    """A JSON file with a list of rank lists is a static tree, cut to the places that the head has."""
+    choices = [[0], [0, 0], [1], [0, 1], [2], [0, 0, 0], [1, 0], [0, 0, 0, 0]]
+    (tmp_path / "choices.json").write_text(json.dumps(choices))
+    tree = f"static,branch={tmp_path / 'choices.json'}"
+    report = decode("medusa", folder("medusa", "qwen3"), tree=tree, draft_length=4)
+    assert 5 * report.num_spec_steps < report.num_draft_tokens <= 7 * report.num_spec_steps  # fewer at a row's end

@@ -1,0 +1,261 @@
+"""Training of heads: what a lesson holds, what each loss looks at, interruptions, and the command."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.recognised import format_of
+from specframe_heads.target import Target
+from specframe_heads.training import loop
+from specframe_heads.training.continuations import Text, texts
+from specframe_heads.training.eagle3 import GROWN
+from specframe_heads.training.kinds import LEARNERS, learner
+from specframe_heads.training.learner import frequent
+from specframe_heads.training.lessons import Reader, drawn
+from specframe_heads.training.optimizers import orthogonal
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.reference import reference_decode
+from specframe.testing import harness, zoo
+
+KINDS = tuple(LEARNERS)
+PROMPTS = harness.random_prompts([5, 2, 9, 4], zoo.VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(zoo.build("qwen3", num_hidden_layers=4).requires_grad_(False))
+
+
+@pytest.fixture(scope="module")
+def written(target: Target) -> list[Text]:
+    return [Text([*one, *reference_decode(target.model, list(one), 12)], len(one)) for one in PROMPTS]
+
+
+def made(kind: str, target: Target, **options: Any) -> Any:
+    torch.manual_seed(0)
+    options |= {"layers": 2} if kind == "dflash" else {}
+    return learner(kind, target=target, places=3, **options)
+
+
+def test_lessons_are_what_the_target_computes(target: Target, written: list[Text]) -> None:
+    """Logits, hidden states and masks of a batch are those of each text alone; the model is left as it was."""
+    lesson = Reader(target.model, [0, 2, 4, 5]).read(written)
+    for row, text in enumerate(written):
+        length = len(text.ids)
+        with torch.no_grad():
+            alone = target.model(torch.tensor([text.ids]), output_hidden_states=True)
+        torch.testing.assert_close(lesson.logits_BTV[row, :length], alone.logits[0], atol=1e-4, rtol=1e-4)
+        for number in (0, 2, 4):
+            found = lesson.hidden[number][row, :length]
+            torch.testing.assert_close(found, alone.hidden_states[number][0], atol=1e-4, rtol=1e-4)
+        normed = target.model.model.norm(lesson.hidden[5][row, :length])
+        torch.testing.assert_close(normed, lesson.hidden[4][row, :length], atol=1e-4, rtol=1e-4)
+        assert lesson.known_BT[row].tolist() == [place < length for place in range(lesson.ids_BT.shape[1])]
+        assert int(lesson.own_BT[row].sum()) == length - text.prompt
+    assert not any(module._forward_hooks for module in target.model.modules())
+
+
+def test_places_look_ahead(target: Target, written: list[Text]) -> None:
+    """Place k after token t is about the token t + k + 2, which the target foresees at token t + k + 1."""
+    lesson = Reader(target.model, [4]).read(written)
+    for place in range(3):
+        ahead_BT, counts_BT = lesson.ahead(lesson.ids_BT, place), lesson.counts(place)
+        for row, text in enumerate(written):
+            for token in range(lesson.ids_BT.shape[1] - 1):
+                known = token + 1 + place < len(text.ids)
+                assert bool(counts_BT[row, token]) == known
+                assert not known or int(ahead_BT[row, token]) == text.ids[token + 1 + place]
+
+
+@torch.no_grad()
+def test_eagle_is_trained_on_what_it_drafts(target: Target, written: list[Text], tmp_path: Path) -> None:
+    """The logits that are trained are those of the drafter's own modules, fed true pairs and then its own states, step by step."""
+    ids = torch.tensor(sorted({token for text in written for token in text.ids} | set(range(40))))
+    head = made("eagle3", target, ids=ids)
+    for weight in (one for one in head.parameters() if one.requires_grad):
+        weight.copy_(torch.randn(weight.shape) * 0.2).copy_(weight.bfloat16())  # as it is written
+    head.save(tmp_path)
+    checkpoint = Checkpoint.open(str(tmp_path))
+    drafter = format_of(checkpoint).made(checkpoint, target)
+    assert format_of(checkpoint).layers(checkpoint, target.layers) == head.layers
+    assert drafter.vocabulary.targets(torch.arange(len(ids))).tolist() == ids.tolist()
+    lesson = Reader(target.model, head.layers).read(written[:1])
+    trained = head.predicted(lesson, 3)
+    fused_1TD = drafter.fuse(torch.cat([lesson.hidden[one] for one in head.layers], dim=-1))
+    for start in (0, 3, 6):
+        features_1TD, fed_1T = fused_1TD[:, : start + 1], lesson.ids_BT[:, 1 : start + 2]
+        for place, logits_BTV in enumerate(trained):
+            states_1TD = drafter.backbone(fed_1T, features=features_1TD).logits
+            logits_1V = drafter.logits(states_1TD[:, -1])
+            torch.testing.assert_close(logits_1V[0], logits_BTV[0, start], atol=2e-3, rtol=2e-3)
+            features_1TD = torch.cat([features_1TD, drafter.fed_back(states_1TD[:, -1:])], dim=1)
+            fed_1T = lesson.ids_BT[:, 1 : start + 3 + place]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
+    """The loss falls, the chain agrees more with the target, and what is written decodes exactly with it."""
+    head, told = made(kind, target), []
+    lesson = Reader(target.model, head.layers).read(written)
+    before, loss = sum(loop.agreement(head, written, 64)), float(head.loss(lesson, 3))
+    loop.train(head, written, loop.Plan(40, 60, rate=5e-3), tmp_path / "work", lambda step, loss: told.append(step))
+    assert told == list(range(1, 41))
+    assert float(head.loss(lesson, 3)) < 0.8 * loss
+    assert sum(loop.agreement(head, written, 64)) > before
+    head.save(tmp_path / "head")
+    assert head.places_at(0.0) == (1 if kind == "eagle3" else 3)
+    assert head.places_at(GROWN) == 3
+    chain = ",tree=chain" if kind == "medusa" else ""
+    pipe = harness.pipeline(target.model, f"{tmp_path / 'head'}{chain}", draft_length=3, batch_size=3)
+    harness.check(pipe, harness.requests(PROMPTS, 12))
+    assert pipe.report.draft_acceptance_rate > 0.1
+
+
+@torch.no_grad()
+def test_blocks_see_nothing_after_their_anchor(target: Target, written: list[Text]) -> None:
+    """The logits of a block do not change with the features of its anchor and of what follows it; they do with those before."""
+    head = made("dflash", target)
+    lesson = Reader(target.model, head.layers).read(written)
+    anchors_B1 = torch.full((len(written), 1), 6)
+    whole = head.blocks(lesson, anchors_B1)
+    for place, same in ((6, True), (9, True), (5, False)):
+        hidden = {number: states.clone() for number, states in lesson.hidden.items()}
+        for states_BTD in hidden.values():
+            states_BTD[:, place] += 1
+        found = head.blocks(attrs.evolve(lesson, hidden=hidden), anchors_B1)
+        assert torch.allclose(found, whole) == same
+    both = head.blocks(lesson, torch.full((len(written), 2), 6))
+    torch.testing.assert_close(both[:, 1:], whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_training_resumes_where_it_was_cut_off(
+    kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that stops after a checkpoint ends with the weights of one that was not stopped."""
+    monkeypatch.setattr(loop, "KEPT_EVERY", 4)
+
+    def trained(folder: Path, cut_off: int | None = None) -> dict[str, torch.Tensor]:
+        head = made(kind, target)
+
+        def told(step: int, loss: float) -> None:
+            if step == cut_off:
+                raise KeyboardInterrupt
+
+        loop.train(head, written, loop.Plan(9, 40), folder, told)
+        return {name: one.detach() for name, one in head.named_parameters() if one.requires_grad}
+
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", cut_off=6)
+    resumed = trained(tmp_path / "cut")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are the target's own, come in the order of the prompts, and are decoded once; other prompts are refused."""
+    monkeypatch.setattr("specframe_heads.training.continuations.PART", 3)
+    pipe, counts = harness.pipeline(target.model, None), []
+    found = texts(tmp_path, pipe, PROMPTS, 6, counts.append)
+    assert counts == [3, 4]
+    for text, prompt in zip(found, PROMPTS, strict=True):
+        whole = reference_decode(target.model, list(prompt), 6)
+        end = whole.index(zoo.EOS) + 1 if zoo.EOS in whole else 6
+        assert text.ids == [*prompt, *whole[:end]]
+        assert text.prompt == len(prompt)
+    (tmp_path / "part-00001.safetensors").unlink()
+    monkeypatch.setattr(
+        pipe, "generate", lambda prompts, new: pytest.fail("decoded again") if len(prompts) > 1 else iter(again)
+    )
+    again = list(harness.pipeline(target.model, None).generate(PROMPTS[3:], 6))
+    assert texts(tmp_path, pipe, PROMPTS, 6) == found
+    with pytest.raises(OptionError, match="holds continuations of other prompts"):
+        texts(tmp_path, pipe, PROMPTS[1:], 6)
+
+
+def test_lessons_are_drawn_by_step() -> None:
+    """The same step gives the same texts, which are of similar length; another step gives others."""
+    ordered = [Text([0] * length, 0) for length in range(1, 200)]
+    first = drawn(ordered, 4, 0, 7)
+    assert first == drawn(ordered, 4, 0, 7)
+    assert first != drawn(ordered, 4, 0, 8)
+    for step in range(20):
+        lengths = [len(text.ids) for text in drawn(ordered, 4, 0, step)]
+        assert len(set(lengths)) == 4
+        assert max(lengths) - min(lengths) <= 32
+
+
+def test_frequent_tokens() -> None:
+    """The tokens that were written most often are kept, prompts aside, in ascending order."""
+    some = [Text([1, 1, 1, 5, 5, 3], 3), Text([1, 7, 7, 7, 3], 1)]
+    kept = frequent(some, 2, 9)
+    assert kept is not None
+    assert kept.tolist() == [3, 7]  # 5 was written as often as 3: the smaller id is kept
+    assert frequent(some, 9, 9) is None
+
+
+def test_orthogonal_updates() -> None:
+    """The singular values of an update lie around 1, for wide and tall matrices."""
+    torch.manual_seed(0)
+    for shape in ((12, 40), (40, 12)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert 0.5 < float(values.min()) <= float(values.max()) < 1.5
+
+
+def command(*arguments: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CliRunner().invoke(cli, ["heads", "train", *map(str, arguments)])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """A head is trained, written and measured in one call; given again it is there at once; other options are refused."""
+    target = zoo.save_pair(tmp_path)[1]
+    (tmp_path / "data.ids").write_text("\n".join(" ".join(map(str, one)) for one in PROMPTS * 2))
+    options = ("medusa", "--target", target, "--data", tmp_path / "data.ids", "--out", tmp_path / "head", "--step-tokens", 64,
+               "--places", 2, "--max-new-tokens", 8, "--vocabulary", 60, "--device", "cpu")  # fmt: skip
+    done = command(*options, "--steps", 3)
+    assert done.exit_code == 0, done.output
+    assert "mean_acceptance_length: " in done.output
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert (config["num_heads"], config["truncated_vocab_size"]) == (2, 60)
+    weights = (tmp_path / "head" / "model.safetensors").read_bytes()
+    assert command(*options, "--steps", 3).stdout == done.stdout  # without the bars of loading
+    assert (tmp_path / "head" / "model.safetensors").read_bytes() == weights
+    refused = command(*options, "--steps", 4)
+    assert refused.exit_code != 0
+    assert "holds a training with another steps" in str(refused.exception)
+    assert "--layers: expected a kind that has it" in str(command(*options, "--layers", 2).exception)
+    (tmp_path / "one.ids").write_text("1 2 3")
+    alone = command("eagle3", "--target", target, "--data", tmp_path / "one.ids", "--out", tmp_path / "other")
+    assert "expected at least two prompts" in str(alone.exception)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("eagle9", "--target", "tiny", "--data", "x", "--out", "y"),
+            "expected one of clover2, dflash, eagle3, medusa",
+        ),
+        (("medusa", "--target", "tiny", "--out", "y"), "Missing option '--data'"),
+        (("medusa", "--target", "tiny", "--data", "x", "--out", "y", "--places", "0"), "--places"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
+    """A kind that there is not, a missing file of prompts and a number out of range are refused in one sentence."""
+    done = command(*arguments)
+    assert done.exit_code != 0
+    assert message in f"{done.output}{done.exception}"

@@ -1,0 +1,88 @@
+"""Train the embedded heads: drafters that read the features of ``tiny``.
+
+    python experiments/specframe-heads/train_tiny.py --work WORK_DIR                    # all heads: on one CPU core about an hour
+    python experiments/specframe-heads/train_tiny.py --work WORK_DIR eagle3 medusa
+
+The work is done by ``specframe heads train``, of the plugin specframe-heads: the target continues snippets of the training modules
+greedily, and each head is trained on these texts, which all of them share. What was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from specframe_tiny import FOLDER
+from specframe_tiny.train import encode, split_corpus, windows
+from tokenizers import Tokenizer
+
+SHORT, LONG = (5120, 64, 11), (256, 896, 12)
+"""Snippets that the target continues: how many, their tokens, and what they are drawn by. Without long ones a head's rotary
+positions would never have been far from the beginning, and after some hundred tokens nothing of its drafts would stand."""
+HELD_OUT = (128, 96)
+"""Snippets of held-out modules: how many, and their tokens."""
+NEW = 128
+"""Tokens of a continuation."""
+
+KINDS = {
+    "eagle3": ("--steps", "1600", "--vocabulary", "1024"),
+    "medusa": ("--steps", "1500", "--vocabulary", "1400"),
+    "clover2": ("--steps", "1500"),
+    "dflash": ("--steps", "1500", "--layers", "2"),
+}
+"""The embedded heads, with the options of their training. With the whole vocabulary, or with five layers, files would be larger
+than 3 MB."""
+COMMON = ("--places", "4", "--step-tokens", "1024", "--batch-size", "64", "--max-new-tokens", str(NEW))
+FILES = ("config.json", "model.safetensors")
+
+
+def write_ids(file: Path, rows: Iterable[list[int]]) -> None:
+    """Write prompts as token ids, one per line."""
+    file.write_text("".join(" ".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_prompts(work: Path) -> None:
+    """Write the snippets of training modules and of held-out modules."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "target" / "tokenizer.json"))
+    stream, held_stream = (encode(tokenizer, sources) for sources in split_corpus())
+    snippets = [
+        row for count, length, salt in (SHORT, LONG) for row in windows(stream, count, length, 0, salt).tolist()
+    ]
+    write_ids(work / "prompts.ids", snippets)
+    count, length = HELD_OUT
+    starts = torch.linspace(0, len(held_stream) - length - 1, count).long().tolist()
+    write_ids(work / "held_out.ids", [held_stream[start : start + length].tolist() for start in starts])
+
+
+def train(kind: str, work: Path, out: Path) -> None:
+    """Train one head, and put its files into ``out``."""
+    from specframe.cli import cli
+
+    files = ("--data", work / "prompts.ids", "--held-out", work / "held_out.ids", "--continuations", work / "texts")
+    given = ["heads", "train", kind, "--target", "tiny", "--out", work / kind, *files, *COMMON, *KINDS[kind]]
+    cli.main(list(map(str, given)), standalone_mode=False)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(work / kind / name, out / name)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the heads that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"heads to train; without any: {', '.join(KINDS)}")
+    parser.add_argument("--work", type=Path, required=True, help="directory for texts and checkpoints")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where a folder for each head is written")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.kinds) - set(KINDS)):
+        parser.error(f"unknown head {unknown[0]}: expected one of {', '.join(KINDS)}")
+    options.work.mkdir(parents=True, exist_ok=True)
+    write_prompts(options.work)
+    for kind in options.kinds or KINDS:
+        train(kind, options.work, options.out / kind)
+
+
+if __name__ == "__main__":
+    main()
