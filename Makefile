@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PLUGINS := plugins/specframe-std plugins/specframe-lab plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
@@ -38,7 +38,7 @@ check: install  ## lint, types, and whether the generated docs are up to date
 docs: install  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
-wheels: install  ## build the four wheels into dist/
+wheels: install  ## build all wheels into dist/
 	rm -rf dist
 	for part in . $(PLUGINS); do $(BIN)/python -m build --quiet --wheel --outdir dist $$part || exit 1; done
 

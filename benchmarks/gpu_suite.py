@@ -1,16 +1,19 @@
 """Everything that needs a GPU, in one command and a given time: tests, equivalence, and benchmarks at published shapes.
 
-    python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--small] [--output FILE.json]
+    python benchmarks/gpu_suite.py [--budget SECONDS] [--pair qwen3-8b] [--device cuda] [--small] [--resume] [--output FILE.json]
 
-1. every test marked ``cuda``; 2. equivalence with the reference decoder, in float32 and bfloat16, on grown pairs; 3. what each way
-to attend costs; 4. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells
-first, with compiled layers too at 8 and 1.
+1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one an
+error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. equivalence with the reference
+decoder, in float32 and bfloat16, on grown pairs; 4. logits that are the same to the bit, and their price; 5. what each way to
+attend costs; 6. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first,
+with compiled layers too at 8 and 1.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
 is a process of its own: one that crashes, runs out of memory or of time is a line in the result, and the others go on. A benchmark
-that loses the device is taken up again without the scheme that lost it. ``--small`` does all of it on a CPU in a minute or two,
-with a small pair.
+that loses the device is taken up again without the scheme that lost it. What is done is written after each part, and ``--resume``
+keeps the parts of an earlier run that found nothing wrong. ``--small`` does all of it in a minute or two without a GPU, with a
+small pair: the first part on the simulated accelerator of the test kit, the others on the CPU.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from __future__ import annotations
 import checkout  # noqa: F401  # isort: skip  - first: child processes find the plugins of a checkout that is not installed
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +36,19 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 SMALL = {
+    "traffic": "--device sim",
+    "sanitizer": "--device sim --schemes ragged",
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
+    "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
     "bench": "--pair small --device cpu --dtype float32 --batches 4,1 --new 8 --least 4 --waves 1 --rounds 1",
 }
 LARGE = {
+    "traffic": "--device {device}",
+    "sanitizer": "--device {device} --schemes ragged;eqspec",
     "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
     "attention": "--device {device} --dtype bfloat16",
+    "bitwise": "--pair cpu --device {device} --aligns ragged,eqspec --batches 8,1 --rounds 2",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
     " --new 64 --least 4 --waves 1 --references 16 --rounds 2 --compiled 8,1",
 }
@@ -48,35 +59,52 @@ LARGE = {
 @click.option("--pair", default="qwen3-8b", show_default=True, help="The pair of the benchmark.")
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--small", is_flag=True, help="Everything on a CPU, with a small pair.")
+@click.option("--resume", is_flag=True, help="Keep the parts of an earlier run that found nothing wrong.")
 @click.option("--output", default=None, help="Where the JSON goes.  [default: benchmarks/results/]")
-def main(budget: float, pair: str, device: str, small: bool, output: str | None) -> None:
+def main(budget: float, pair: str, device: str, small: bool, resume: bool, output: str | None) -> None:
     """Run the parts, write what came of them, and print it; exit with 1 when a part found something wrong."""
     deadline = time.monotonic() + budget
     chosen = {part: text.format(pair=pair, device=device).split() for part, text in (SMALL if small else LARGE).items()}
     path = Path(output or HERE / "results" / f"gpu-suite-{'small' if small else pair}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    result = finished(path) if resume else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        result = {"tests": tests(0.3 * budget)}
-        for part, outcome in (
-            ("equivalence", lambda: by_rows("equivalence", chosen["equivalence"], 0.2 * budget, folder)),
-            ("attention", lambda: by_rows("attention", chosen["attention"], 0.1 * budget, folder)),
-            ("bench", lambda: bench(chosen["bench"], deadline - 5, folder)),
-        ):
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            result[part] = outcome()
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "traffic": lambda: by_rows("traffic", chosen["traffic"], 0.1 * budget, folder, timed=False),
+            "sanitizer": lambda: sanitized(chosen["sanitizer"], 0.08 * budget),
+            "tests": lambda: tests(0.25 * budget),
+            "equivalence": lambda: by_rows("equivalence", chosen["equivalence"], 0.17 * budget, folder),
+            "bitwise": lambda: by_rows("bitwise", chosen["bitwise"], 0.1 * budget, folder),
+            "attention": lambda: by_rows("attention", chosen["attention"], 0.08 * budget, folder),
+            "bench": lambda: bench(chosen["bench"], deadline - 5, folder),
+        }
+        for part, act in parts.items():
+            if part not in result:
+                result[part] = act()
+                path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(result)
     print(f"written to {path}")
     sys.exit(any(one["wrong"] for one in result.values()))
 
 
-def run(command: list[str], seconds: float) -> dict[str, Any]:
+def finished(path: Path) -> dict[str, Any]:
+    """Return the parts of an earlier run that found nothing wrong."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {part: outcome for part, outcome in found.items() if not outcome["wrong"]}
+
+
+def run(command: list[str], seconds: float, **variables: str) -> dict[str, Any]:
     """Run a part and return its exit status (None: out of time), its time and the end of what it printed."""
     started = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=HERE.parent, timeout=seconds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=HERE.parent,
+            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
         )
         status, printed = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
@@ -100,11 +128,16 @@ def tests(seconds: float) -> dict[str, Any]:
     return found | {"lines": [*kept, f"out of time: {last}" if found["status"] is None else last]}
 
 
-def by_rows(script: str, options: list[str], seconds: float, folder: Path) -> dict[str, Any]:
-    """Run a script that writes what it finds row by row; rows found before a crash are kept."""
+def sanitized(options: list[str], seconds: float) -> dict[str, Any]:
+    """Run a short part under torch's sanitizer, which tells of memory that two streams use without waiting for each other."""
+    return run([sys.executable, str(HERE / "traffic.py"), *options], seconds, TORCH_CUDA_SANITIZER="1")
+
+
+def by_rows(script: str, options: list[str], seconds: float, folder: Path, timed: bool = True) -> dict[str, Any]:
+    """Run a script that writes what it finds row by row; rows found before a crash are kept. ``timed``: it takes ``--budget``."""
     path = folder / f"{script}.json"
     command = [sys.executable, str(HERE / f"{script}.py"), *options, "--output", str(path)]
-    found = run([*command, "--budget", str(0.8 * seconds)], seconds)
+    found = run([*command, *(["--budget", str(0.8 * seconds)] if timed else [])], seconds)
     return found | {"rows": json.loads(path.read_text(encoding="utf-8")) if path.exists() else []}
 
 
@@ -135,6 +168,12 @@ def bench(options: list[str], deadline: float, folder: Path) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print one line per part and per thing that went wrong; the parts have printed their own tables."""
     table = Table("part", "outcome", title="GPU suite")
+    schemes = result["traffic"]["rows"]
+    table.add_row("traffic", f"{len(schemes)} schemes; {state(result['traffic'])}")
+    for row in schemes:
+        if row["fault"] or row["most_waits"] > 1:
+            table.add_row("", f"{row['scheme']}: {row['fault'] or ''} {row['most_waits']} waits in a round")
+    table.add_row("sanitizer", state(result["sanitizer"]))
     table.add_row("tests", "\n".join(result["tests"]["lines"]))
     rows = result["equivalence"]["rows"]
     table.add_row(
@@ -145,11 +184,13 @@ def show(result: dict[str, Any]) -> None:
         if row["fault"] or row["bugs"]:
             place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
             table.add_row("", f"{place}: {row['fault'] or row['exactness']}")
+    table.add_row("bitwise", state(result["bitwise"]) if result["bitwise"]["seconds"] else "not there")
     times = result["attention"]["rows"]
     table.add_row("attention", f"{len(times)} timings; {state(result['attention'])}")
     for row in times:
         if row["fault"]:
             table.add_row("", f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}")
+    show_bitwise(table, result["bitwise"])
     for one in result["bench"]["runs"]:
         cells = one.get("result", {}).get("cells", [])
         measured = [cell for cell in cells if "tokens_per_second" in cell]
@@ -158,6 +199,17 @@ def show(result: dict[str, Any]) -> None:
             if cell["fault"] or cell.get("bugs"):
                 table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
     Console(width=132).print(table)
+
+
+def show_bitwise(table: Table, part: dict[str, Any]) -> None:
+    """Add in how many prompts all logits are the same to the bit, and what that costs."""
+    rows = part["rows"]
+    table.add_row(
+        "bitwise", f"{len(rows)} comparisons, {sum(row['bugs'] for row in rows)} prompts differ; {state(part)}"
+    )
+    for row in rows:
+        told = row["fault"] or f"equal {row['equal']}, without {row['plain']}, {row['price']} times the time"
+        table.add_row("", f"{row['dtype']} {row['align']} batch {row['batch']}: {told}")
 
 
 def state(part: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-os.environ["SPECFRAME_PLUGINS"] = "std,lab,tiny"  # the pages describe this repository, whatever else is installed
+os.environ["SPECFRAME_PLUGINS"] = "std,lab,serve,tiny"  # the pages describe this repository, whatever else is installed
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs
@@ -49,6 +49,7 @@ value that cannot be is one sentence that names where it stood, and exit status 
 `SPECFRAME_RUN_BATCH_SIZE=4` is `--batch-size 4` of `run`, `SPECFRAME_RUN_CHECK=true` is `--check`. Lists are comma lists, as on
 the command line. `--stop` has no variable. Two variables are no options: `SPECFRAME_PLUGINS` narrows [which plugins are
 loaded](plugins.md), and `SPECFRAME_HOME` is the folder of your own names for models, `~/.config/specframe` when it is not set.
+A warning names the variable that a misspelt one is like.
 
 **A file.** `--config FILE.toml` takes options from a file. What stands at its top is for every command that reads the file, and
 has to be an option of each; what stands in a section is for the command of its name, and wins. Where an option of a grid takes
@@ -135,7 +136,7 @@ def commands() -> str:
     known = {name: command for name in cli.list_commands(group) if (command := cli.get_command(group, name))}
     for context in walk(group, known):
         parts += [f"### {context.command_path}", f"```text\n{context.get_help()}\n```"]
-    return page("the commands in specframe/cli and plugins/specframe-lab", parts)
+    return page("the commands in specframe/cli and the plugins", parts)
 
 
 def walk(context: click.Context, children: Mapping[str, click.Command]) -> Iterator[click.Context]:

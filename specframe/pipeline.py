@@ -13,18 +13,17 @@ from specframe.contracts.drafts import RoundReport
 from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
+from specframe.engine.chunks import Chunks
 from specframe.engine.guard import guard
-from specframe.engine.intake import Intake, Samplings
 from specframe.engine.parts import parts_of
-from specframe.engine.requests import Prompt
+from specframe.engine.prompts import Prompt
+from specframe.engine.requests import Requests, Samplings
 from specframe.engine.results import Results
 from specframe.errors import OptionError, PromptError
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
 from specframe.plugins.registry import registry
-from specframe.text.stopping import stop_strings
-from specframe.text.streaming import TextStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,15 +34,16 @@ class Pipeline:
 
     Args:
         target: the model whose output is wanted: an alias, a directory, a hub id or a loaded model. None: the target that
-            ``drafter`` drafts for, or else the embedded ``tiny``.
+            ``drafter`` drafts for, or else the default of a plugin.
         drafter: a draft model (as ``target``), or a drafter's name with options (``name,key=value``), or an object; None or
             "none" for plain decoding. "auto": the model that drafts for ``target``.
-        align, schedule, accept, verify, kv: strategies by name, ``name,key=value`` or as objects. ``schedule`` and ``kv``
-            None: what the alignment asks for. ``accept`` "auto": greedy, and
-            :data:`specframe.plugins.recipe.SAMPLING_RULE` for runs in which a temperature is above 0.
+        align, schedule, accept, verify, kv: strategies by name, ``name,key=value`` or as objects. "auto": the default that a plugin
+            registers; that of ``accept`` depends on whether a temperature is above 0. ``schedule`` and ``kv`` None: what the
+            alignment asks for.
         batch_size: rows decoded together.
-        draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the policy
-            ``goodput``, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same tokens again.
+        draft_length: tokens drafted per round, or a draft-length policy's name. "auto": the adaptive
+            policy that a plugin registers, but 5 under rules whose tokens depend on what is drafted, so that a seed gives the same
+            tokens again.
         device, dtype: where and in what precision models are loaded; a loaded model stays as it is. Of a PEFT model with
             adapters in its layers, or one that torch.compile returned, the transformers model inside is used.
         seed: of every random choice.
@@ -60,6 +60,8 @@ class Pipeline:
             that it would have paid: some 10,000 forwards of ten layers.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
         executor: the executor, which decides where the models run, by name or as an object.
+        bitwise: compute logits that are the same to the bit whatever the batch, the draft and the length of the cache, in any
+            precision; slower. Without it this holds up to rounding.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -88,6 +90,7 @@ class Pipeline:
         layers: str = DEFAULTS.layers,
         generation_config: str | None = DEFAULTS.generation_config,
         executor: Any = DEFAULTS.executor,
+        bitwise: bool = DEFAULTS.bitwise,
     ) -> None:
         self.recipe = Recipe(
             target=target,
@@ -110,11 +113,13 @@ class Pipeline:
             layers=layers,
             generation_config=generation_config,
             executor=executor,
-        ).checked()
+            bitwise=bitwise,
+        )
+        self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
-        self._executor = guard("executor", strategy(registry(), "executor", executor))
+        self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
         self.parts = parts_of(self.recipe)
-        self.intake = Intake(self.recipe, self.parts)
+        self.requests = Requests(self.recipe, self.parts)
         self._results = Results(self.tokenizer, self.parts.runner.device)
         self._engine: Engine | None = None
         self._busy = False
@@ -167,7 +172,7 @@ class Pipeline:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
                 that cannot be decoded is none: its result has ``finish_reason`` "error", and the others go on.
         """
-        requests, failed = self.intake.take(prompts, max_new_tokens, arrivals, sort, sampling)
+        requests, failed = self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
         return in_order(self.decode(requests, failed), keys)
 
@@ -181,7 +186,7 @@ class Pipeline:
         sampling: Samplings = None,
     ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
-        return self.decode(*self.intake.take(prompts, max_new_tokens, arrivals, sort, sampling))
+        return self.decode(*self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling))
 
     def stream(
         self,
@@ -193,7 +198,7 @@ class Pipeline:
         sampling: Samplings = None,
     ) -> Iterator[Chunk]:
         """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
-        return self._stream(*self.intake.take(prompts, max_new_tokens, arrivals, sort, sampling))
+        return self._stream(*self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling))
 
     def decode(
         self, requests: Rows[Request], failed: Rows[Result] = (), observers: Iterable[Observer] = ()
@@ -211,18 +216,12 @@ class Pipeline:
                 yield from map(self._results.of, report.finished)
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
-        texts: dict[tuple[int, int], TextStream] = {}
         with self._begun() as engine:
             for result in self._taken(engine, requests, failed):
                 yield Chunk(result.index, result.sample, "", [], result)
+            chunks = Chunks(self._results)
             for report in rounds(engine):
-                _, tokens = report.verdict.host()
-                for row, sequence in enumerate(report.sequences):
-                    key, ids = sequence.request.key, tokens[row, : report.gained[row]].tolist()
-                    if key not in texts:
-                        texts[key] = TextStream(self.tokenizer, stop_strings(sequence.request.stop_checks))
-                    piece = texts[key].put(ids, sequence.finished)
-                    yield Chunk(*key, piece, ids, self._results.of(sequence) if sequence.finished else None)
+                yield from chunks.of(report)
 
     @contextlib.contextmanager
     def _begun(self, observers: Iterable[Observer] = ()) -> Iterator[Engine]:
@@ -234,7 +233,7 @@ class Pipeline:
             recipe = attrs.evolve(self.recipe, batch_size=self.batch_size, seed=self.seed)
             results = self._results = Results(self.tokenizer, self.parts.runner.device)
             watching = [*results.observers, *recipe.observers, *observers]
-            self._engine = self._executor.open(recipe, self.parts, watching, results.clock)
+            self._engine = self.executor.open(recipe, self.parts, watching, results.clock)
             with contextlib.closing(self._engine) as engine:
                 yield engine
         finally:
@@ -253,7 +252,7 @@ class Pipeline:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        return self.intake.encode(prompt)
+        return self.requests.encode(prompt)
 
 
 def rounds(engine: Engine) -> Iterator[RoundReport]:

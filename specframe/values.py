@@ -40,7 +40,7 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
         OptionError: ``value`` is no such number; true, false and nan are not accepted.
     """
     if not number_within(value, least, most, above):
-        raise OptionError(f"{name}: expected a number{bound(least, most, above)}, got {shown(value)}")
+        raise OptionError(f"{name}: expected {a_number(value, least, most, above)}, got {shown(value)}")
     return float(value)
 
 
@@ -99,6 +99,12 @@ def bound(least: float, most: float, above: bool = False) -> str:
     if math.isinf(most):
         return "" if math.isinf(least) else f" of at least {least:,}"
     return f" from {least:,} to {most:,}"
+
+
+def a_number(value: Any, least: float, most: float, above: bool = False) -> str:
+    """Return the words for a number in a range; for an infinite ``value``, which may lie in it, the word "finite" is among them."""
+    infinite = of_type(value, float) and abs(value) > sys.float_info.max
+    return f"a {'finite ' * infinite}number{bound(least, most, above)}"
 
 
 def of_type(value: Any, kind: type) -> bool:

@@ -210,9 +210,13 @@ def test_arrivals_from_a_file(tmp_path: Path):
     assert arrival_times(str(tmp_path / "moments"), 3) == [0, 1.5, 1.25]
 
 
-@pytest.mark.parametrize("given", ["poisson:0", "poisson:-1", "poisson:", "poisson:fast", "poisson:inf", "poisson:nan"])
+@pytest.mark.parametrize(
+    "given", ["poisson:0", "poisson:-1", "poisson:", "poisson:fast", "poisson:inf", "poisson:nan", "poisson:1e-300"]
+)
 def test_a_rate_that_is_none(given: str):
-    with pytest.raises(OptionError, match="expected a rate above 0 in requests per second, as in 'poisson:2', got"):
+    with pytest.raises(
+        OptionError, match="expected a rate of at least 1e-06 in requests per second, as in 'poisson:2', got"
+    ):
         arrival_times(given, 3)
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import architectures
 import pytest
 import torch
 
 from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
 from specframe.forward import graphs
-from specframe.forward.attention import choice, packed
+from specframe.forward.attention import choice, flex, packed, selftest
 from specframe.forward.probing import uneven
 from specframe.forward.runner import ModelRunner
-from specframe.testing import architectures, harness, zoo
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
@@ -58,7 +61,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return emulated_flash(*args)
 
     monkeypatch.setattr(packed, "flash", counted)
-    monkeypatch.setattr(choice, "agrees", lambda way, *_: way == "packed")
+    monkeypatch.setattr(packed, "works", lambda *_: True)
     return calls
 
 
@@ -90,10 +93,10 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(packed, "flash", emulated_flash)
-    assert choice.error("packed", cpu, torch.float32, 6, 3, 8) < 1e-5
+    assert selftest.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
     monkeypatch.setattr(packed, "flash", lambda query, *_: query.roll(1, 0))
-    assert choice.error("packed", cpu, torch.float32, 6, 3, 8) > 0.5
-    assert not choice.agrees("packed", cpu, torch.bfloat16, 6, 3, 8)
+    assert selftest.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
+    assert not packed.works(cpu, torch.bfloat16, 6, 3, 8)
 
 
 def test_packed_attention_is_taken_where_it_can_be_had(flash: list[int]) -> None:
@@ -145,26 +148,29 @@ def test_models_that_need_their_masks_keep_them(
     name: str, options: dict[str, Any], fault: str, way: str, flash: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that attends by itself, or tells attention no window, is refused ``packed`` and ``flex``; ``auto`` is exact."""
-    monkeypatch.setattr(choice, "agrees", lambda way, *_: True)
+    monkeypatch.setattr(flex.Flex, "suits", lambda *_: True)
     target = architectures.build(name, **options)
     asked = harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS})
     with pytest.raises(ModelError, match=f"attention '{way}' cannot be had for the target .{fault}"):
         harness.decode(harness.pipeline(target, None, attention=way), asked)
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, asked)
-    assert pipe.parts.runner.attention.way("auto", uneven(None, 20, torch.device("cpu"))) is None
+    use = choice.Choice(pipe.parts.runner.attention, pipe.composition.attention)
+    assert use.way(uneven(None, 20, torch.device("cpu"))) is None
+    assert not use.packs
+    assert use._sparing is None
 
 
 @pytest.mark.parametrize("way", ["packed", "flex"])
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_model_is_tried_without_masks_once(name: str, way: str, flash: list[int]) -> None:
     """Models that go by transformers' attention interface attend without masks, which is found out once per model and way."""
-    target = zoo.build(name)
-    assert ModelRunner(target, "target").without_masks(way) is None
+    target, backend = zoo.build(name), strategy(registry(), "attention backend", way)
+    assert ModelRunner(target, "target").without_masks(backend) is None
     flash.clear()
-    assert ModelRunner(target, "draft").without_masks(way) is None
+    assert ModelRunner(target, "draft").without_masks(backend) is None
     assert not flash
-    assert (ModelRunner(zoo.build(name), "target").without_masks("packed") is None) == bool(flash)
+    assert (ModelRunner(zoo.build(name), "target").without_masks(packed.Packed()) is None) == bool(flash)
 
 
 def test_shapes_are_recorded_once_and_replayed() -> None:
@@ -258,7 +264,7 @@ def test_unknown_values_are_refused(option: str, said: str) -> None:
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch agrees with masked attention for the heads of the published models."""
-    assert choice.error("packed", torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert selftest.error(packed.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.cuda
@@ -275,13 +281,13 @@ def test_tokens_are_exact_on_cuda(name: str, graph: str) -> None:
 def test_half_precision_packs_on_cuda() -> None:
     """A model in bf16 with heads of 32 attends without masks, and decodes what it does with them but for ties."""
     target = zoo.build("qwen3", head_dim=32).to("cuda", torch.bfloat16)
-    assert ModelRunner(target, "target").attention.packs("auto")
+    assert choice.Choice(ModelRunner(target, "target").attention, (packed.Packed(),)).packs
     asked = harness.requests(PROMPTS, 12)
-    packed, masked = (
+    by_lengths, by_masks = (
         harness.decode(harness.pipeline(target, None, attention=kind, graphs="off"), asked)
         for kind in ("packed", "masked")
     )
-    same = sum(a.token_ids == b.token_ids for a, b in zip(packed, masked, strict=True))
+    same = sum(a.token_ids == b.token_ids for a, b in zip(by_lengths, by_masks, strict=True))
     assert same >= len(asked) // 2
 
 

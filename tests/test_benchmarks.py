@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specframe.contracts.drafts import Verdict
 from specframe.models import loading as models
 from specframe.testing import zoo
 from specframe.testing.fakes import fake_draft, fake_target
@@ -24,8 +25,10 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 import checkout
 import contenders
+import gpu_suite
 import measure
 import roofline
+import traffic
 from cost import ModelClock
 from exactness import Judge
 from grow import load_pair
@@ -183,11 +186,17 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     result = json.loads(output.read_text())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert {part: found["wrong"] for part, found in result.items()} == {
+        "traffic": False,
+        "sanitizer": False,
+        "bitwise": False,
         "tests": False,
         "equivalence": False,
         "attention": False,
         "bench": False,
     }
+    assert [(row["equal"], row["bugs"]) for row in result["bitwise"]["rows"]] == [("3 of 3", 0)]
+    assert len(result["traffic"]["rows"]) >= 10
+    assert {row["most_waits"] for row in result["traffic"]["rows"]} == {1}
     assert len(result["equivalence"]["rows"]) >= 10
     assert {row["way"] for row in result["attention"]["rows"]} == {"masked", "flex"}
     assert all(row["attend_ms"] > 0 and row["prepare_ms"] > 0 for row in result["attention"]["rows"])
@@ -200,3 +209,30 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
         "exspec",
     }
     assert all(cell["fault"] is None and cell["exactness"].startswith("4/4") for cell in cells)
+
+
+def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:
+    """Parts of an earlier run that found nothing wrong are kept; one that did is run again."""
+    path = tmp_path / "suite.json"
+    assert gpu_suite.finished(path) == {}
+    path.write_text(json.dumps({"traffic": {"wrong": False, "rows": []}, "tests": {"wrong": True}}))
+    assert gpu_suite.finished(path) == {"traffic": {"wrong": False, "rows": []}}
+
+
+def test_traffic_is_told_by_round() -> None:
+    """A scheme's waits and copies are counted per round, with their places, and its strict run is exact."""
+    row = traffic.measure("eqspec", models.pick_device("sim"))
+    assert (row["waits"], row["most_waits"], row["fault"]) == (1, 1, None)
+    assert 0 < row["steady_copies"] <= 2
+    assert any("eqspec.py" in place for place in row["places"])
+
+
+def test_a_wait_in_a_strict_run_is_a_fault() -> None:
+    """Where waits are refused, one is an error that says where, but for a round's verdict."""
+    models.pick_device("sim")
+    verdict = Verdict(torch.zeros(1, dtype=torch.long, device="sim"), torch.zeros(1, 1, dtype=torch.long, device="sim"))
+    with traffic.strict(torch.device("sim")):
+        assert verdict.host()[0].tolist() == [0]
+        with pytest.raises(RuntimeError, match=r"item.*test_benchmarks"):
+            verdict.accepted_B[0].item()
+    assert verdict.accepted_B[0].item() == 0

@@ -31,7 +31,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def forward(self: ModelRunner, *arguments: Any, **options: Any) -> Any:
         given = inspect.signature(usual).bind(self, *arguments, **options).arguments
         asked = given["attention"]
-        attention = asked if isinstance(asked, str) else choice.title(asked)
+        attention = "auto" if asked.named is None else choice.title(asked.named)
         noted.append((self.role, attention, given["layers"] is not None))
         return usual(self, *arguments, **options)
 

@@ -29,10 +29,10 @@ finally:
     print("imported:", *sorted(imported))
 """
 
-LIGHT = "attr attrs click pluggy specframe specframe_lab specframe_std specframe_tiny"
+LIGHT = "attr attrs click pluggy specframe specframe_lab specframe_serve specframe_std specframe_tiny"
 """The packages that the help may import."""
 
-COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace")
+COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace", "serve")
 
 PLUGIN = '''
 import click
@@ -189,7 +189,10 @@ def test_options_are_those_of_the_pipeline() -> None:
     given: dict[str, object] = {}
     CliRunner().invoke(click.command()(pipeline_options(lambda **options: given.update(options))), [])
     parameters = inspect.signature(Pipeline).parameters
-    assert given == {name: parameters[name].default for name in given}
+    defaults = {name: parameters[name].default for name in given}
+    left_open = {"align": "alignment", "verify": "verifier", "executor": "executor"}
+    assert {defaults[name] for name in left_open} == {"auto"}
+    assert given == defaults | {name: registry().default(purpose) for name, purpose in left_open.items()}
     assert {"target", "drafter", "align", "batch_size", "seed"} <= given.keys()
 
 

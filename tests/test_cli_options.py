@@ -156,6 +156,23 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("compare", "x").startswith("SPECFRAME_COMPARE_ALIGN: unknown alignment 'nope'")
 
 
+def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence names the nearest; a variable that is like none may be a plugin's."""
+    for name in (
+        "SPECFRAME_PLUGIN",
+        "SPECFRAME_RUN_BATCHSIZE",
+        "SPECFRAME_VERIFY_ALIGN",
+        "SPECFRAME_HOME",
+        "SPECFRAME_FUZZ",
+    ):
+        monkeypatch.setenv(name, "1")
+    result = CliRunner().invoke(cli, ["models"], prog_name="specframe")
+    assert result.stderr.splitlines() == [
+        "Warning: the environment variable SPECFRAME_PLUGIN has no effect: did you mean SPECFRAME_PLUGINS?",
+        "Warning: the environment variable SPECFRAME_RUN_BATCHSIZE has no effect: did you mean SPECFRAME_RUN_BATCH_SIZE?",
+    ]
+
+
 def test_variables_of_options_have_no_other_meaning() -> None:
     """No option's variable is one that means something else."""
     above = click.Context(cli)
@@ -177,7 +194,7 @@ def completed(line: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("run --align ", registry().names("alignment")),
+        ("run --align ", ["auto", *registry().names("alignment")]),
         ("run --align ra", ["ragged"]),
         ("compare --align ragged,e", ["ragged,eqspec", "ragged,exspec"]),
         ("run --schedule c", ["continuous"]),

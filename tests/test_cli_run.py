@@ -539,6 +539,8 @@ def test_limit(pair: list[str]) -> None:
     assert [kept["prompt"] for kept in records()] == ["a", "b", "c"]
     assert run(*options, "--resume").exit_code == 0
     assert [kept["prompt"] for kept in records()] == ["a", "b", "c", "d"]
+    result = run(*pair, "a", "b", "--prompts", "nowhere.txt", "--limit", "2")
+    assert result.exit_code == 0  # the arguments are enough: no file is read
 
 
 def test_resume_with_nothing_left(pair: list[str]) -> None:

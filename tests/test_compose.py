@@ -8,7 +8,7 @@ import pytest
 
 from specframe.contracts.drafts import Budget
 from specframe.errors import CompositionError, OptionError, UnknownNameError
-from specframe.plugins.compose import Composition, compose, draft_length_policy, fitting_backends
+from specframe.plugins.compose import Composition, able, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.testing import fakes, harness, zoo
@@ -81,7 +81,7 @@ def test_every_alignment_has_a_backend():
     """Each registered alignment runs on the backend it asks for, which is among those that fit."""
     for name in registry().names("alignment"):
         alignment = registry().make("alignment", name)
-        assert alignment.kv in fitting_backends(registry(), alignment)
+        assert alignment.kv in able(registry(), "KV backend", alignment.needs)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ from zlib import crc32
 
 import pytest
 import torch
+from specframe_std.acceptance.rejection import Rejection, probabilities
+from specframe_std.drafters.model import ModelDrafter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget
+from specframe.contracts.drafts import Budget, Draft
 from specframe.plugins.registry import registry
 from specframe.testing import zoo
 from specframe.text.generation import Settings
@@ -126,6 +128,8 @@ def drawn(cell: Cell, samples: int, prompts: tuple[tuple[int, ...], ...] = PROMP
         "batch_size": 4 if together else 750,
     }
     pipe = Pipeline(TARGET, seed=crc32(str(cell).encode()), **{**usual, **options})
+    if pipe.parts.draft is None:  # a drafter as an object
+        pipe.parts.draft = DRAFT
     asked = [prompts[number % len(prompts)] for number in range(samples * len(prompts))]
     counts = {prompt: torch.zeros(VOCABULARY**FIRST, dtype=torch.float64) for prompt in prompts}
     for prompt, result in zip(asked, pipe.generate(asked, FIRST + 1, sampling=SAMPLINGS[cell.sampling]), strict=True):
@@ -187,6 +191,76 @@ def test_sample_covers_the_matrix() -> None:
 def test_typical_acceptance_is_seen_to_be_biased() -> None:
     """A rule that is not lossless fails, by far."""
     assert judged(Cell("typical", "ragged", 4, "t1"), FEWER) < LEAST**2
+
+
+TREES = ("2/2", "3/1/1")
+SIBLINGS = ("distinct", "independent")
+
+
+def tree_cell(rule: str, siblings: str, branch: str) -> tuple[Cell, dict[str, Any]]:
+    """Return a cell of trees, and the options of its pipeline."""
+    options = {"drafter": ModelDrafter(branch=branch), "accept": f"{rule},siblings={siblings}", "draft_length": "auto"}
+    return Cell(f"{rule}-{siblings}-{branch}", "ragged", branch.count("/") + 1, "t1"), options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("branch", TREES)
+@pytest.mark.parametrize("siblings", SIBLINGS)
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+def test_trees_draw_from_the_target(rule: str, siblings: str, branch: str) -> None:
+    """Whatever the tree and however siblings are drawn, the rule made for them draws from the target: 9,000 sequences each."""
+    cell, options = tree_cell(rule, siblings, branch)
+    assert judged(cell, SAMPLES, **options) > LEAST
+
+
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
+    """With two children for every node, each rule for trees passes."""
+    cell, options = tree_cell(rule, "distinct", "2/2")
+    assert judged(cell, FEWER, **options) > LEAST
+
+
+class Mistaken(Rejection):
+    """Recursive rejection that takes siblings drawn without replacement for siblings drawn with it."""
+
+    def _proposals(self, draft: Draft, vocabulary: int) -> torch.Tensor:
+        return probabilities(draft, vocabulary)
+
+
+def test_a_rule_for_other_siblings_is_seen_to_be_biased() -> None:
+    """The rule for independent siblings, on siblings that are distinct, fails."""
+    cell, options = tree_cell("rejection", "distinct", "2/2")
+    assert judged(cell, SAMPLES, **options | {"accept": Mistaken()}) < LEAST
+
+
+def accepted(rule: str, branch: str) -> float:
+    """Return the mean acceptance length of a rule on a tree, at a temperature of 1."""
+    pipe = Pipeline(
+        TARGET, drafter=ModelDrafter(branch=branch), accept=rule, draft_length="auto", batch_size=300, seed=1
+    )
+    pipe.parts.draft = DRAFT
+    list(pipe.generate([(1, 2)] * 300, 16, sampling=Sampling(temperature=1.0)))
+    return pipe.report.mean_acceptance_length
+
+
+def test_traversal_accepts_most() -> None:
+    """On one tree traversal accepts more than recursive rejection; a tree is accepted from more often than its chain."""
+    chain, recursive, traversal = (
+        accepted("traversal", "1/1/1"),
+        accepted("rejection", "3/1/1"),
+        accepted("traversal", "3/1/1"),
+    )
+    assert chain < recursive < traversal
+
+
+def test_traversal_is_block_verification_on_a_chain() -> None:
+    """The same chains are accepted by traversal and by ``block``, token for token."""
+
+    def tokens(rule: str) -> list[list[int]]:
+        pipe = Pipeline(TARGET, drafter=DRAFT, accept=rule, draft_length=4, batch_size=50, seed=1)
+        return [one.token_ids for one in pipe.generate([(1, 2)] * 50, 12, sampling=Sampling(temperature=1.0))]
+
+    assert tokens("traversal") == tokens("block")
 
 
 def made(rule: str) -> type:

@@ -9,9 +9,11 @@ import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import generating
 import pytest
 import torch
 import transformers
+from generating import NEW, PROMPTS, padded
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -28,8 +30,7 @@ from transformers import (
 import specframe
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
-from specframe.testing import generating, harness, zoo
-from specframe.testing.generating import NEW, PROMPTS, padded
+from specframe.testing import harness, zoo
 
 transformers.logging.set_verbosity_error()
 

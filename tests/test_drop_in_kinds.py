@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from generating import PROMPTS, padded
 from transformers import DynamicCache, GenerationConfig
 
 import specframe
 from specframe.testing import zoo
-from specframe.testing.generating import PROMPTS, padded
 
 NAMES = ("llama", "gpt2", "gemma3", "mistral", "opt", "qwen3-moe")
 MODELS = {name: zoo.build(name, attn_implementation="eager") for name in NAMES}

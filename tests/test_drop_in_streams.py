@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 
+import generating
 import pytest
 import torch
+from generating import NEW, PROMPTS, padded
 from transformers import TextIteratorStreamer, TextStreamer
 
 import specframe
 from specframe.errors import OptionError
 from specframe.models import loading as models
-from specframe.testing import generating, zoo
-from specframe.testing.generating import NEW, PROMPTS, padded
+from specframe.testing import zoo
 
 MODEL = zoo.build("qwen3")
 DRAFT = zoo.good_draft(MODEL)

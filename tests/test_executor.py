@@ -71,7 +71,7 @@ def test_a_strangers_executor_by_name(stranger: str) -> None:
     """An executor that a plugin registers decodes, and is asked to agree on the budget of every round."""
     pipe = harness.pipeline(TARGET, DRAFT, draft_length="goodput", executor=stranger)
     harness.check(pipe, harness.requests(PROMPTS, 12))
-    executor = pipe._executor.__wrapped__
+    executor = pipe.executor.__wrapped__
     assert type(executor) is Asked
     assert sum(isinstance(value, Budget) for value in executor.values) == pipe.report.rounds
 

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
-from specframe.forward.attention import choice, flex
+from specframe.forward.attention import choice, flex, selftest
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.ongoing import Ongoing, running
@@ -76,7 +76,7 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 @pytest.mark.parametrize("heads", [(6, 3, 8), (4, 1, 16), (2, 2, 24)])
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
-    assert choice.error("flex", CPU, torch.float32, *heads) < 1e-5
+    assert selftest.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
 
 
 def test_scores_with_a_bias_need_a_mask() -> None:
@@ -88,7 +88,7 @@ def test_scores_with_a_bias_need_a_mask() -> None:
         attend(torch.nn.Module(), query, query, query, None, position_bias=torch.ones(1, 2, 3, 3))
 
 
-def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_tells_right_from_wrong() -> None:
     """Tokens that see all slots are found out."""
 
     class Late(flex.Flex):
@@ -96,9 +96,8 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
             last_BT = torch.full_like(placement.order_BT, placement.key_order_BS.shape[1])
             return super().plan(attrs.evolve(placement, order_BT=last_BT))
 
-    monkeypatch.setitem(choice.WAYS, "flex", Late())
-    assert choice.error("flex", CPU, torch.float32, 6, 3, 8) > 0.1
-    assert not choice.agrees("flex", CPU, torch.float32, 6, 3, 8)
+    assert selftest.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
+    assert not selftest.agrees(Late(), CPU, torch.float32, 6, 3, 8)
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled(query, key, value, block_mask=made, scale=scaling, enable_gqa=True)
 
     monkeypatch.setattr(flex, "as_written", by_kernel)
-    assert choice.error("flex", CPU, torch.float32, 4, 2, 32) < 1e-5
+    assert selftest.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
@@ -131,8 +130,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
     found: list[tuple[str | None, int]] = []
     way = choice.Choice.way
 
-    def kept(self: choice.Choice, asked: choice.Asked, placement: Placement) -> Any:
-        backend = way(self, asked, placement)
+    def kept(self: choice.Choice, placement: Placement) -> Any:
+        backend = way(self, placement)
         found.append((backend and choice.title(backend), placement.order_BT.numel()))
         return backend
 
@@ -145,7 +144,7 @@ def test_long_prompts_take_flex_attention_where_it_can_be_had(
     monkeypatch: pytest.MonkeyPatch, ways: list[tuple[str | None, int]]
 ) -> None:
     """Masks too large are not made: the prompts are read at once, and rounds go on with masks."""
-    monkeypatch.setattr(choice, "agrees", lambda way, *_: way == "flex")
+    monkeypatch.setattr(flex.Flex, "suits", lambda *_: True)
     target = zoo.build("qwen3")
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, harness.requests(harness.random_prompts([90, 80, 85], zoo.VOCABULARY), 9))
@@ -169,7 +168,7 @@ def test_long_prompts_are_read_in_pieces_elsewhere(ways: list[tuple[str | None, 
 )
 def test_scores_agree_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The compiled kernels agree with masked attention for the heads of published models; each takes a while to compile."""
-    assert choice.agrees("flex", torch.device("cuda"), dtype, heads, key_heads, size)
+    assert flex.works(torch.device("cuda"), dtype, heads, key_heads, size)
 
 
 @pytest.mark.cuda

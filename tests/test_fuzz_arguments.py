@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fuzzing
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ import torch
 import specframe
 from specframe import Pipeline, Sampling, SpecframeError
 from specframe.reference import reference_decode
-from specframe.testing import fakes, fuzzing
+from specframe.testing import fakes
 
 TARGET = fakes.fake_target(context=64)
 DRAFT = fakes.fake_draft(TARGET)
@@ -179,6 +180,7 @@ PIPELINE: dict[str, Takes] = {
     "layers": word("eager", "compiled", "auto"),
     "generation_config": or_none(word("auto", "none")),
     "executor": strategy("local"),
+    "bitwise": lambda v: isinstance(v, bool),
 }
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 

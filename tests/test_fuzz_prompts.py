@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import fuzzing
 import pytest
 import torch
 import transformers
@@ -23,7 +24,7 @@ from specframe.cli import cli
 from specframe.files import Output
 from specframe.models import loading as models
 from specframe.reference import reference_decode
-from specframe.testing import fuzzing, zoo
+from specframe.testing import zoo
 
 NEW = 6
 """Tokens decoded per prompt where a line says nothing else."""

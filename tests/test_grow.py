@@ -122,12 +122,12 @@ def test_every_matrix_is_dense(name: str, tiny: PreTrainedModel, texts: list[lis
             assert (weight != 0).float().mean() > 0.999, place
 
 
-def test_seats_keep_the_sharing_of_keys() -> None:
-    """Every query head finds, in its seat, a copy of the key head it shared."""
+def test_places_of_heads_keep_the_sharing_of_keys() -> None:
+    """Every query head finds, in its place, a copy of the key head it shared."""
     own = Qwen3Config(**OWN | {"num_key_value_heads": 2})
     for heads, keys in ((32, 8), (32, 32), (32, 2), (12, 6), (8, 4)):
         config = Qwen3Config(**OWN | {"num_attention_heads": heads, "num_key_value_heads": keys})
-        queries, shown = grow.seats(own, config)
+        queries, shown = grow.head_places(own, config)
         assert len(set(queries)) == 6
         assert [shown[query // (heads // keys)] for query in queries] == [0, 0, 0, 1, 1, 1]
 

@@ -100,6 +100,19 @@ def test_states_of_prompts_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert_theirs(model, read.hidden, PROMPTS, max(map(len, PROMPTS)))
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma3", "gpt2"])
+@torch.inference_mode()
+def test_the_last_state_before_the_norm(name: str) -> None:
+    """The number after the last is what the final norm is given: with the norm it is the last."""
+    model = zoo.build(name)
+    last, target = layers_of(model), cached(model)
+    target.capture([last, last + 1])
+    hidden = target.read(batch_of_prompts()).hidden
+    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    torch.testing.assert_close(norm(hidden[last + 1]), hidden[last], atol=2e-4, rtol=2e-4)
+    assert (hidden[last] - hidden[last + 1]).abs().max() > 1e-3
+
+
 def test_nothing_is_taken_that_was_not_asked_for() -> None:
     """Without a request there are no states, and only those asked for are held; the model is left as it was."""
     model = zoo.build("qwen3")
@@ -127,7 +140,7 @@ def test_further_arguments_reach_the_model() -> None:
     [
         (
             lambda: zoo.build("qwen3"),
-            r"the target \(Qwen3ForCausalLM\) has hidden states 0 \(its embedding\) to 2, got -1, 3",
+            r"the target \(Qwen3ForCausalLM\) has hidden states 0 \(its embedding\) to 2, and 3 before its final norm, got -1, 4",
         ),
         (fakes.fake_target, r"the target \(FakeModel\) does not say which of its modules are its layers: expected"),
     ],
@@ -136,4 +149,4 @@ def test_further_arguments_reach_the_model() -> None:
 def test_states_that_cannot_be_taken_are_refused(model: Any, message: str) -> None:
     """One sentence says which hidden states there are, or why there are none."""
     with pytest.raises(ModelError, match=message):
-        cached(model()).capture([1, 3, -1])
+        cached(model()).capture([1, 4, -1])

@@ -11,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import architectures
 import huggingface_hub.constants
 import pytest
 import torch
 import transformers
+from generating import both, padded
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -38,10 +40,9 @@ from specframe.errors import ModelError, OptionError, UnknownNameError
 from specframe.models import aliases
 from specframe.models import loading as models
 from specframe.models.pairs import choose
-from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, fitting_drafter
+from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, shared
 from specframe.plugins.registry import Entry, ModelAlias, Registry
-from specframe.testing import architectures, harness, zoo
-from specframe.testing.generating import both, padded
+from specframe.testing import harness, zoo
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -617,14 +618,14 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
     """One vocabulary takes the drafter for models; two take text, for which both tokenizers are needed."""
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
     own, other = tokenizer_of(ALPHABET), tokenizer_of(swapped)
-    assert fitting_drafter(sized(300), sized(300), own, own) == "model"
-    assert fitting_drafter(sized(300), sized(300), own, other) == "translated"
-    assert fitting_drafter(sized(300), sized(300), None, other) == "model"
+    assert shared(sized(300), sized(300), own, own)
+    assert not shared(sized(300), sized(300), own, other)
+    assert shared(sized(300), sized(300), None, other)
     with pytest.raises(ModelError, match=r"32000 ids in the target.*needs both tokenizers, and the target has none"):
-        fitting_drafter(sized(32000), sized(300), None, other)
+        shared(sized(32000), sized(300), None, other)
     few = tokenizer_of({token: index for token, index in ALPHABET.items() if token != "T"})
     with pytest.raises(ModelError, match=r"the vocabularies differ.*the draft has one that changes text"):
-        fitting_drafter(sized(300), sized(300), own, few)
+        shared(sized(300), sized(300), own, few)
 
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_times_of_a_run():
 
 def test_empty_report():
     """Before anything has run every figure is 0, and nothing is divided by it."""
-    report = run_report(Counts(), Stopwatch(torch.device("cpu")), errors=0, peak_kv_bytes=0)
+    report = run_report(Counts(torch.device("cpu")), Stopwatch(torch.device("cpu")), errors=0, peak_kv_bytes=0)
     figures = attrs.asdict(report) | {"rate": report.tokens_per_second, "share": report.realign_share}
     assert all(not figure for figure in figures.values())
 

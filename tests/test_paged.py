@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from specframe.errors import CompositionError
+from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.round import Batch
+from specframe.errors import CompositionError, InvariantError
 from specframe.forward import compiled
-from specframe.testing import harness, zoo
+from specframe.testing import harness, paged, zoo
 from specframe.testing.conformance import AttentionBackendSuite, KVBackendSuite
 from specframe.testing.paged import Gathering, PagedStore, Pages
 
@@ -43,14 +45,79 @@ def test_tokens_are_exact(name: str, options: dict[str, Any], sharing: list[int]
     assert max(sharing) >= 2
 
 
-def test_checks_read_pages() -> None:
-    """Checks look into pages, of rows that share nothing."""
+@pytest.mark.parametrize(
+    "prompts", [harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY), PROMPTS], ids=["own", "shared"]
+)
+@pytest.mark.parametrize("options", [{}, {"schedule": "continuous,piece=4"}], ids=str)
+def test_checks_read_pages(prompts: list[list[int]], options: dict[str, Any]) -> None:
+    """Checks look into pages, also into those that several rows have."""
     target = zoo.build("llama")
     pipe = harness.pipeline(
-        target, zoo.good_draft(target), kv=Pages(), attention=Gathering(), batch_size=3, draft_length=3, check=True
+        target,
+        zoo.good_draft(target),
+        kv=Pages(),
+        attention=Gathering(),
+        batch_size=3,
+        draft_length=3,
+        check=True,
+        **options,
     )
-    prompts = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
-    harness.check(pipe, harness.requests(prompts, [9, 4, 12, 7], {zoo.EOS}))
+    harness.check(pipe, harness.requests(prompts, [9, 4, 12, 7, 5][: len(prompts)], {zoo.EOS}))
+
+
+class Astray(PagedStore):
+    """Says of every prompt's tokens but the last that they are cached, which they are not."""
+
+    def reserve(self, sequence: Any, tokens: int) -> int:
+        """Return a number that is too large."""
+        super().reserve(sequence, tokens)
+        return tokens - 1
+
+
+def test_checks_find_tokens_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that promises more tokens than it holds is found out."""
+    monkeypatch.setattr(paged, "PagedStore", Astray)
+    pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2, check=True)
+    with pytest.raises(InvariantError):
+        harness.decode(pipe, harness.requests(PROMPTS, 5))
+
+
+def fed_for_prompts(drafter: Any, prompts: list[list[int]], **options: Any) -> list[tuple[int, int]]:
+    """Return (rows, tokens) of each forward of the target that read prompts, and check what is decoded."""
+    target, feeds = zoo.build("llama"), harness.Feeds()
+    draft = zoo.good_draft(target) if drafter is None else drafter
+    pipe = harness.pipeline(
+        target, draft, kv=Pages(), attention=Gathering(), batch_size=2, draft_length=3, observers=[feeds], **options
+    )
+    harness.check(pipe, harness.requests(prompts, [30, 3, 9]))
+    return [fed for round in feeds.rounds if round.report.prefill for fed in round.target]
+
+
+class Reader:
+    """Is told the target's features, and drafts nothing."""
+
+    needs = frozenset({"hidden"})
+    offers = frozenset({"chain"})
+
+    def start(self, run: Any) -> None:
+        """Ask for the states after the first layer."""
+        run.target.capture((1,))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return an empty draft."""
+        return Draft(batch.tokens_BS[:, :0])
+
+
+def test_tokens_that_are_cached_are_not_read_again() -> None:
+    """A prompt that begins like one being decoded is read from the first token on whose page is not shared."""
+    prompts = [[*COMMON, 5], [*COMMON, 6, 7], [*COMMON, 8, 9, 10]]
+    assert fed_for_prompts(None, prompts) == [(2, 16), (1, 17 - 12)]
+    assert fed_for_prompts(None, [prompts[0], [3], prompts[0]]) == [(2, 15), (1, 15 - 12)]
+    assert fed_for_prompts(None, prompts, schedule="continuous,piece=3")[-1] == (1, 2)  # after a piece of 3
+    assert fed_for_prompts(Reader(), prompts) == [(2, 16), (1, 17)]  # hidden states are not cached
 
 
 def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:

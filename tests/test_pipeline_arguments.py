@@ -67,6 +67,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "layers": (None, 1, "fast"),
     "generation_config": (5, False, "", "off", {}),
     "executor": (None, 5, [], "", ARRAY),
+    "bitwise": (1, None, "yes"),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),

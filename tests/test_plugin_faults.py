@@ -507,7 +507,7 @@ MISSING = [
         "scheduler": ("next_batch", "rows"),
         "KV backend": ("open", "offers"),
         "draft-length policy": ("maximum", "observe"),
-        "attention backend": ("plan", "suits", "offers"),
+        "attention backend": ("plan", "suits", "offers", "expects"),
     }.items()
     for member in members
 ]

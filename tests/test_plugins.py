@@ -19,6 +19,7 @@ from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
     OTHERS,
+    PURPOSES,
     ROLES,
     ModelAlias,
     Registry,
@@ -312,7 +313,10 @@ def plugin(hook, function):
 def test_every_hook_registers(hook):
     """Each hook is called with a register callable, and what it gets is in the registry under its kind."""
     found = Registry()
-    if hook == "specframe_register_models":
+    if hook == "specframe_register_defaults":
+        offer(found, plugin(hook, lambda register: register("alignment", "mine,width=2")), "dist")
+        assert found.default("alignment") == "mine,width=2"
+    elif hook == "specframe_register_models":
         offer(found, plugin(hook, lambda register: register("mine", "some/where", target="other")), "dist")
         assert found.models["mine"] == [ModelAlias("mine", "some/where", "other", "dist")]
     else:
@@ -332,9 +336,55 @@ def test_every_hook_is_documented(hook):
     assert starts == sorted(starts)
 
 
+def defaults(*given):
+    """Return a registry in which distributions register defaults: (distribution, purpose, specification)."""
+    found = Registry()
+    for distribution, *pair in given:
+        hook = plugin("specframe_register_defaults", lambda register, pair=pair: register(*pair))
+        offer(found, hook, distribution)
+    return found
+
+
+def test_a_default_of_two_plugins_is_told():
+    """Where two plugins have a default for one purpose, both are named and neither is used; one registered twice is one."""
+    found = defaults(("ours", "sampling", "block"), ("theirs", "sampling", "their,depth=2"))
+    with pytest.raises(PluginError) as raised:
+        found.default("sampling")
+    assert str(raised.value) == (
+        "the default acceptance rule for 'sampling' is registered as 'block' by ours and 'their,depth=2' by theirs: "
+        "name one of them, or uninstall one"
+    )
+    assert defaults(*[("ours", "sampling", "block")] * 2).default("sampling") == "block"
+
+
+def test_a_missing_default_is_told():
+    """Where no plugin has a default for a purpose, the kind of strategy to name is told."""
+    with pytest.raises(
+        PluginError, match=r"^no plugin that is loaded offers a default drafter for 'prompt lookup': name one,"
+    ):
+        Registry().default("prompt lookup")
+
+
+def test_a_default_that_cannot_be_is_a_failure():
+    """A purpose that nobody asks for, and a specification that is no text, are failures of their distribution."""
+    found = defaults(("ours", "alignmnt", "grid"), ("theirs", "alignment", 5))
+    assert found.failures["ours"].startswith("default 'grid': unknown purpose 'alignmnt': expected one of ")
+    assert found.failures["theirs"] == "default for alignment: expected a name, a text, got 5"
+    assert not found.defaults
+
+
+def test_every_purpose_has_a_default():
+    """The plugins that come with specframe have one default for each purpose, and it is of the kind it should be."""
+    known = registry()
+    for purpose, kind in PURPOSES.items():
+        name, _ = parse_specification(known.default(purpose))
+        assert name in (known.models if kind == "model" else known.names(kind)), purpose
+
+
 def test_every_role_has_a_hook():
-    """Roles, observers, commands and models are registered through one hook each, and no hook is without a kind."""
-    assert sorted([*ROLES.values(), *OTHERS.values(), "specframe_register_models"]) == HOOKS
+    """Roles, observers, commands, models and defaults are registered through one hook each, and no hook is without a kind."""
+    others = ("specframe_register_models", "specframe_register_defaults")
+    assert sorted([*ROLES.values(), *OTHERS.values(), *others]) == HOOKS
 
 
 def test_every_built_in_is_described():

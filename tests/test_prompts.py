@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from specframe.errors import OptionError, PromptError, SpecframeWarning
 from specframe.text import prompts
-from specframe.text.prompts import Prompt, from_file
+from specframe.text.prompts import Prompt, from_file, tables
 from specframe.text.prompts.entries import from_entry, load
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -188,6 +189,7 @@ FAULTS: list[tuple[Any, str]] = [
     ({"prompt": 5}, "prompt: expected a text, token ids or messages, got 5"),
     ({"text": [1]}, "text: expected a text, got [1]"),
     ({"turns": []}, "turns: expected a list of texts, got []"),
+    ({"turns": "x"}, 'turns: expected a list of texts, got "x"'),
     ({"messages": []}, "messages: expected a message to answer"),
     ({"messages": "hello"}, "messages: expected a list of messages, objects with role and content, got "),
     ({"messages": [{"role": "user"}]}, "messages: expected a list of messages, objects with role and content, got "),
@@ -442,3 +444,52 @@ def test_every_ending_is_documented() -> None:
 
     page = (Path(__file__).parents[1] / "docs/prompts.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in [*READERS, ".parquet", *prompts.KEYS])
+
+
+# ---- a limit ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.txt", "a\n\nb\nc\n"),
+        ("p.jsonl", '{"text": "a"}\n{"text": "b"}\n{"text": 5}\n{'),
+        ("p.json", '["a", {"text": "b"}, 5]'),
+        ("p.csv", "text\na\nb\nc,d\n"),
+    ],
+)
+def test_a_limit_reads_no_further(name: str, content: str) -> None:
+    """Nothing is told of what comes after the prompts that are wanted."""
+    Path(name).write_text(content)
+    found = from_file(name, 2)
+    assert [(prompt.given, prompt.fault) for prompt in found] == [("a", None), ("b", None)]
+    assert len(from_file(name, 9)) == len(from_file(name)) > 2
+
+
+def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows as wanted are fetched, as a stream; a part of a split cannot be one."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(name: str, split: str | None, streaming: bool = False) -> Iterator[dict[str, str]]:
+        asked.append((name, split, streaming))
+        return ({"text": "abc"[row]} for row in range(3 if streaming else 4))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert [prompt.given for prompt in from_file("hf:some/set:train", 3)] == ["a", "b", "c"]
+    assert [prompt.given for prompt in from_file("hf:some/set:train[:9]", 2)] == ["a", "b"]
+    with pytest.raises(OptionError, match="cannot be read"):
+        from_file("hf:some/set:train")
+    assert asked == [
+        ("some/set", "train", True),
+        ("some/set", "train[:9]", False),
+        ("some/set", "train", False),
+    ]
+
+
+def test_a_limit_on_rows_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a file beyond the limit are not read."""
+    rows = ({"text": "ab"[row]} for row in range(3))  # the third raises
+    monkeypatch.setattr(tables, "load", lambda *given, **more: rows)
+    assert [prompt.given for prompt in tables.from_hub("hf:p.parquet", 2)] == ["a", "b"]

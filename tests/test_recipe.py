@@ -64,8 +64,11 @@ def test_the_drop_in_has_the_recipes_defaults(name: str) -> None:
 def test_words_are_those_of_the_options() -> None:
     """The help of an option names the strategies that "auto" stands for, and options of words take the recipe's."""
     found = options_of("run")
-    assert f"auto: {recipe.GREEDY_RULE}, and {recipe.SAMPLING_RULE} where" in str(found["accept"].help)
-    assert recipe.ADAPTIVE_LENGTH in str(found["draft_length"].help)
+    shown = {name: str(one.get_help_record(click.Context(cli))) for name, one in found.items()}
+    assert "auto: greedy, and block where" in shown["accept"]
+    assert "auto: goodput, but 5 under" in shown["draft_length"]
+    assert "auto: ragged." in shown["align"]
+    assert "(the drafter's target, or tiny)" in shown["target"]
     for name, words in (("graphs", recipe.GRAPHS), ("layers", recipe.LAYERS)):
         assert tuple(found[name].type.known()) == words  # type: ignore[attr-defined]
     assert LEFT_OPEN == (None, "auto")

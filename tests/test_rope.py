@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from specframe_lab.grid import checked, expand
@@ -15,7 +16,7 @@ from specframe import assisted
 from specframe.contracts.requests import Request
 from specframe.errors import SpecframeWarning
 from specframe.reference import reference_decode
-from specframe.testing import architectures, harness, zoo
+from specframe.testing import harness, zoo
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsP
 
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
-from specframe.plugins.recipe import SAMPLING_RULE
+from specframe.plugins.registry import registry
 from specframe.testing import fakes
 from specframe.text.noise import Stream, gumbel, uniform
 from specframe.text.sampling import Sampling
@@ -74,7 +74,7 @@ def test_processors_that_look_at_the_prefix_see_what_one_token_at_a_time_sees():
 
 def test_a_temperature_the_rule_ignores_is_refused():
     """Greedy acceptance with a temperature says which rules sample."""
-    with pytest.raises(OptionError, match="gumbel, block or rejection"):
+    with pytest.raises(OptionError, match="choose a rule that samples, such as block or gumbel"):
         Pipeline(TARGET, DRAFT, accept="greedy").generate([[1]], sampling=Sampling(temperature=0.7))
 
 
@@ -120,7 +120,7 @@ def test_auto_takes_the_rule_that_a_run_needs():
         return [result.token_ids for result in pipe.generate(prompts, max_new_tokens=10, sampling=sampling)]
 
     auto = Pipeline(TARGET, DRAFT, draft_length=3, seed=3)
-    named = Pipeline(TARGET, DRAFT, draft_length=3, seed=3, accept=SAMPLING_RULE)
+    named = Pipeline(TARGET, DRAFT, draft_length=3, seed=3, accept=registry().default("sampling"))
     greedy = ids(Pipeline(TARGET, DRAFT, draft_length=3, accept="greedy"), None)
     assert ids(auto, sampling) == ids(named, sampling) != greedy
     assert ids(auto, None) == greedy

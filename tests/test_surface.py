@@ -18,16 +18,16 @@ import specframe
 from specframe.cli import cli
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
 from specframe.observe.counts import RunReport
-from specframe.plugins.registry import OTHERS, ROLES
+from specframe.plugins.registry import OTHERS, OWN, ROLES, registry
 from specframe.text.sampling import Sampling
 
 PIPELINE = {
     "target": None,
     "drafter": "auto",
-    "align": "ragged",
+    "align": "auto",
     "schedule": None,
     "accept": "auto",
-    "verify": "chain",
+    "verify": "auto",
     "kv": None,
     "batch_size": 8,
     "draft_length": "auto",
@@ -89,7 +89,7 @@ def test_assisted_signature():
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == [("draft", inspect.Parameter.empty), ("draft_length", "auto")]
     by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert by_keyword == {"align": "ragged", "accept": "auto", "kv": None, "streamer": None}
+    assert by_keyword == {"align": "auto", "accept": "auto", "kv": None, "streamer": None}
 
 
 FIELDS = {
@@ -110,6 +110,7 @@ FIELDS = {
         *["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"],
         *["mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "stage_seconds"],
         *["padding_share", "grouping_rate", "target_forwards", "draft_forwards", "peak_kv_bytes"],
+        *["host_syncs", "h2d_copies"],
     ],
 }
 
@@ -141,7 +142,7 @@ def test_roles_and_hooks():
         "specframe_register_" + name
         for name in [
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
-            *["draft_length_policies", "attention_backends", "observers", "executors", "commands"],
+            *["draft_length_policies", "attention_backends", "observers", "executors", "commands", "checkpoints"],
         ]
     ]
 
@@ -175,24 +176,61 @@ def test_core_needs_no_plugin():
     """Without any plugin every module of the core imports, and what is missing is named."""
     code = """
 import importlib, pkgutil, specframe
-from specframe.errors import UnknownNameError
+from specframe.errors import PluginError
 for module in pkgutil.walk_packages(specframe.__path__, "specframe."):
     importlib.import_module(module.name)
 from specframe.testing.fakes import fake_target
 try:
     specframe.Pipeline(target=fake_target(), drafter=None)
-except UnknownNameError as fault:
+except PluginError as fault:
     print(fault)
 """
-    assert isolated(code, SPECFRAME_PLUGINS="") == "unknown alignment 'ragged': there is none of any name"
+    assert isolated(code, SPECFRAME_PLUGINS="") == (
+        "no plugin that is loaded offers a default alignment: name one, or install a plugin that does, such as specframe-std"
+    )
 
 
 def test_core_never_imports_plugins():
     """No module of the core imports a plugin that ships with it, or what only those draw with."""
-    foreign = {"specframe_lab", "specframe_std", "specframe_tiny", "matplotlib", "markdown_it"}
+    foreign = {"specframe_heads", "specframe_lab", "specframe_std", "specframe_tiny", "matplotlib", "markdown_it"}
     found = {path: imported(path) & foreign for path in Path(specframe.__file__).parent.rglob("*.py")}
     assert len(found) > 50
     assert {path: names for path, names in found.items() if names} == {}
+
+
+BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy"})
+"""Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, ..."""
+
+
+def names_in(source: str, names: set[str]) -> set[str]:
+    """Return the names that a module has in a text, alone or before options, or in quotes or backquotes within a text."""
+    texts = [
+        one.value for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    ]
+    quoted = {found for text in texts for found in re.findall(r"""[`'"]([\w.-]+)[,`'"]""", text)}
+    return names & (quoted | {text.partition(",")[0] for text in texts})
+
+
+def test_no_strategys_name_in_the_core():
+    """No module of the core has the name of a plugin's strategy or model: defaults are registered by plugins."""
+    known = registry()
+    roles = {entry.name for kind in ROLES for entry in known.of(kind) if entry.distribution != OWN}
+    names = (roles | known.models.keys()) - BOTH
+    assert {"ragged", "goodput", "slab", "tiny"} <= names
+    core = Path(specframe.__file__).parent
+    paths = set(core.rglob("*.py")) - {core / "testing" / "standard.py"}  # what the suites combine strategies with
+    sources = {path: path.read_text(encoding="utf-8") for path in paths}
+    found = {str(path): names_in(source, names) for path, source in sources.items()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["x = 'ragged'", "make('ragged,x=1')", '"""Asks for ``ragged``."""', "f'take {x!r} or \"ragged\"'"]
+)
+def test_names_are_found(line):
+    """A strategy's name is found alone, with options and quoted in a docstring; the word itself may be used."""
+    assert names_in(line, {"ragged", "slab"}) == {"ragged"}
+    assert not names_in('"""Prompts of ragged lengths."""', {"ragged"})
 
 
 def imported(path: Path) -> set[str]:

@@ -11,12 +11,13 @@ import json
 import os
 from pathlib import Path
 
+import architectures
 import pytest
 import transformers
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
-from specframe.testing import architectures, harness, zoo
+from specframe.testing import harness, zoo
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
-from specframe.contracts.rows import Seating
+from specframe.contracts.rows import RowMap
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.testing import conformance, fakes, harness, zoo
@@ -212,7 +212,7 @@ class Rereading(ModelDrafter):
 
     def propose(self, batch, budget):
         if not batch.prefill:
-            self._seating, self._cached = Seating(len(self._cached)), self._cached * 0
+            self._row_map, self._cached = RowMap(len(self._cached)), self._cached * 0
         return super().propose(batch, budget)
 
 
@@ -255,7 +255,7 @@ class KeysOnly(Slab):
         return store
 
 
-class Unseated(Slab):
+class Unarranged(Slab):
     """A store that does not follow the batch."""
 
     def open(self, shapes, rows, capacity, device):
@@ -278,7 +278,7 @@ FAULTS = [
     (conformance.SchedulerSuite, Hasty, "test_a_stream_of_short_requests_does_not_starve_a_long_one", {}),
     (conformance.DraftLengthPolicySuite, Boundless, "test_draft_lengths_are_in_range", {}),
     (conformance.KVBackendSuite, KeysOnly, "test_append_and_shift", {"seed": 0}),
-    (conformance.KVBackendSuite, Unseated, "test_scatter", {"seed": 0}),
+    (conformance.KVBackendSuite, Unarranged, "test_scatter", {"seed": 0}),
 ]
 
 

@@ -105,6 +105,6 @@ def test_the_flag_travels_with_the_verdict() -> None:
 def test_nothing_is_looked_at_without_processors_of_ones_own() -> None:
     """Rows whose processors are transformers' alone cost no look at their scores, not even where those are nan."""
     pipe = harness.pipeline(TARGET, DRAFT)
-    asked, _ = pipe.intake.take(PROMPTS, NEW, None, False, Sampling(repetition_penalty=1.2))
+    asked, _ = pipe.requests.make(PROMPTS, NEW, None, False, Sampling(repetition_penalty=1.2))
     batch = SimpleNamespace(sequences=[SimpleNamespace(request=request) for request in asked])
     assert undecided(batch, torch.full((len(asked), 1, 3), float("nan"))) is None  # type: ignore[arg-type]

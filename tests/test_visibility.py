@@ -14,8 +14,10 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.forward.attention import flex
+from specframe.forward.attention.choice import Choice
 from specframe.forward.attention.masks import masks
 from specframe.forward.runner import ModelRunner
+from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.testing import zoo
 
@@ -115,7 +117,8 @@ def test_orders_that_rows_share() -> None:
 
 def feed(runner: ModelRunner, store: Any, block: Block, placement: Placement, attention: str) -> torch.Tensor:
     """Return the logits after each token of a block, (B, T, V)."""
-    return runner.forward(block, placement, store, keep=block.width, attention=attention).logits_BTV
+    choice = Choice(runner.attention, strategy(registry(), "attention backend", attention))
+    return runner.forward(block, placement, store, keep=block.width, attention=choice).logits_BTV
 
 
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")

@@ -48,6 +48,14 @@ def test_the_lab_has_its_pages(tmp_path):
         assert all((files(f"specframe_lab.{package}") / name).is_file() for name in names)
 
 
+def test_new_plugins_have_their_files():
+    """The files of a new plugin are packaged, for every role."""
+    from specframe.plugins import scaffold
+
+    for part in scaffold.TEMPLATES:
+        assert "class MyOwn" in scaffold.files("my-own", part)[f"src/my_own/{part}.py"]
+
+
 def test_typing_marker_is_packaged():
     """Type checkers of dependants see the annotations."""
     import specframe

@@ -16,6 +16,7 @@ import click
 import specframe
 from specframe.cli.endings import ending
 from specframe.cli.kinds import called
+from specframe.cli.variables import PREFIX, warn_of_misspelt
 from specframe.cli.watchdog import watched
 from specframe.errors import (
     OptionError,
@@ -28,7 +29,7 @@ from specframe.errors import (
 )
 from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
 
-ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab")
+ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab") | {"serve": "specframe-serve"}
 """Commands of distributions that may not be installed. They are listed even if their distribution is missing."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
@@ -40,7 +41,8 @@ class CommandLine(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
-        return list(dict.fromkeys([*registry().entries.get("command", {}), *ELSEWHERE]))
+        known = [name for name in registry().entries.get("command", {}) if " " not in name]
+        return list(dict.fromkeys([*known, *ELSEWHERE]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
@@ -61,6 +63,7 @@ class CommandLine(click.Group):
         """Run a command; an interrupted command ends with one sentence and its own exit status."""
         try:
             with ending(), watched():
+                warn_of_misspelt(ctx)
                 return super().invoke(ctx)
         except click.BadParameter as fault:
             raise (refused_flag(fault) or fault) from fault
@@ -109,6 +112,22 @@ def sentences_for_warnings() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+class Extended(click.Group):
+    """A command with further ones below it, those of plugins too, which have registered them as "command subcommand"."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return its own commands, and those of plugins."""
+        further = [name for name in registry().entries.get("command", {}) if name.startswith(f"{self.name} ")]
+        return [*super().list_commands(ctx), *(name.partition(" ")[2] for name in further)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        full = f"{self.name} {cmd_name}"
+        return load(full) if full in registry().names("command") else None
 
 
 def load(name: str) -> click.Command:
@@ -164,7 +183,7 @@ def broken(name: str, fault: PluginError, listed: str = "(fails to load)") -> cl
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "auto_envvar_prefix": "SPECFRAME",  # SPECFRAME_RUN_BATCH_SIZE is --batch-size of run
+        "auto_envvar_prefix": PREFIX,
     },
 )
 @click.version_option(specframe.__version__, prog_name="specframe")

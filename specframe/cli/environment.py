@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import specframe
+from specframe.devices import kinds
 from specframe.models import loading as models
 
 
@@ -27,8 +28,8 @@ def environment(devices: set[str]) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     """Return the product name of a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if title := kinds.of(device).title(device):
+        return title
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

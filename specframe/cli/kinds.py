@@ -11,8 +11,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from specframe.devices import names
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
-from specframe.values import bound, number_within, read, whole_within
+from specframe.plugins.recipe import PLAIN
+from specframe.values import a_number, bound, number_within, read, whole_within
 
 CONFIG = "specframe.config"
 """Key of the configuration file's path in a context's ``meta``."""
@@ -89,7 +91,7 @@ class Number(Kind):
         """Return the number; raise :class:`OptionError` when ``value`` is none."""
         number = number_of(value, float)
         if not number_within(number, self.least, self.most, self.above):
-            self.refuse(f"a number{bound(self.least, self.most, self.above)}", value, param, ctx)
+            self.refuse(a_number(number, self.least, self.most, self.above), value, param, ctx)
         return float(number)
 
 
@@ -132,12 +134,12 @@ class Device(Text):
 
     def known(self) -> Iterable[str]:
         """Return the kinds of devices."""
-        return ("auto", "cpu", "cuda")
+        return ("auto", *names.BUILT_IN)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name; raise :class:`OptionError` for a name that no device can have."""
-        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
-            self.refuse("auto, cpu, cuda or cuda:N", value, param, ctx)
+        if str(value) != "auto" and not names.is_name(str(value)):
+            self.refuse(names.EXPECTED, value, param, ctx)
         return str(value)
 
 
@@ -170,10 +172,16 @@ class Strategy(Text):
         return (*self.also, *registry().names(self.role))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raise :class:`OptionError` when no strategy has the name, or a key is given twice."""
-        from specframe.plugins.registry import parse_specification, registry
+        """Return the text, the default in the place of "auto" where a role has one default.
+
+        Raises:
+            OptionError: no strategy has the name, or a key is given twice.
+        """
+        from specframe.plugins.registry import PURPOSES, parse_specification, registry
 
         text = super().convert(value, param, ctx)
+        if text == "auto" and self.role in PURPOSES:
+            return registry().default(self.role)
         try:
             name, _ = parse_specification(text)
             if name not in self.also:
@@ -198,7 +206,7 @@ class DraftLength(Strategy):
         if not whole_within(number) and not re.match(r"[+-]?[0-9.]", str(value)):
             return super().convert(value, param, ctx)
         if not whole_within(number, 1):
-            hint = "; for plain decoding there is --drafter none" if number == 0 else ""
+            hint = f"; for plain decoding there is --drafter {PLAIN}" if number == 0 else ""
             expected = "a whole number of at least 1 or a policy's name"
             raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}{hint}")
         return str(value)

@@ -36,7 +36,9 @@ def check_names(options: Mapping[str, Any]) -> None:
         check_location("target", chosen)
         if model is not None:
             check_location("draft", model)
-    check_storage(known, given.get("align", [DEFAULTS.align]), given.get("kv", [DEFAULTS.kv]))
+    check_storage(
+        known, given["align"] if "align" in given else [known.default("alignment")], given.get("kv", [DEFAULTS.kv])
+    )
 
 
 def several(value: Any) -> list[Any]:

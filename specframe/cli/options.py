@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,16 +12,9 @@ from click.core import ParameterSource
 
 from specframe.cli.config import read_config
 from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, Strategy, WholeNumber
-from specframe.errors import OptionError
-from specframe.plugins.recipe import (
-    ADAPTIVE_LENGTH,
-    DEFAULTS,
-    FIXED_LENGTH,
-    GRAPHS,
-    GREEDY_RULE,
-    LAYERS,
-    SAMPLING_RULE,
-)
+from specframe.errors import OptionError, PluginError
+from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
+from specframe.plugins.registry import registry
 from specframe.values import LARGEST_SEED
 
 SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
@@ -38,6 +32,23 @@ def whole(
     """Return an option that takes a whole number."""
     number = WholeNumber(least, most)
     return click.option(*names(name), metavar="N", type=number, default=default, show_default=True, help=meaning)
+
+
+class Open(click.Option):
+    """An option whose help names, in the place of each ``{purpose}``, the default that a plugin registers for the purpose."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option's names and its help."""
+        record = super().get_help_record(ctx)
+        return record and (record[0], re.sub(r"\{(.*?)\}", lambda found: default_for(found[1]), record[1]))
+
+
+def default_for(purpose: str) -> str:
+    """Return the default for a purpose as help texts show it."""
+    try:
+        return registry().default(purpose)
+    except PluginError:
+        return "none that is installed"
 
 
 PROMPTS_FILE = click.option(
@@ -63,7 +74,8 @@ MODELS = (
         "--target",
         metavar="T",
         type=Model(),
-        show_default="the drafter's target, or tiny",
+        cls=Open,
+        show_default="the drafter's target, or {target}",
         help="Model whose output is wanted: an alias, a directory or a hub id.",
     ),
     click.option(
@@ -72,7 +84,7 @@ MODELS = (
         type=Model(drafters=True),
         default=DEFAULTS.drafter,
         show_default=True,
-        help="A draft model, or a drafter by name; none: plain decoding; auto: the model that drafts for the target.",
+        help=f"A draft model, or a drafter by name; {PLAIN}: plain decoding; auto: the model that drafts for the target.",
     ),
 )
 """Options for target and drafter."""
@@ -81,10 +93,11 @@ STRATEGIES = (
     click.option(
         "--align",
         metavar="A",
-        type=Strategy("alignment"),
+        type=Strategy("alignment", "auto"),
+        cls=Open,
         default=DEFAULTS.align,
         show_default=True,
-        help="Alignment: slots of tokens in the cache, and removal of rejected tokens.",
+        help="Alignment: slots of tokens in the cache, and removal of rejected tokens; auto: {alignment}.",
     ),
     click.option(
         "--schedule",
@@ -97,17 +110,20 @@ STRATEGIES = (
         "--accept",
         metavar="R",
         type=Strategy("acceptance rule", "auto"),
+        cls=Open,
         default=DEFAULTS.accept,
         show_default=True,
-        help=f"Acceptance rule: which draft tokens stand; auto: {GREEDY_RULE}, and {SAMPLING_RULE} where a temperature is above 0.",
+        help="Acceptance rule: which draft tokens stand; auto: {greedy decoding}, and {sampling} where a temperature is above 0, "
+        "for trees {sampling with trees} or {sampling with drawn trees}.",
     ),
     click.option(
         "--verify",
         metavar="V",
-        type=Strategy("verifier"),
+        type=Strategy("verifier", "auto"),
+        cls=Open,
         default=DEFAULTS.verify,
         show_default=True,
-        help="Verifier: how the target scores a draft.",
+        help="Verifier: how the target scores a draft; auto: {verifier}.",
     ),
     click.option(
         "--kv",
@@ -127,17 +143,18 @@ def draft_length(default: str) -> Callable[..., Any]:
         "--draft-length",
         metavar="K",
         type=DraftLength(),
+        cls=Open,
         default=default,
         show_default=True,
-        help=f"Tokens drafted per round, or a draft-length policy; auto: {ADAPTIVE_LENGTH}, but {FIXED_LENGTH} under rules whose "
-        "tokens depend on it.",
+        help="Tokens drafted per round, or a draft-length policy; auto: {adaptive draft length}, but "
+        f"{FIXED_LENGTH} under rules whose tokens depend on it.",
     )
 
 
 def chosen(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
     """Return an option with a default word."""
     default = getattr(DEFAULTS, name.removeprefix("--"))
-    return click.option(name, metavar=metavar, type=kind, default=default, show_default=True, help=meaning)
+    return click.option(name, metavar=metavar, type=kind, cls=Open, default=default, show_default=True, help=meaning)
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
@@ -155,10 +172,21 @@ EXECUTION = (
     ),
     chosen("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
     chosen("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
+    click.option(
+        "--bitwise",
+        is_flag=True,
+        default=DEFAULTS.bitwise,
+        help="Logits the same to the bit whatever the batch, in any precision; slower.",
+    ),
 )
 """Options for the execution of forwards. They do not change the output."""
 
-EXECUTOR = chosen("--executor", "E", Strategy("executor"), "Executor: the process or processes that the models run in.")
+EXECUTOR = chosen(
+    "--executor",
+    "E",
+    Strategy("executor", "auto"),
+    "Executor: the process or processes that the models run in; auto: {executor}.",
+)
 
 SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)
 

@@ -101,7 +101,7 @@ def run(
     check_names(options)
     manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
     given = taken(options)
-    asked = gather(prompt, prompts)[:limit]
+    asked = gather(prompt, prompts, limit)
     settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
     settings |= given | {"max_new_tokens": max_new_tokens}
     screen = Screen(needed=output in (None, "-"))
@@ -154,11 +154,15 @@ def write_report(report: str | None, text: str) -> None:
         place.replace(text)
 
 
-def gather(arguments: tuple[str, ...], path: str | None) -> list[Prompt]:
-    """Return the prompts: arguments first, then the file's; without either, the built-in prompts."""
-    if path is None:
-        return prompt_sources.from_arguments(arguments or prompt_sources.BUILT_IN)
-    return prompt_sources.from_arguments(arguments) + prompt_sources.from_file(path)
+def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Prompt]:
+    """Return the first ``limit`` prompts: arguments first, then the file's; without either, the built-in prompts.
+
+    No more of the file is read than that asks for.
+    """
+    texts = arguments if arguments or path is not None else prompt_sources.BUILT_IN
+    asked = prompt_sources.from_arguments(texts[:limit])
+    left = None if limit is None else limit - len(asked)
+    return asked if path is None or left == 0 else asked + prompt_sources.from_file(path, left)
 
 
 @attrs.frozen(eq=False)

@@ -35,18 +35,19 @@ class Outcome:
 
 def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_new_tokens: int) -> Facts:
     """Return the names of models and strategies, and whether their combination is lossless."""
-    from specframe.models.pairs import choose
+    from specframe.models.pairs import choose, named
+    from specframe.plugins.recipe import own_budget
     from specframe.text.generation import inherited, told
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    settings = [one for one in pipe.intake.settings(samplings, max_new_tokens) if not isinstance(one, OptionError)]
+    settings = [one for one in pipe.requests.settings(samplings, max_new_tokens) if not isinstance(one, OptionError)]
     greedy = all(one.greedy for one in settings)
     use = pipe.parts.strategies(pipe.recipe, greedy)
     chosen = options | {
-        "accept": pipe.recipe.rule(greedy),
-        "draft_length": pipe.recipe.length(use.rule, strategy),
+        "accept": pipe.recipe.rule(greedy, use.drafter),
+        "draft_length": pipe.recipe.length(use.rule, use.drafter if own_budget(use.drafter) else strategy),
         "target": target,
-        "drafter": draft_model or strategy,
+        "drafter": named(strategy, draft_model),
         "schedule": options["schedule"] or use.alignment.scheduler,
         "kv": options["kv"] or use.alignment.kv,
     }

@@ -6,7 +6,7 @@ Tensor names carry their shape: B rows, T tokens fed per row, S slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 import torch
@@ -118,9 +118,11 @@ class KVShape:
     dtype: torch.dtype
 
 
-@attrs.frozen(eq=False)
-class Dense:
-    """The keys and values of the slots attended to, of every row of the batch: (B, H, S, D) each."""
+class Dense(NamedTuple):
+    """The keys and values of the slots attended to, of every row of the batch: (B, H, S, D) each.
+
+    A tuple, since every layer of every forward makes one.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -177,10 +179,15 @@ class KVStore(Protocol):
         """
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room for a sequence of ``tokens`` tokens; return the number of its first tokens that are cached already."""
+        """Make room for a sequence that begins with ``tokens`` tokens, when it is given a row, before its first ``arrange``.
+
+        Returns:
+            The number of its first tokens that are cached already, as another sequence's: they need not be fed. The tokens of a
+            sequence that is not ``ready`` may be missing, and so may the last token of any prompt.
+        """
 
     def release(self, sequence: Sequence) -> None:
-        """Release a sequence, whose keys and values are no longer needed."""
+        """Forget a sequence, whose keys and values are no longer needed."""
 
     @property
     def nbytes(self) -> int:

@@ -69,6 +69,8 @@ class Block:
     start: int = 0
     parents_BT: torch.Tensor | None = None
     """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block; None: a chain."""
+    extra: Mapping[str, torch.Tensor] = attrs.Factory(dict)
+    """Further inputs of the model, by the name of its argument, one for each token: (B, T, ...)."""
 
     @property
     def width(self) -> int:
@@ -106,7 +108,7 @@ class Scores:
     """Logits after each of the last T tokens fed."""
     hidden: Mapping[int, torch.Tensor] = attrs.Factory(dict)
     """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed; layers as transformers numbers
-    ``hidden_states``: 0 is the embedding."""
+    ``hidden_states``: 0 is the embedding. One number after the last is the last layer's output before the final norm."""
 
 
 @attrs.frozen(eq=False)

@@ -37,6 +37,9 @@ class Engine(Protocol):
     def add(self, request: Request) -> None:
         """Take a request; raise :class:`specframe.errors.PromptError` where it cannot be decoded."""
 
+    def make_room(self, tokens: int) -> None:
+        """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, for requests that come later."""
+
     def abort(self, key: tuple[int, int]) -> Sequence | None:
         """End a request that has not finished, and return its sequence with the tokens it has; None: there is no such request."""
 

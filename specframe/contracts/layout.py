@@ -31,6 +31,6 @@ class Layout(Protocol):
         """Keep the first ``kept[i]`` tokens of row i and forget the rest.
 
         Args:
-            path_BT: the nodes of the accepted path in the block fed last, after its first token, (B, K): they are the tokens that
-                follow the row's own; None: the block was a chain.
+            path_BT: the nodes of the accepted path in the block fed last, (B, K): they are the tokens that follow the row's own.
+                Node 0 is the first token of the block after the row's last. None: the block was a chain.
         """

@@ -51,6 +51,8 @@ class Request:
     """Number of the continuation among all samples of the prompt ``index``. The samples share the reading of the prompt."""
     logprobs: int | None = None
     """Number of most likely tokens with log-probabilities, besides each token's own; None: no log-probabilities at all."""
+    speculate: bool = True
+    """Whether tokens are drafted for it; without, its row gains the bonus token of every round."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -46,6 +46,13 @@ class Drafter(Started, Protocol):
         """Learn from a round, or from a piece of a prompt that the target has read."""
 
 
+class SizedDrafter(Drafter, Protocol):
+    """A drafter that knows how much it drafts best, for example because its heads are counted or its drafts are trees."""
+
+    def budget(self, depth: int | None = None) -> Budget | None:
+        """Return the budget of its drafts for a draft length, or where that is left open (None); None: a chain of any length."""
+
+
 class Verifier(Started, Protocol):
     """Decides how the target scores a draft. Offers "chain", "tree", and "hidden" if its scores have hidden states."""
 
@@ -61,7 +68,7 @@ class AcceptanceRule(Started, Protocol):
 
     Needs "logits" if it compares the target's distribution with the draft's. Offers "lossless" if the output has the target's
     distribution, "samples" if it samples, so that greedy rows are passed as distributions with probability 1 on one token,
-    "draft-invariant" if the output does not depend on the draft, and "tree" if it judges trees.
+    "draft-invariant" if the output does not depend on the draft, and "tree" if it judges trees: it is a :class:`TreeRule` then.
     """
 
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
@@ -69,6 +76,23 @@ class AcceptanceRule(Started, Protocol):
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the verdict, from the target's shaped logits (B, N + 1, V), without leaving the device."""
+
+
+class TreeRule(AcceptanceRule, Protocol):
+    """An acceptance rule that judges trees. It offers "tree"; "distinct" and "independent" for the siblings, drawn without or with
+    replacement, that it judges rightly; and "prunable" if a drafter may leave out nodes by their tokens' scores."""
+
+    def siblings(
+        self, batch: Batch, offset: int, logits_BFV: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the children that a drafter should propose for F nodes, all at the place ``offset`` after each row's end.
+
+        Called once a round for all nodes of a depth.
+
+        Returns:
+            The tokens in the order in which they are judged, (B, F, count), and the logarithms of the probabilities that they are
+            right, as far as the drafter's logits tell.
+        """
 
 
 class Alignment(Started, Protocol):
@@ -123,6 +147,8 @@ class AttentionFacts:
     """The shapes of its layers' keys and values, each once."""
     windows: tuple[int | None, ...]
     """The sliding windows of its layers, each once; None: a layer without one."""
+    asked: bool = True
+    """Whether the user asked for the backend by name. If not, "auto" asks whether it is faster than mask tensors."""
 
 
 class Attend(Protocol):
@@ -143,11 +169,19 @@ class AttentionBackend(Strategy, Protocol):
     """Decides how queries attend to what a KV store hands out.
 
     Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
-    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors.
+    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors; "masks" where all are;
+    "compiled" where its plans call kernels that torch.compile made.
     """
 
+    expects: str
+    """The models and devices that it suits, in words, for the error where it suits none."""
+
     def suits(self, facts: AttentionFacts) -> bool:
-        """Return whether it can attend for a model; asked once per model, which is then tried against mask tensors."""
+        """Return whether it can attend for a model; the model is then tried against mask tensors.
+
+        "auto" takes a backend for plain tensors if this is True where ``facts.asked`` is False: one that offers "lengths" for
+        placements with lengths, and another one where mask tensors would be large.
+        """
 
     def plan(self, placement: Placement) -> Attend | None:
         """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""

@@ -99,9 +99,10 @@ class Batch:
     streams_B: torch.Tensor
     """Index of each row's stream of random numbers."""
     prefill: bool
-    """Whether this round reads prompts. The draft length is then 0, and no row has cached tokens."""
+    """Whether this round reads prompts. The draft length is then 0."""
     unread: int = 0
-    """Number of last tokens of each row that are unread before this round; in a shorter row, all tokens."""
+    """Number of last tokens of each row that are unread before this round; in a shorter row, all tokens. Fewer than a row has are
+    unread if it was read in pieces, or if the store has its first tokens already."""
     left: int = 0
     """Number of these tokens that stay unread for later rounds. If it is above 0, the round generates no token."""
     starts: bool = False

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.round import Sequence, State
+from specframe.devices.kinds import on_device
 
 JOINING = State.READING, State.STARTING
 """The states of a batch that does not decode yet."""
@@ -29,8 +30,7 @@ class Moves:
         """Move rows of device tensors along ``axis``."""
         if not self.sources:
             return
-        destinations = torch.tensor(self.destinations, device=tensors[0].device)
-        sources = torch.tensor(self.sources, device=tensors[0].device)
+        destinations, sources = on_device([self.destinations, self.sources], tensors[0].device)
         for tensor in tensors:
             tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
 
@@ -41,26 +41,26 @@ class Moves:
                 array[self.destinations] = array[self.sources]
 
 
-class Seating:
-    """Rows 0 to ``rows`` - 1 and the sequence in each. A batch occupies adjacent rows, from the first on when it decodes.
+class RowMap:
+    """The row map: rows 0 to ``rows`` - 1, and the sequence in each. A batch has adjacent rows, from the first on when it decodes.
 
-    Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a seating of its own and follows
+    Whatever keeps data per row (the pool's state, a KV store, an alignment's paddings) has a row map of its own and follows
     the batch with the moves it returns. A finished sequence's row is free without being told, unless forks have yet to copy it.
 
     Args:
         rows: how many there are.
-        anywhere: let a batch that does not decode yet sit where that moves the fewest rows, and stay there when it joins the
-            others: who replaces a finished sequence then moves nobody. Its rows are those from ``first`` on.
+        anywhere: let a batch that does not decode yet have the rows that move the fewest others, and stay there when it joins the
+            others: a sequence in the place of a finished one then moves no row. Its rows are those from ``first`` on.
     """
 
     def __init__(self, rows: int, anywhere: bool = False) -> None:
         self._anywhere, self.first = anywhere, 0
         self._row: list[Sequence | None] = [None] * rows
         self._row_of: dict[int, int] = {}
-        self._seated: list[Sequence] = []
+        self._batch: list[Sequence] = []
 
     def row(self, sequence: Sequence) -> int | None:
-        """Return the row a sequence has, or None when it was never seated."""
+        """Return the row a sequence has, or None when it never had one."""
         return self._row_of.get(id(sequence))
 
     def order(self, wanted: Rows[Sequence]) -> list[Sequence]:
@@ -78,17 +78,17 @@ class Seating:
         if not self._anywhere or not batch or batch[0].state not in JOINING:
             return 0
         count, chosen = len(batch), {id(s) for s in batch}
-        # whoever sits on one of its rows has to leave, and whoever of it sits elsewhere has to come
+        # a sequence in one of its rows has to leave, and one of its own in another row has to come
         cost = [0 if s is None or s.gone else -1 if id(s) in chosen else 1 for s in self._row]
         return min(range(len(cost) - count + 1), key=lambda first: sum(cost[first : first + count]))
 
     def arrange(self, batch: Rows[Sequence]) -> Moves:
-        """Seat ``batch`` in adjacent rows in the order given and return the moves that takes.
+        """Give ``batch`` adjacent rows in the order given and return the moves that this takes.
 
         Raises:
             ValueError: when the live sequences outnumber the rows.
         """
-        if self._seated is batch:
+        if self._batch is batch:
             return Moves()
         before = list(self._row)
         row_of = self._row_of
@@ -112,7 +112,7 @@ class Seating:
                 others = sum(s is not None and not s.gone and id(s) not in chosen for s in before)
                 raise ValueError(f"{len(before)} rows cannot hold a batch of {len(batch)} and {others} other sequences")
             after[place] = occupant
-        self._row, self._seated = after, batch if isinstance(batch, list) else list(batch)
+        self._row, self._batch = after, batch if isinstance(batch, list) else list(batch)
         self._row_of = {id(s): row for row, s in enumerate(after) if s is not None}
         return self._moves(row_of)
 

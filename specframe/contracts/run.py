@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
@@ -88,6 +88,12 @@ class CachedModel(Protocol):
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
 
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V)."""
 
@@ -124,7 +130,7 @@ class CachedModel(Protocol):
 
 
 class Rule(Protocol):
-    """The run's acceptance rule, as a drafter asks it."""
+    """The run's acceptance rule, as a drafter asks it; one that offers "tree" is a :class:`specframe.contracts.roles.TreeRule`."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from specframe.drop_in.streams import Sink, sink_of
 from specframe.forward.evaluating import evaluating
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
+from specframe.plugins.registry import registry
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -45,7 +46,7 @@ def assisted(
     :class:`specframe.errors.SpecframeWarning` gives the reason. Calls from several threads run one after the other.
 
     Args:
-        draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options, such as ``"prompt-lookup"``.
+        draft: a loaded draft model, a directory or hub id of one, or a drafter's name with options.
         draft_length: tokens drafted per round, a draft-length policy's name or "auto", as :class:`specframe.Pipeline` takes it.
         align, accept, kv: strategies, as :class:`specframe.Pipeline` takes them.
         streamer: a streamer for one row, or a list with one for each row. It gets the prompt's ids, then the ids of every round.
@@ -88,14 +89,14 @@ def looked_up(call: Call) -> tuple[str, int] | None:
     """Return the drafter and the draft length of a call that asks for prompt lookup, else None."""
     if not call.config.prompt_lookup_num_tokens:
         return None
-    ngram = call.config.max_matching_ngram_size
-    return f"prompt-lookup,ngram={ngram}" if ngram else "prompt-lookup", call.config.prompt_lookup_num_tokens
+    drafter, ngram = registry().default("prompt lookup"), call.config.max_matching_ngram_size
+    return f"{drafter},ngram={ngram}" if ngram else drafter, call.config.prompt_lookup_num_tokens
 
 
 def decode_drafted(call: Call, pipe: Pipeline, sink: Sink | None) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Decode a call with a pipeline."""
     if call.config.do_sample:
-        pipe.intake.require_sampling("do_sample=True")
+        pipe.requests.require_sampling("do_sample=True")
         pipe.seed = int(torch.randint(2**62, ()))
     requests = requests_of(pipe, call)
     pipe.batch_size = len(requests)

@@ -10,9 +10,9 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose, Watch
-from specframe.forward.attention.choice import Asked
+from specframe.forward.attention.choice import Asked, Choice
 from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 from specframe.forward.runner import ModelRunner
 
@@ -21,7 +21,7 @@ class CachedModel:
     """A model with one KV cache, fed through a layout.
 
     Args:
-        attention: the attention backend, or "auto", see :mod:`specframe.forward.attention.choice`.
+        attention: the attention backend, or those that "auto" chooses from, see :mod:`specframe.forward.attention.choice`.
         record: makes recordings of forwards over a slab; None: none are made.
         layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
     """
@@ -32,18 +32,17 @@ class CachedModel:
         store: KVStore,
         layout: Layout,
         watch: Watch,
-        attention: Asked = "masked",
+        attention: Asked = (),
         record: Callable[..., Recording] | None = None,
         layers: str = "eager",
     ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
-        self._attention, self._layers = attention, layers
+        self._attention, self._layers = Choice(runner.attention, attention), layers
         self._hidden: tuple[int, ...] = ()
-        runner.attention.check(attention)
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
         if record is not None and (slots := store.slots) is not None:
-            pack = runner.attention.packs(attention)
+            pack = self._attention.packs
             self._forward = Recorded(self._execute, store.rows, slots, record, pack)
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, slots, record, pack)
@@ -56,7 +55,8 @@ class CachedModel:
         """Add these hidden states to the scores of every later feed, besides those asked for before.
 
         Args:
-            layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm.
+            layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;
+                one more is what precedes that norm.
 
         Raises:
             ModelError: the model has no such hidden states, or does not say which of its modules are layers.
@@ -73,6 +73,18 @@ class CachedModel:
     def release(self) -> None:
         """Release the cache and the CUDA graphs recorded over it."""
         del self.store, self.layout, self._forward, self._chain
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed.
+
+        Where hidden states are captured, all have to be: they are not cached.
+        """
+        cached = self.store.reserve(sequence, tokens)
+        return 0 if self._hidden else cached
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self.store.release(sequence)
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).
@@ -123,6 +135,10 @@ class CachedModel:
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 
+    def tokens_at_once(self, batch: Batch) -> int:
+        """Return how many tokens of each row's prompt are fed in one forward."""
+        return max(1, self._attention.prefill_tokens(max(1, batch.longest)) // len(batch))
+
     def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> Scores:
         """Feed the prompts, or the piece of them that the batch says, in chunks.
 
@@ -138,7 +154,7 @@ class CachedModel:
         ahead = batch.unread if unread is None else unread
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
         left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
-        chunk = max(1, self.runner.attention.prefill_tokens(self._attention, batch.longest) // len(batch))
+        chunk = self.tokens_at_once(batch)
         while ahead > left:
             step = min(ahead - left, chunk)
             ahead -= step

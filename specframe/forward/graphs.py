@@ -7,7 +7,6 @@ ends each row of a slab, where no query looks.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +20,8 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Choose
+from specframe.devices import kinds
+from specframe.devices.kinds import Recording
 from specframe.errors import SpecframeWarning
 
 Outputs = tuple[torch.Tensor, ...]
@@ -37,43 +38,8 @@ LONGEST = 32
 """Tokens per row from which a forward counts as reading prompts. Shapes of prompts hardly repeat, so they are not recorded."""
 
 
-class Recording(Protocol):
-    """A recorded function without arguments that returns tensors; :meth:`replay` runs it on the present values of its buffers."""
-
-    def replay(self, rows: int) -> Outputs:
-        """Execute the function and return the first rows of each tensor, in memory of their own."""
-
-
-class CudaRecording:
-    """A CUDA graph. All graphs share one memory pool, for no two run at once and outputs are copied before the next runs."""
-
-    _pool: Any = None
-    _turn = threading.Lock()
-    """Held from a replay until its outputs are copied: other threads replay graphs of the same pool."""
-
-    def __init__(self, function: Callable[[], Outputs]) -> None:
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # libraries choose their kernels, and allocate what they need, before the recording
-                function()
-        current.wait_stream(aside)
-        if CudaRecording._pool is None:
-            CudaRecording._pool = torch.cuda.graph_pool_handle()
-        self._graph = torch.cuda.CUDAGraph()
-        # other threads may allocate meanwhile
-        with torch.cuda.graph(self._graph, pool=CudaRecording._pool, capture_error_mode="thread_local"):
-            self._outputs = function()
-
-    def replay(self, rows: int) -> Outputs:
-        """Launch the graph."""
-        with CudaRecording._turn:
-            self._graph.replay()
-            return tuple(output[:rows].clone() for output in self._outputs)
-
-
 class EagerRecording:
-    """The same contract without a graph, for devices that have none: shows that buffers and buckets are right."""
+    """A recording that calls the function again, for devices without graphs: shows that buffers and buckets are right."""
 
     def __init__(self, function: Callable[[], Outputs]) -> None:
         self._function = function
@@ -90,11 +56,13 @@ class Buffers:
     ids_RT: torch.Tensor
     placement: Placement
     spare: int
+    extra: dict[str, torch.Tensor]
+    """Further inputs of the model, (R, T, ...) each."""
 
     @classmethod
-    def of(cls, ids_BT: torch.Tensor, placement: Placement, rows: int, extent: int, spare: int) -> Buffers:
+    def of(cls, block: Block, placement: Placement, rows: int, extent: int, spare: int) -> Buffers:
         """Return buffers for a forward like this one in a larger bucket."""
-        device, width = ids_BT.device, ids_BT.shape[1]
+        device, width = block.ids_BT.device, block.width
         keys = len(placement.key_order_BS) if len(placement.key_order_BS) == 1 else rows
         used_R = None if placement.used_B is None else torch.zeros(rows, dtype=torch.int32, device=device)
         ids_RT, positions_RT, slots_RT, order_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
@@ -102,13 +70,15 @@ class Buffers:
         sees_RTT = None
         if placement.sees_BTT is not None:
             sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
-        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT), spare)
+        extra = {name: values.new_zeros(rows, *values.shape[1:]) for name, values in block.extra.items()}
+        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT), spare, extra)
 
-    def fill(self, ids_BT: torch.Tensor, given: Placement) -> None:
+    def fill(self, block: Block, given: Placement) -> None:
         """Write a forward's inputs; rows and slots beyond them are padding."""
-        mine, width = self.placement, ids_BT.shape[1]
+        mine, width, ids_BT = self.placement, block.width, block.ids_BT
         pairs = (
             (self.ids_RT, ids_BT, 0),
+            *((buffer, block.extra[name], 0) for name, buffer in self.extra.items()),
             (mine.positions_BT, given.positions_BT, 0),
             (mine.slots_BT, given.slots_BT, self.spare),
             (mine.order_BT, given.order_BT, -1),
@@ -162,8 +132,7 @@ class Shelf:
         """Release all recordings and go on without, because memory is short or the model cannot be recorded."""
         self._given_up = True
         self._kept.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        kinds.free()
         reason = str(error).partition("\n")[0]
         warnings.warn(f"forwards are not recorded as CUDA graphs: {reason}", SpecframeWarning, stacklevel=2)
 
@@ -187,7 +156,7 @@ class Recorded:
     def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
         ids_BT, width = block.ids_BT, block.width
-        if width > LONGEST:
+        if width > LONGEST and placement.sees_BTT is None:
             return self._forward(block, placement, keep, hidden)
         rows = min(power_of_two(len(ids_BT)), self._rows)
         packed = self._pack and placement.used_B is not None and placement.sees_BTT is None
@@ -196,21 +165,30 @@ class Recorded:
         extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
 
         def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
-            buffers = Buffers.of(ids_BT, placement, rows, extent, self._slots - 1)
-            buffers.fill(ids_BT, placement)
+            buffers = Buffers.of(block, placement, rows, extent, self._slots - 1)
+            buffers.fill(block, placement)
 
             def run() -> Outputs:
-                scores = self._forward(Block(buffers.ids_RT), buffers.placement, keep, hidden)
+                scores = self._forward(Block(buffers.ids_RT, extra=buffers.extra), buffers.placement, keep, hidden)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 
             return buffers, run
 
-        key = (rows, width, extent, keep, len(placement.key_order_BS) > 1, placement.sees_BTT is not None, hidden)
+        key = (
+            rows,
+            width,
+            extent,
+            keep,
+            len(placement.key_order_BS) > 1,
+            placement.sees_BTT is not None,
+            hidden,
+            *block.extra,
+        )
         found = self.recordings.take(key, prepare)
         if found is None:
             return self._forward(block, placement, keep, hidden)
         buffers, recording = found
-        buffers.fill(ids_BT, placement)
+        buffers.fill(block, placement)
         logits_BTV, *states = recording.replay(len(ids_BT))
         return Scores(logits_BTV, dict(zip(hidden, states, strict=True)))
 
@@ -293,8 +271,8 @@ def bucket(slots: int) -> int:
 
 
 RECORDINGS: dict[str, Callable[[torch.device], Callable[..., Recording] | None]] = {
-    "auto": lambda device: CudaRecording if device.type == "cuda" else None,
-    "on": lambda device: CudaRecording if device.type == "cuda" else EagerRecording,
+    "auto": lambda device: kinds.of(device).recording,
+    "on": lambda device: kinds.of(device).recording or EagerRecording,
     "off": lambda device: None,
 }
 """Meanings of ``graphs=`` on a device."""

@@ -1,7 +1,8 @@
 """Hidden states of chosen layers, taken as a model computes them.
 
 They are those of transformers' ``output_hidden_states``: 0 is the embedding, n the output of layer n, and the last one what follows
-the final norm. Nothing is kept of other layers, and the model is not asked for anything.
+the final norm. One number more is the output of the last layer before that norm, which transformers does not return. Nothing is
+kept of other layers, and the model is not asked for anything.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class Taps:
                 f"{self._name} does not say which of its modules are its layers: expected as many modules of its "
                 "_no_split_modules as its configuration has num_hidden_layers, so that hidden states can be taken"
             )
-        if beyond := sorted(set(wanted) - set(range(len(self._layers) + 1))):
+        if beyond := sorted(set(wanted) - set(range(len(self._layers) + 2))):
             raise ModelError(
-                f"{self._name} has hidden states 0 (its embedding) to {len(self._layers)}, got {', '.join(map(str, beyond))}"
+                f"{self._name} has hidden states 0 (its embedding) to {len(self._layers)}, and {len(self._layers) + 1} before its "
+                f"final norm, got {', '.join(map(str, beyond))}"
             )
 
     def placed(self, wanted: Iterable[int], usual: Forwards) -> tuple[Forwards, dict[int, torch.Tensor]]:
@@ -57,17 +59,20 @@ class Taps:
         """
         forwards, found = dict(usual), dict[int, torch.Tensor]()
         for number in wanted:
-            module, take = self._place(number)
+            module, take = self.place(number)
             inner = forwards[module] if module in forwards else own(module, "forward")
             forwards[module] = _tapped(inner, number, take, found)
         return forwards, found
 
-    def _place(self, number: int) -> tuple[torch.nn.Module, Callable[[tuple[Any, ...], Any], torch.Tensor]]:
+    def place(self, number: int) -> tuple[torch.nn.Module, Callable[[tuple[Any, ...], Any], torch.Tensor]]:
+        """Return the module that computes a hidden state, and what takes it from the arguments and the output of its forward."""
         if number == 0:
             return self._layers[0], lambda given, _: given[0]
         if number == len(self._layers):
             return self._whole, lambda _, output: output.last_hidden_state
-        return self._layers[number - 1], lambda _, output: output[0] if isinstance(output, tuple) else output
+        return self._layers[
+            min(number, len(self._layers)) - 1
+        ], lambda _, output: output[0] if isinstance(output, tuple) else output
 
 
 def _tapped(

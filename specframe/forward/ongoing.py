@@ -140,7 +140,8 @@ def running(config: Any, state: Ongoing) -> Iterator[None]:
     """
     configs = [config] if own(config, "_attn_implementation") == "sdpa" else []
     attention = changed(configs, "_attn_implementation", lambda _: NAME)
-    with using(config), attention, changed([*state.forwards], "forward", _by_thread):
+    forwards = changed([*state.forwards], "forward", _by_thread) if state.forwards else contextlib.nullcontext()
+    with using(config), attention, forwards:
         before = ONGOING.set(state)
         try:
             yield

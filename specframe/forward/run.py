@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.cache import KVBackend, KVStore
 from specframe.contracts.roles import AcceptanceRule, Alignment
+from specframe.contracts.round import Sequence
 from specframe.contracts.run import Watch
 from specframe.forward.attention.choice import Asked
 from specframe.forward.cached import CachedModel
@@ -33,14 +34,15 @@ class Run:
     """The draft language model, for drafters that use one."""
     target_tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
-    attention: Asked = "masked"
-    """The attention backend, or "auto", see :mod:`specframe.forward.attention.choice`."""
+    attention: Asked = ()
+    """The attention backend, or those that "auto" chooses from, see :mod:`specframe.forward.attention.choice`."""
     graphs: str = "off"
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"
     """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
+    _reserved: list[Sequence] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.target = self.open_cache(self.runner)
@@ -60,6 +62,23 @@ class Run:
             how: the further arguments of :class:`CachedModel`, which say how forwards are run.
         """
         return CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), *how)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Make room in all caches for a sequence that begins with ``tokens`` tokens.
+
+        Returns:
+            How many of these tokens need not be fed, since all caches have them. The last is always fed.
+        """
+        self.forget_finished()
+        self._reserved.append(sequence)
+        return min(tokens - 1, *(cached.reserve(sequence, tokens) for cached in self.caches))
+
+    def forget_finished(self) -> None:
+        """Have the caches forget the sequences whose rows are no longer needed."""
+        for sequence in [sequence for sequence in self._reserved if sequence.gone]:
+            self._reserved.remove(sequence)
+            for cached in self.caches:
+                cached.forget(sequence)
 
     def release(self) -> None:
         """Let go of all caches."""

@@ -20,8 +20,7 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import Attend, AttentionBackend
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.forward import compiled
-from specframe.forward.attention.choice import Asked, Choice, resolved
-from specframe.forward.attention.flex import Blocks
+from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.attention.interface import Watched
 from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards, Taps
@@ -217,13 +216,12 @@ class ModelRunner:
         return torch.cat(logits, dim=1)
 
     @torch.inference_mode()
-    def without_masks(self, asked: Asked) -> str | None:
+    def without_masks(self, backend: AttentionBackend) -> str | None:
         """Return why an attention backend cannot take the place of this model's masks; None: it can.
 
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
-        backend = resolved(asked)
         made, known = unwrapped(backend), _faults.setdefault(self.model, {})
         key = (type(made), repr(vars(made) if hasattr(made, "__dict__") else made), self.device, self.model.dtype)
         if key not in known:
@@ -237,9 +235,11 @@ class ModelRunner:
         ids_BT, extent = placement.positions_BT % self.vocabulary, placement.key_order_BS.shape[1]
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
-        attends = Watched(plan)
+        attends, kernels = Watched(plan), "compiled" in backend.offers
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead)[placement.order_BT >= 0]
+            self._call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead, kernels=kernels)[
+                placement.order_BT >= 0
+            ]
             for shown, store, instead in (
                 (self._masks(placement), Scratch(placement), None),
                 (self._unread, Scratch(placement, page), attends),
@@ -267,7 +267,7 @@ class ModelRunner:
         *,
         keep: int,
         hidden: tuple[int, ...] = (),
-        attention: Asked = "masked",
+        attention: Choice | None = None,
         layers: compiled.Layers | None = None,
         extra: Mapping[str, Any] = NOTHING,
     ) -> Scores:
@@ -275,12 +275,13 @@ class ModelRunner:
 
         Args:
             hidden: the hidden states to return, as transformers numbers them.
-            attention: the attention backend, used where it takes the placement, or "auto".
+            attention: chooses the attention backend; None: mask tensors.
             layers: the model's layers compiled; None: as they are.
             extra: further arguments of the model's ``forward``.
         """
-        plan = None
-        if (backend := self.attention.way(attention, placement)) is not None:
+        plan, kernels = None, False
+        if attention is not None and (backend := attention.way(placement)) is not None:
+            kernels = "compiled" in backend.offers
             if "lengths" in backend.offers and store.slots is not None:
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
             plan = backend.plan(placement)
@@ -293,7 +294,10 @@ class ModelRunner:
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
-        logits_BTV = self._call(ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra)
+        extra = {**block.extra, **extra}
+        logits_BTV = self._call(
+            ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra, kernels
+        )
         return Scores(logits_BTV, found)
 
     @functools.cached_property
@@ -302,9 +306,9 @@ class ModelRunner:
         return Taps(self.model, str(self))
 
     @functools.cached_property
-    def attention(self) -> Choice:
-        """How this model attends."""
-        return Choice(self.model, str(self), self.kv_shapes, self.windows, self.without_masks)
+    def attention(self) -> Attention:
+        """What is known of this model's attention."""
+        return Attention(self.model, str(self), self.kv_shapes, self.windows, self.without_masks)
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
@@ -365,11 +369,10 @@ class ModelRunner:
         compiles: bool = False,
         forwards: Forwards = NOTHING,
         extra: Mapping[str, Any] = NOTHING,
+        kernels: bool = False,
     ) -> torch.Tensor:
         options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
-        compiling = (
-            compiled.ints_and_sizes_left_open if compiles or isinstance(plan, Blocks) else contextlib.nullcontext
-        )
+        compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
         cache = StoreCache(store, extent, self._dense)
         shown = Unwritten(extent) if compiles else cache
         with compiling(), running(self.config, Ongoing(plan, cache, forwards)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from specframe.devices import kinds
 from specframe.errors import ModelError, OptionError, sentence, shown
 from specframe.models.aliases import resolve
 from specframe.models.local import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
@@ -28,23 +28,14 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 def pick_device(name: str | torch.device) -> torch.device:
     """Return the device of that name; "auto" is CUDA where there is one."""
-    name = str(name) if isinstance(name, str | torch.device) else shown(name)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise OptionError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
-    device, count = torch.device(name), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        there = f"cpu or one of {count} CUDA devices" if count else "cpu, since this machine has no CUDA device"
-        raise OptionError(f"device {name!r} is not there: expected {there}")
-    return device
+    return kinds.pick(str(name) if isinstance(name, str | torch.device) else shown(name))
 
 
 def pick_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the precision of that name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
+    """Return the precision of that name; "auto" is the one of the device's kind: bfloat16 on CUDA, float32 on a CPU."""
     name = (str(name) if isinstance(name, str | torch.dtype) else shown(name)).removeprefix("torch.")
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return kinds.of(device).dtype
     if name not in {*DTYPES, *DTYPES.values()}:
         raise OptionError(f"dtype {name!r}: expected one of auto, {', '.join([*DTYPES.values(), *DTYPES])}")
     return getattr(torch, DTYPES.get(name, name))

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import Any
 
-from specframe.errors import ModelError, OptionError, UnknownNameError, shown
+from specframe.errors import ModelError, OptionError, PluginError, UnknownNameError, sentence, shown
 from specframe.models import aliases
 from specframe.models.local import require_model_folder
+from specframe.plugins.recipe import PLAIN
 from specframe.plugins.registry import parse_specification, registry
 
 
@@ -16,9 +17,10 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """Return the target, the drafter strategy, and the draft model or None.
 
     Args:
-        target: an alias, a directory, a hub id or a loaded model; None: the target paired with ``drafter``, or ``tiny``.
-        drafter: a model as for ``target``, a drafter's name with options, or a drafter object; None: plain decoding; "auto": the
-            draft model paired with ``target``.
+        target: an alias, a directory, a hub id or a loaded model; None: the target paired with ``drafter``, or the default target.
+        drafter: a model as for ``target``, a drafter's name with options, or a drafter object; None or "none": plain decoding;
+            "auto": the draft model paired with ``target``. A model may have the options of the default drafter for draft models,
+            which without a model has the paired one.
 
     Raises:
         OptionError: the target has another type, or "auto" finds no draft model for it.
@@ -27,30 +29,60 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """
     target, drafter = as_text(target), as_text(drafter)
     if target is None:
-        paired = aliases.paired_target(drafter) if isinstance(drafter, str) else None
-        target = paired or "tiny"
+        paired = aliases.paired_target(drafter.partition(",")[0]) if isinstance(drafter, str) else None
+        target = paired or registry().default("target")
     check_target(target)
-    if drafter is None:
-        return target, "none", None
+    if drafter is None or (isinstance(drafter, str) and drafter == PLAIN):
+        return target, registry().default("plain decoding"), None
     if isinstance(drafter, str) and drafter == "auto":
         drafter = aliases.paired_drafter(target) if isinstance(target, str) else None
         if drafter is None:
             if isinstance(target, str):
                 check_location("target", target)
             raise OptionError(
-                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or 'none' for plain decoding"
+                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or {PLAIN!r} for plain decoding"
             )
     if isinstance(drafter, str):
         name, _ = parse_specification(drafter)
         drafters = registry().names("drafter")
         if name in drafters:
-            return target, drafter, None
+            paired = aliases.paired_drafter(target) if name == by_model() and isinstance(target, str) else None
+            return target, drafter, paired
         try:
-            aliases.resolve(drafter)
+            location = aliases.resolve(name)
         except UnknownNameError as fault:
-            raise UnknownNameError("drafter or model", drafter, [*drafters, *fault.known]) from None
-        return target, "model", drafter
-    return (target, "model", drafter) if is_module(drafter) else (target, drafter, None)
+            raise UnknownNameError("drafter or model", name, [*drafters, *fault.known]) from None
+        options, head = drafter.removeprefix(name), recognised(location)
+        return (target, by_model() + options, name) if head is None else (target, head + options, None)
+    return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
+
+
+def by_model() -> str:
+    """Return the name of the drafter that uses a draft language model."""
+    return registry().default("draft model")
+
+
+def named(drafter: Any, draft: Any) -> Any:
+    """Return what :func:`choose` was asked for: the draft model, with the drafter's options, or the drafter if there is none."""
+    return draft + drafter.removeprefix(by_model()) if isinstance(draft, str) else draft or drafter
+
+
+def recognised(location: str) -> str | None:
+    """Return the drafter that runs the checkpoint at a location, as ``name,key=value``; None: no plugin knows it.
+
+    Raises:
+        PluginError: a plugin's function raises an error, or returns something else than a text.
+    """
+    for entry in registry().of("checkpoint"):
+        try:
+            found = entry.factory(location)
+        except Exception as error:  # a stranger's function may raise anything
+            raise PluginError(f"{entry} raised {type(error).__name__} for {location!r}: {sentence(error)}") from error
+        if found is not None and not isinstance(found, str):
+            raise PluginError(f"{entry}: expected a drafter as name,key=value or None, got {shown(found)}")
+        if found:
+            return found
+    return None
 
 
 def as_text(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Comparison of the target's and the draft model's vocabularies, and the drafter for models that share none."""
+"""Comparison of the target's and the draft model's vocabularies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROBE = "Two words, 3 lines:\n  one.\n"
 """Text that a tokenizer has to reproduce exactly after encoding and decoding."""
 
 
-def fitting_drafter(
+def shared(
     target_model: PreTrainedModel,
     draft_model: PreTrainedModel,
     target_tokenizer: PreTrainedTokenizerBase | None,
     draft_tokenizer: PreTrainedTokenizerBase | None,
-) -> str:
-    """Return the drafter for two models: "model" if they share a vocabulary, else "translated", which drafts by way of text.
+) -> bool:
+    """Return whether two models share a vocabulary; if not, the draft model can draft by way of text.
 
     Raises:
         ModelError: the vocabularies differ, and a model's tokenizer is missing or changes text.
@@ -36,8 +36,8 @@ def fitting_drafter(
                 raise ModelError(
                     f"{error}; drafting by way of text needs both tokenizers, and the {role} {fault}"
                 ) from error
-        return "translated"
-    return "model"
+        return False
+    return True
 
 
 def text_fault(tokenizer: PreTrainedTokenizerBase | None) -> str | None:

@@ -6,17 +6,25 @@ from collections import Counter
 from typing import Any
 
 import attrs
+import torch
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import SequenceMetrics
+from specframe.devices import kinds
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watcher
 
 
 class Counts(Watcher):
-    """Counts of a run: forwards, rounds, padding, grouping, acceptance."""
+    """Counts of a run: forwards, rounds, padding, grouping, acceptance; waits and copies where the device counts them.
 
-    def __init__(self) -> None:
+    Args:
+        device: the target's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._kind = kinds.of(device)
+        self._before, self.waits, self.copies = self._kind.traffic(), 0, 0
         self.forwards: Counter[str] = Counter()
         self.rounds = 0
         self.equal_rounds = 0
@@ -33,12 +41,16 @@ class Counts(Watcher):
 
     def round(self, report: RoundReport) -> None:
         """Count a round and the sequences that ended in it."""
+        before, self._before = self._before, self._kind.traffic()
         self.tokens += int(report.gained.sum())
         for sequence in report.finished:
             self.sequences += sequence.finish_reason != "error"
             add(self.total, sequence.metrics)
         if report.prefill:
             return
+        if before and self._before:
+            self.waits += self._before.waits - before.waits
+            self.copies += self._before.copies - before.copies
         lengths = report.lengths
         longest = int(lengths.max())
         self.rounds += 1
@@ -47,6 +59,10 @@ class Counts(Watcher):
             self.equal_rounds += int((lengths == longest).all())
         self.places += longest * len(lengths)
         self.empty_places += longest * len(lengths) - int(lengths.sum())
+
+    def per_round(self, count: int) -> float | None:
+        """Return a count of the device per decoding round; None: it counts nothing, or there was no round."""
+        return count / self.rounds if self._before and self.rounds else None
 
 
 def add(total: SequenceMetrics, one: SequenceMetrics) -> None:
@@ -84,6 +100,10 @@ class RunReport:
     target_forwards: int
     draft_forwards: int
     peak_kv_bytes: int
+    host_syncs: float | None = None
+    """Waits of the host for the device, per decoding round; None: the device does not count them."""
+    h2d_copies: float | None = None
+    """Copies from the host to the device, per decoding round; None: the device does not count them."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -101,9 +121,22 @@ class RunReport:
         """Share of stage "align": time spent on moving keys and values in the cache."""
         return self.stage_shares.get("align", 0.0)
 
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Share of rounds in which the draft token at each place, or a node at each depth, was accepted, from the first on."""
+        rounds = sum(self.acceptance_histogram.values())
+        deepest = max(self.acceptance_histogram, default=0)
+        return [
+            sum(count for accepted, count in self.acceptance_histogram.items() if accepted >= place) / rounds
+            for place in range(1, deepest + 1)
+        ]
+
     def figures(self) -> dict[str, Any]:
         """Return all figures by name, derived figures included."""
-        derived = {name: getattr(self, name) for name in ("tokens_per_second", "stage_shares", "realign_share")}
+        derived = {
+            name: getattr(self, name)
+            for name in ("tokens_per_second", "acceptance_per_position", "stage_shares", "realign_share")
+        }
         return attrs.asdict(self) | derived
 
 
@@ -128,4 +161,6 @@ def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int
         target_forwards=counts.forwards["target"],
         draft_forwards=counts.forwards["draft"],
         peak_kv_bytes=peak_kv_bytes,
+        host_syncs=counts.per_round(counts.waits),
+        h2d_copies=counts.per_round(counts.copies),
     )

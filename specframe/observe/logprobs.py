@@ -12,6 +12,7 @@ import torch
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.round import Sequence
+from specframe.devices.kinds import constant
 from specframe.observe.watch import Watcher
 
 
@@ -39,8 +40,9 @@ class Logprobs(Watcher):
         asking = [row for row, sequence in enumerate(report.sequences) if sequence.request.logprobs is not None]
         if not asking or report.logits_BTV is None:
             return
-        logprobs_ATV = report.logits_BTV[asking].float().log_softmax(-1)
-        chosen_AT = logprobs_ATV.gather(2, report.verdict.tokens_BT[asking][..., None])[..., 0]
+        asking_A = constant(tuple(asking), report.logits_BTV.device)
+        logprobs_ATV = report.logits_BTV[asking_A].float().log_softmax(-1)
+        chosen_AT = logprobs_ATV.gather(2, report.verdict.tokens_BT[asking_A][..., None])[..., 0]
         most = max(report.sequences[row].request.logprobs or 0 for row in asking)
         top_ATN, top_ids_ATN = logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
         for place, row in enumerate(asking):

@@ -8,25 +8,27 @@ from collections import defaultdict, deque
 import torch
 
 from specframe.contracts.drafts import RoundReport
+from specframe.devices import kinds
+from specframe.devices.kinds import Event
 from specframe.observe.watch import Watcher
 
 
 class Stopwatch(Watcher):
     """Seconds per stage, and of all rounds together.
 
-    On CUDA a mark is an event. The time between two events is the device's own time; it is read after both events have passed,
-    without synchronisation. The caller's time between rounds is not counted.
+    On a device with events, such as CUDA, a mark is one. The time between two events is the device's own time; it is read after
+    both events have passed, without synchronisation. The caller's time between rounds is not counted.
 
     The stopwatch is also the clock for the arrival of requests: the time of all rounds plus the skipped idle time.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = self.idle = 0.0
-        self._cuda = device.type == "cuda"
+        self._event = kinds.of(device).event
         self._stages: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
-        self._slices: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._mark: float | torch.cuda.Event = 0.0
+        self._slices: deque[tuple[str, Event, Event]] = deque()
+        self._mark: float | Event = 0.0
         self._round_started: float | None = None
 
     def enter(self, stage: str) -> None:
@@ -59,7 +61,7 @@ class Stopwatch(Watcher):
         self.idle += max(0.0, moment - self.now)
 
     def stages(self) -> dict[str, float]:
-        """Return seconds per stage. On CUDA this waits for the last marks."""
+        """Return seconds per stage. With events this waits for the last marks."""
         while self._slices:
             self._slices[0][2].synchronize()
             self._read(*self._slices.popleft())
@@ -67,11 +69,11 @@ class Stopwatch(Watcher):
 
     def _cut(self, stage: str | None) -> None:
         """End the slice of time since the last mark, which belongs to ``stage``, and set a new mark."""
-        now: float | torch.cuda.Event
-        if self._cuda:
-            now = torch.cuda.Event(enable_timing=True)
+        now: float | Event
+        if self._event is not None:
+            now = self._event()
             now.record()
-            if stage is not None and isinstance(self._mark, torch.cuda.Event):
+            if stage is not None and not isinstance(self._mark, float):
                 self._slices.append((stage, self._mark, now))
         else:
             now = time.perf_counter()
@@ -79,5 +81,5 @@ class Stopwatch(Watcher):
                 self._stages[stage] += now - self._mark
         self._mark = now
 
-    def _read(self, stage: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+    def _read(self, stage: str, start: Event, end: Event) -> None:
         self._stages[stage] += start.elapsed_time(end) / 1000

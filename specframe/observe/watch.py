@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.roles import Observer
 
 _NOTHING = contextlib.nullcontext()
+
+
+class Stage:
+    """A stage of a round, told to observers when it begins and when it ends."""
+
+    def __init__(self, observers: list[Observer], name: str) -> None:
+        self._observers, self._name = observers, name
+
+    def __enter__(self) -> None:
+        for observer in self._observers:
+            observer.enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        for observer in self._observers:
+            observer.leave(self._name)
 
 
 class Watch:
@@ -20,17 +35,7 @@ class Watch:
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark everything inside the ``with`` block as part of stage ``name``."""
-        return self._stage(name) if self.observers else _NOTHING
-
-    @contextlib.contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        for observer in self.observers:
-            observer.enter(name)
-        try:
-            yield
-        finally:
-            for observer in self.observers:
-                observer.leave(name)
+        return Stage(self.observers, name) if self.observers else _NOTHING
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""

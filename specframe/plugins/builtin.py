@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from specframe.plugins.hookspecs import Register, hookimpl
+from specframe.plugins.hookspecs import Register, RegisterDefaults, hookimpl
 
 
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
     """Offer the executor of this process."""
     register("local", "specframe.engine.local:Local")
+
+
+@hookimpl
+def specframe_register_defaults(register: RegisterDefaults) -> None:
+    """Have models run in this process unless another executor is named."""
+    register("executor", "local")
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
-from specframe.plugins.recipe import Recipe, is_auto
+from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Entry, Registry, parse_specification
 from specframe.values import of_type
 
@@ -63,8 +63,8 @@ class Composition:
     scheduler: Scheduler
     policy: BudgetPolicy
     kv: KVBackend
-    attention: AttentionBackend | None = None
-    """None: "auto"."""
+    attention: AttentionBackend | tuple[AttentionBackend, ...] = ()
+    """A tuple: those that "auto" chooses from for each forward; mask tensors are always among them."""
 
     @property
     def lossless(self) -> bool:
@@ -75,11 +75,12 @@ class Composition:
         """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""
         if not is_auto(recipe.accept):
             return self
-        rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=False))
+        rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(False, self.drafter))
         length = recipe.length(rule, self.drafter) if is_auto(recipe.draft_length) else None
-        return attrs.evolve(
-            self, rule=rule, policy=self.policy if length is None else draft_length_policy(registry, length)
-        )
+        policy = self.policy if length is None else draft_length_policy(registry, length, self.drafter)
+        use = attrs.evolve(self, rule=rule, policy=policy)
+        require_offers(use)
+        return use
 
 
 def strategy(registry: Registry, kind: str, given: Any) -> Any:
@@ -112,6 +113,7 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         UnknownNameError, OptionError: a name or option that nothing provides.
         CompositionError: the KV backend cannot do what the alignment needs.
     """
+    recipe = recipe.named(registry)
     align, kv, schedule = recipe.align, recipe.kv, recipe.schedule
     alignment: Alignment = strategy(registry, "alignment", align)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=True))
@@ -119,13 +121,15 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
     require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
+    drafts: Drafter = strategy(registry, "drafter", drafter)
+    length = recipe.length(rule, drafts if own_budget(drafts) else drafter)
     use = Composition(
-        drafter=strategy(registry, "drafter", drafter),
+        drafter=drafts,
         verifier=strategy(registry, "verifier", recipe.verify),
         rule=rule,
         alignment=alignment,
         scheduler=strategy(registry, "scheduler", schedule),
-        policy=draft_length_policy(registry, recipe.length(rule, drafter)),
+        policy=draft_length_policy(registry, length, drafts),
         kv=backend,
         attention=attention_backend(registry, recipe.attention, backend, _name(kv)),
     )
@@ -133,17 +137,21 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     return use
 
 
-def attention_backend(registry: Registry, given: Any, kv: KVBackend, kv_name: str) -> AttentionBackend | None:
-    """Return the attention backend asked for, or, where that is left open, one for pages; None: the core chooses for each forward.
+def attention_backend(
+    registry: Registry, given: Any, kv: KVBackend, kv_name: str
+) -> AttentionBackend | tuple[AttentionBackend, ...]:
+    """Return the attention backend asked for; where that is left open, one for pages, or those for plain tensors.
 
     Raises:
         CompositionError: it does not read what the KV backend hands out, or nothing that is installed does.
     """
     views = kv.offers & VIEWS or {"dense"}
     if is_auto(given):
+        reading = [entry for entry in registry.of("attention backend") if views & provided(entry)]
         if "dense" in views:
-            return None
-        given = next((entry.name for entry in registry.of("attention backend") if views & provided(entry)), None)
+            open_to = [entry.name for entry in reading if "masks" not in provided(entry)]
+            return tuple(strategy(registry, "attention backend", name) for name in open_to)
+        given = next((entry.name for entry in reading), None)
         if given is None:
             raise CompositionError(
                 f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
@@ -190,6 +198,9 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "grow": ("KV backend",),
     "dense": ("KV backend",),
     "paged": ("KV backend",),
+    "distinct": ("acceptance rule",),
+    "independent": ("acceptance rule",),
+    "prunable": ("acceptance rule",),
     "logits": (),
 }
 """The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that
@@ -198,7 +209,7 @@ is not here is a plugin's own: any other role may offer it."""
 
 def require_offers(use: Composition) -> None:
     """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
-    roles = {kind: one for kind, field in FIELDS.items() if (one := getattr(use, field)) is not None}
+    roles = {kind: one for kind, field in FIELDS.items() if not isinstance(one := getattr(use, field), tuple)}
     for kind, one in roles.items():
         for word in sorted(one.needs):
             asked = ASKED_OF.get(word)
@@ -216,7 +227,7 @@ def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, pro
     if lacking := sorted(requires - provides):
         raise CompositionError(
             f"alignment {align!r} cannot run on KV backend {kv!r}: it needs one that can {' and '.join(lacking)}, "
-            f"as {_or(able_backends(registry, requires))} can"
+            f"as {_or(able(registry, 'KV backend', requires))} can"
         )
 
 
@@ -227,16 +238,19 @@ def is_number(given: Any) -> bool:
     )
 
 
-def draft_length_policy(registry: Registry, given: Any) -> BudgetPolicy:
-    """Return the policy for a number of draft tokens, a policy's name or an object."""
+def draft_length_policy(registry: Registry, given: Any, drafter: Any = None) -> BudgetPolicy:
+    """Return the policy for a number of draft tokens, a policy's name or an object; a drafter of trees says how many nodes."""
     if is_number(given):
         if int(given) < 1:
             raise OptionError(
-                f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter 'none'"
+                f"draft length: expected at least 1, got {int(given)}; for plain decoding use the drafter {PLAIN!r}"
             )
         if int(given) > sys.maxsize:
             raise OptionError(f"draft length: expected at most {sys.maxsize:,}, got a number beyond it")
-        given = f"fixed,length={int(given)}"
+        own = own_budget(drafter, int(given))
+        given = f"{registry.default('fixed draft length')},length={int(given)}" + (
+            f",nodes={own.nodes}" if own and own.nodes > int(given) else ""
+        )
     policy: BudgetPolicy = strategy(registry, "draft-length policy", given)
     if policy.maximum.depth < 0:
         raise PluginError(
@@ -245,18 +259,13 @@ def draft_length_policy(registry: Registry, given: Any) -> BudgetPolicy:
     return policy
 
 
-def fitting_backends(registry: Registry, alignment: Alignment) -> list[str]:
-    """Return the names of the KV backends that can do what an alignment needs, as far as their classes say."""
-    return able_backends(registry, alignment.needs)
-
-
-def able_backends(registry: Registry, requires: Set[str]) -> list[str]:
-    """Return the names of the KV backends that can do all that is required, as far as their classes say."""
-    return sorted({entry.name for entry in registry.of("KV backend") if requires <= provided(entry)})
+def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:
+    """Return the names of the strategies of a kind that offer all these words, as far as their classes say."""
+    return sorted({entry.name for entry in registry.of(kind) if words <= provided(entry)})
 
 
 def provided(entry: Entry) -> Set[str]:
-    """Return what a KV backend's class says that it can do, nothing where it cannot be used."""
+    """Return the words that a strategy's class offers, none where it cannot be used."""
     try:
         return entry.facts.able("offers")
     except PluginError:

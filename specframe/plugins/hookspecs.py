@@ -30,6 +30,12 @@ class RegisterModels(Protocol):
     def __call__(self, alias: str, location: str, target: str | None = None) -> None: ...  # noqa: D102
 
 
+class RegisterDefaults(Protocol):
+    """The argument of the hook of defaults: ``register(purpose, specification)``."""
+
+    def __call__(self, purpose: str, specification: str) -> None: ...  # noqa: D102
+
+
 @hookspec
 def specframe_register_drafters(register: Register) -> None:
     """Offer drafters: they decide which tokens to propose.
@@ -119,6 +125,18 @@ def specframe_register_attention_backends(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_defaults(register: RegisterDefaults) -> None:
+    """Offer defaults: they are the strategies, and the model, that are used where a user names none.
+
+    Called: once per process, at discovery.
+    Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.registry.PURPOSES`, and the
+    specification is a registered name, with or without options, as in ``"name,key=value"``.
+    Must: register a strategy that is lossless, where the purpose does not say otherwise.
+    Must not: register a default for a purpose that another installed plugin has one for: a user then has to name the strategy.
+    """
+
+
+@hookspec
 def specframe_register_models(register: RegisterModels) -> None:
     """Offer model aliases and target/drafter pairs.
 
@@ -127,6 +145,18 @@ def specframe_register_models(register: RegisterModels) -> None:
     target this model drafts for.
     Must: use an alias that no other plugin uses.
     Must not: load or look for the model.
+    """
+
+
+@hookspec
+def specframe_register_checkpoints(register: Register) -> None:
+    """Offer to recognise checkpoints that are no language models, so that ``--drafter DIR`` suffices for them.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, function)``; the function is given a location (a directory, or a hub id) and returns the drafter that
+    runs the checkpoint there, as ``name,key=value``, or None where it does not know the checkpoint.
+    Must: look at what is on disk only; leave alone whatever transformers reads as a causal language model.
+    Must not: import torch; raise an error for a checkpoint that it cannot read.
     """
 
 
@@ -158,7 +188,8 @@ def specframe_register_commands(register: Register) -> None:
 
     Called: once per process, at discovery; specframe's own commands come through this hook too.
     Argument: ``register(name, command)``; the command is a ``click.Command`` or a reference to one, which is imported when the
-    command runs or the commands are listed. Commands are listed in the order in which they are registered.
+    command runs or the commands are listed. Commands are listed in the order in which they are registered. A name of two words,
+    as "models check", is a command below "models".
     Must: raise a ``SpecframeError`` with one sentence on a user's mistake: it is printed, and the exit status is 2.
     Must not: import torch at module level; use the name of another command: neither command can be used then.
     """

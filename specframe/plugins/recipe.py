@@ -1,7 +1,8 @@
-"""The options of a run with their defaults, and the strategies that "auto" and None stand for.
+"""The options of a run with their defaults.
 
 Every default is here and nowhere else: the signature of :class:`specframe.Pipeline`, the options of the command line and the cells
-of a grid read theirs from :data:`DEFAULTS`. Nothing here imports torch before a recipe is checked.
+of a grid read theirs from :data:`DEFAULTS`. The strategies that "auto" stands for are those that plugins register as defaults.
+Nothing here imports torch before a recipe is checked.
 """
 
 from __future__ import annotations
@@ -11,27 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specframe.errors import OptionError
+from specframe.plugins.registry import Registry, registry
 from specframe.values import LARGEST_SEED, flag, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from specframe.contracts.drafts import Budget
     from specframe.contracts.roles import AcceptanceRule, Observer
 
-NO_DRAFTER = "none"
-"""The drafter of plain decoding."""
+FIXED_LENGTH = "5"
+"""Tokens drafted per round where an adaptive length would change tokens: a seed has to give the same tokens again."""
 
-GREEDY_RULE = "greedy"
-"""The acceptance rule of runs without a temperature: the one that costs least."""
+PLAIN = "none"
+"""The word for plain decoding where a drafter is asked for, besides None."""
 
-SAMPLING_RULE = "block"
-"""The acceptance rule of runs with a temperature: of the lossless ones that which accepts most."""
-
-COMPARABLE_RULE = "gumbel"
-"""The acceptance rule of sampled tokens that are compared id by id: its tokens are the same whatever was drafted."""
-
-ADAPTIVE_LENGTH, FIXED_LENGTH = "goodput", "5"
-"""The draft length where it changes no token, and where it does: a seed then has to give the same tokens again."""
+FOR_TREES = {"prunable": "sampling with trees", "tree": "sampling with drawn trees"}
+"""The purposes of acceptance rules for runs with a temperature whose drafter needs such a word."""
 
 MAX_NEW_TOKENS = 64
 """Tokens generated per prompt unless it stops before."""
@@ -41,6 +39,9 @@ LAYERS = ("eager", "compiled", "auto")
 GENERATION_CONFIG = ("auto", "none")
 """The words that options take, the default first."""
 
+BY_SHAPE = {"layers": ("compiled",), "attention": ("packed", "flex")}
+"""The words that cannot be had with bitwise, by option."""
+
 
 @attrs.frozen(eq=False)
 class Recipe:
@@ -48,10 +49,10 @@ class Recipe:
 
     target: Any = None
     drafter: Any = "auto"
-    align: Any = "ragged"
+    align: Any = "auto"
     schedule: Any = None
     accept: Any = "auto"
-    verify: Any = "chain"
+    verify: Any = "auto"
     kv: Any = None
     batch_size: int = 8
     draft_length: Any = "auto"
@@ -65,7 +66,8 @@ class Recipe:
     graphs: str = GRAPHS[0]
     layers: str = LAYERS[0]
     generation_config: str | None = GENERATION_CONFIG[0]
-    executor: Any = "local"
+    executor: Any = "auto"
+    bitwise: bool = False
 
     def checked(self) -> Recipe:
         """Return the recipe after checking every option that is no strategy, model or device.
@@ -86,18 +88,56 @@ class Recipe:
             graphs=arguments.one_of("graphs", self.graphs, GRAPHS),
             layers=arguments.one_of("layers", self.layers, LAYERS),
             generation_config=arguments.one_of("generation_config", settings, GENERATION_CONFIG),
-        )
+            bitwise=flag("bitwise", self.bitwise),
+        )._unshaped()
 
-    def rule(self, greedy: bool) -> Any:
-        """Return the acceptance rule of a run; ``greedy``: no request has a temperature."""
-        return (GREEDY_RULE if greedy else SAMPLING_RULE) if is_auto(self.accept) else self.accept
+    def _unshaped(self) -> Recipe:
+        """Return the recipe; with bitwise, layers are run as they are.
+
+        Raises:
+            OptionError: with bitwise, kernels are asked for that go by the shape of a batch.
+        """
+        if not self.bitwise:
+            return self
+        for option, refused in BY_SHAPE.items():
+            if isinstance(given := getattr(self, option), str) and given in refused:
+                raise OptionError(f"bitwise: expected no {option} {given!r}, whose kernels go by the shape of a batch")
+        return attrs.evolve(self, layers=LAYERS[0])
+
+    def named(self, known: Registry) -> Recipe:
+        """Return the recipe with the alignment, verifier and executor that "auto" stands for.
+
+        Raises:
+            PluginError: no plugin registers a default, or several plugins do.
+        """
+        purposes = {"align": "alignment", "verify": "verifier", "executor": "executor"}
+        left_open = {option: purpose for option, purpose in purposes.items() if is_auto(getattr(self, option))}
+        chosen: dict[str, Any] = {option: known.default(purpose) for option, purpose in left_open.items()}
+        return attrs.evolve(self, **chosen)
+
+    def rule(self, greedy: bool, drafter: Any = None) -> Any:
+        """Return the acceptance rule of a run with a drafter; ``greedy``: no request has a temperature."""
+        if not is_auto(self.accept):
+            return self.accept
+        needs = getattr(drafter, "needs", ())
+        of_trees = next((FOR_TREES[word] for word in FOR_TREES if word in needs), "sampling")
+        return registry().default("greedy decoding" if greedy else of_trees)
 
     def length(self, rule: AcceptanceRule, drafter: Any) -> Any:
         """Return the draft length, or the policy, of a run under an acceptance rule."""
         if not is_auto(self.draft_length):
             return self.draft_length
-        plain = isinstance(drafter, str) and drafter == NO_DRAFTER
-        return ADAPTIVE_LENGTH if "draft-invariant" in rule.offers and not plain else FIXED_LENGTH
+        if own := own_budget(drafter):
+            return str(own.depth)
+        plain = isinstance(drafter, str) and drafter == registry().default("plain decoding")
+        adapts = "draft-invariant" in rule.offers and not plain
+        return registry().default("adaptive draft length") if adapts else FIXED_LENGTH
+
+
+def own_budget(drafter: Any, depth: int | None = None) -> Budget | None:
+    """Return the budget that a drafter asks for, see :class:`specframe.contracts.roles.SizedDrafter`; None: any."""
+    asks = getattr(drafter, "budget", None)
+    return None if asks is None else asks(depth)
 
 
 def is_auto(given: Any) -> bool:

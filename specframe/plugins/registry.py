@@ -42,8 +42,30 @@ OTHERS: Mapping[str, str] = {
     "observer": "specframe_register_observers",
     "executor": "specframe_register_executors",
     "command": "specframe_register_commands",
+    "checkpoint": "specframe_register_checkpoints",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
+
+
+PURPOSES: Mapping[str, str] = {
+    "alignment": "alignment",
+    "verifier": "verifier",
+    "executor": "executor",
+    "plain decoding": "drafter",
+    "draft model": "drafter",
+    "draft model of another vocabulary": "drafter",
+    "prompt lookup": "drafter",
+    "greedy decoding": "acceptance rule",
+    "sampling": "acceptance rule",
+    "sampling with trees": "acceptance rule",
+    "sampling with drawn trees": "acceptance rule",
+    "fixed draft length": "draft-length policy",
+    "adaptive draft length": "draft-length policy",
+    "target": "model",
+}
+"""The purposes that plugins register defaults for, and the kind of the strategy, or "model". The default for "fixed draft length"
+has an option ``length``, and that for "prompt lookup" an option ``ngram``. That for "draft model of another vocabulary" drafts by
+way of text."""
 
 
 @attrs.frozen
@@ -105,6 +127,17 @@ class ModelAlias:
         return f"model {self.alias!r} of {self.distribution}"
 
 
+@attrs.frozen
+class Default:
+    """The specification of the strategy, or the alias of the model, that a distribution registers for a purpose."""
+
+    specification: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.specification!r} by {self.distribution}"
+
+
 def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
     """Return the only offer of a name; raise :class:`PluginError` that names all distributions where there are several."""
     if len(offers) == 1:
@@ -126,6 +159,7 @@ class Registry:
 
     entries: dict[str, dict[str, list[Entry]]] = attrs.Factory(dict)
     models: dict[str, list[ModelAlias]] = attrs.Factory(dict)
+    defaults: dict[str, list[Default]] = attrs.Factory(dict)
     failures: dict[str, str] = attrs.Factory(dict)
     distributions: dict[str, str] = attrs.Factory(dict)
 
@@ -149,6 +183,23 @@ class Registry:
                 raise PluginError(excuse)
             raise UnknownNameError(kind, name, self.names(kind))
         return the_one(self.entries[kind][name])
+
+    def default(self, purpose: str) -> str:
+        """Return the specification of the strategy, or the alias of the model, that is used for a purpose if none is named.
+
+        Raises:
+            PluginError: no plugin registers a default for the purpose, or several plugins do.
+        """
+        offers, kind = self.defaults.get(purpose, []), PURPOSES[purpose]
+        if len(offers) == 1:
+            return offers[0].specification
+        called = kind if kind == purpose else f"{kind} for {purpose!r}"
+        if offers:
+            told = " and ".join(map(str, offers))
+            raise PluginError(f"the default {called} is registered as {told}: name one of them, or uninstall one")
+        raise PluginError(
+            f"no plugin that is loaded offers a default {called}: name one, or install a plugin that does, such as specframe-std"
+        )
 
     def excuse(self, name: str) -> str | None:
         """Return why the plugin of a name offers nothing (it failed to load, or is not installed), or None."""
@@ -256,6 +307,7 @@ def offer(registry: Registry, plugin: Any, distribution: str) -> None:
     manager.check_pending()
     for kind, hook in {**ROLES, **OTHERS}.items():
         getattr(manager.hook, hook)(register=functools.partial(add_entry, registry, distribution, kind))
+    manager.hook.specframe_register_defaults(register=functools.partial(add_default, registry, distribution))
     manager.hook.specframe_register_models(register=functools.partial(add_model, registry, distribution))
 
 
@@ -268,6 +320,16 @@ def add_entry(registry: Registry, distribution: str, kind: str, name: str, facto
     entry = Entry(kind, name, factory, distribution)
     if entry not in offers:
         offers.append(entry)
+
+
+def add_default(registry: Registry, distribution: str, purpose: str, specification: str) -> None:
+    """Put one default into the registry; an unknown purpose, or a specification that is no text, is a failure."""
+    if purpose not in PURPOSES:
+        registry.fail(distribution, f"default {shown(specification)}: {UnknownNameError('purpose', purpose, PURPOSES)}")
+    elif not isinstance(specification, str):
+        registry.fail(distribution, f"default for {purpose}: expected a name, a text, got {shown(specification)}")
+    elif (one := Default(specification, distribution)) not in (offers := registry.defaults.setdefault(purpose, [])):
+        offers.append(one)
 
 
 def add_model(registry: Registry, distribution: str, alias: str, location: str, target: str | None = None) -> None:

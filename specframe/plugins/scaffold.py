@@ -10,94 +10,46 @@ import sys
 from pathlib import Path
 
 from specframe.errors import PluginError, UnknownNameError, sentence
-from specframe.plugins.registry import registry
+from specframe.plugins.registry import parse_specification, registry
 from specframe.plugins.templates import TEMPLATES, Template
 
 LONGEST = 64
 """Characters of a name: it becomes that of a folder, a module and a class."""
 
-PYPROJECT = """\
-[build-system]
-requires = ["setuptools>=64"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "$name"
-version = "0.1.0"
-description = "$a_role for specframe"
-readme = "README.md"
-requires-python = ">=3.11"
-dependencies = ["specframe"]
-
-[project.optional-dependencies]
-test = ["pytest>=8.2"]
-
-[project.entry-points.specframe]
-$name = "$module"
-
-[tool.setuptools.packages.find]
-where = ["src"]
-"""
-
-README = """\
-# $name
-
-$a_role for specframe: it $does.
-
-    pip install -e .
-    pytest
-    specframe run $option $name$with_options
-
-`$part.py` in `src/$module` is the $role, `__init__.py` registers it, `tests` holds it to what every $role keeps.
-Other hooks are in `specframe.plugins.hookspecs`, the roles they serve in `specframe.contracts`.
-"""
-
-INIT = '''\
-"""The $role ``$name``, registered with specframe."""
-
-from specframe import hookimpl
-from specframe.plugins.hookspecs import Register
-
-
-@hookimpl
-def $hook(register: Register) -> None:
-    """Offer the $role; its module, and torch with it, is imported when it is first used."""
-    register("$name", "$module.$part:$title")
-'''
-
-TESTS = '''\
-"""The $role, held to what every $role keeps."""
-
-from $module.$part import $title
-from specframe.testing.conformance import $suite
-
-
-class Test$title($suite):
-    """The conformance suite; its tests are inherited."""
-
-    def make(self):
-        """Return a new $role."""
-        return $title()
-$promise'''
-
 
 def files(name: str, part: str) -> dict[str, str]:
     """Return the files of a new plugin package, by path inside its folder; ``part`` is one of :data:`TEMPLATES`."""
     template, module = TEMPLATES[part], name.replace("-", "_")
-    words = words_of(template) | {
-        "name": name,
-        "module": module,
-        "title": module.title().replace("_", ""),
-        "part": part,
+    words = (
+        words_of(template)
+        | (storage() if part == "alignment" else {})
+        | {
+            "name": name,
+            "module": module,
+            "title": module.title().replace("_", ""),
+            "part": part,
+        }
+    )
+    held = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"src/{module}/__init__.py": "__init__.py",
+        f"src/{module}/{part}.py": f"{part}.py",
+        f"tests/test_{part}.py": "tests.py",
     }
-    texts = {
-        "pyproject.toml": PYPROJECT,
-        "README.md": README,
-        f"src/{module}/__init__.py": INIT,
-        f"src/{module}/{part}.py": template.code,
-        f"tests/test_{part}.py": TESTS,
-    }
-    return {path: string.Template(text).substitute(words) for path, text in texts.items()}
+    return {path: string.Template(skeleton(file)).substitute(words) for path, file in held.items()}
+
+
+def skeleton(file: str) -> str:
+    """Return the text of a file in ``skeleton/``, with places for words such as ``$title``."""
+    return (Path(__file__).parent / "skeleton" / f"{file}.txt").read_text(encoding="utf-8")
+
+
+def storage() -> dict[str, str]:
+    """Return the scheduler and the KV backend that a new alignment asks for: those of the default alignment."""
+    name, _ = parse_specification(registry().default("alignment"))
+    traits = registry().entry("alignment", name).facts.traits
+    return {"scheduler": traits["scheduler"], "kv": traits["kv"]}
 
 
 def words_of(template: Template) -> dict[str, str]:

@@ -24,6 +24,11 @@ class Account:
     parent: int | None
     """Number of the parent sequence, whose row was copied; None: the sequence is no fork."""
 
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens of the prompt."""
+        return self.tokens[: self.prompt_length]
+
     def continuation(self, tokens: list[int]) -> list[int]:
         """Return the tokens that may be added: cut after the first stop token, and at the limit."""
         tokens = tokens[: self.limit - len(self.tokens)]
@@ -64,6 +69,10 @@ class Accounts:
                 self.account(sequence.parent).number if sequence.parent else None,
             )
         return self._accounts[id(sequence)]
+
+    def numbered(self, numbers: set[int]) -> list[Account]:
+        """Return the accounts of these numbers."""
+        return [account for account in self._accounts.values() if account.number in numbers]
 
     def fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         """Raise the error that names the broken invariant."""

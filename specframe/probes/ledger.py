@@ -8,7 +8,7 @@ the target's logits, which are computed afresh without any cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -38,7 +38,7 @@ class CheckedRun(Run):
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
         names = self.kv.open([shape] * len(runner.kv_shapes), self.rows, self.capacity, runner.device)
-        ledger = Ledger(runner, names, self.checks)
+        ledger = Ledger(runner, names, self.checks, shares="paged" in self.kv.offers)
         layout = TappedAlignment(self.alignment, ledger).layout(store, self.rows, self.capacity)
         return CheckedModel(runner, store, layout, *how, ledger=ledger)
 
@@ -55,6 +55,16 @@ class CheckedModel(CachedModel):
         """Return the placement after checking the batch that the layout is handed."""
         self._ledger.checks.batch(batch)
         return super().place(batch, block)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int:
+        """Make room in the ledger, too."""
+        self._ledger.names.reserve(sequence, tokens)
+        return super().reserve(sequence, tokens)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence in the ledger, too."""
+        self._ledger.names.release(sequence)
+        super().forget(sequence)
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of the last ``keep`` tokens after telling the ledger."""
@@ -74,8 +84,8 @@ class CheckedModel(CachedModel):
 class Ledger(Listener):
     """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
-    def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts) -> None:
-        self._runner, self._names, self.checks = runner, names, checks
+    def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts, shares: bool) -> None:
+        self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
         self._scales = Scales(runner.model)
@@ -86,11 +96,11 @@ class Ledger(Listener):
 
     def arranged(self, sequences: list[Sequence]) -> None:
         """Arrange the names alike."""
-        self._names.arrange(sequences)
+        self.names.arrange(sequences)
 
     def moved(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move the names alike."""
-        self._names.move(sources_BT, targets_BT)
+        self.names.move(sources_BT, targets_BT)
 
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Check the placement."""
@@ -111,9 +121,9 @@ class Ledger(Listener):
 
         The flag tells whether all layers, keys and values alike, hold the same.
         """
-        self._names.expect(placement)
+        self.names.expect(placement)
         states = (names_BTN + 1).float()[:, None]
-        views = [self._names.write(layer, states, states.clone()) for layer in range(len(self._runner.kv_shapes))]
+        views = [self.names.write(layer, states, states.clone()) for layer in range(len(self._runner.kv_shapes))]
         dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
         read = [part for view in dense for part in (view.keys, view.values)]
         alike = all(torch.equal(part, read[0]) for part in read)
@@ -164,13 +174,24 @@ class Ledger(Listener):
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
         visible_BTS = placement.seen().expand(len(accounts), -1, -1).cpu().numpy()
         for row, account in enumerate(accounts):
-            held_SN = inherited(held_BSN[row], account)
+            held_SN = inherited(held_BSN[row], account, self._sharing(held_BSN[row], account))
             for queries, tokens_P in self._paths(row, account, block):
                 real = queries[places_BT[row][queries] >= 0]
                 if len(real):
                     view = View(held_SN, visible_BTS[row][real], places_BT[row][real])
                     if fault := view.fault(account.number, tokens_P):
                         self._fail(fault[0], row, account, fault[1])
+
+    def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
+        """Return the sequences whose keys a row may read, and how many of their first tokens: a parent, and those that begin alike.
+
+        Stores with pages keep one copy of what is the same in several rows.
+        """
+        found = {} if account.parent is None else {account.parent: account.prompt_length}
+        if self._shares:
+            others = self.checks.numbered({*names_SN[:, 0].tolist()} - {account.number, -1})
+            found |= {other.number: common(other.prompt, account.prompt) for other in others}
+        return found
 
     @torch.inference_mode()
     def _check_choices(self, accounts: list[Account], logits_BTV: torch.Tensor, block: Block) -> None:
@@ -205,12 +226,26 @@ class Ledger(Listener):
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")
 
 
-def inherited(names_SN: np.ndarray, account: Account) -> np.ndarray:
-    """Return the names in a row's slots. In a fork, the prompt's names from the parent count as the fork's own."""
+def inherited(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:
+    """Return the names in a row's slots, those of the first tokens of sequences that share them as the row's own.
+
+    Args:
+        names_SN: the names.
+        account: of the row's sequence.
+        sharing: number of tokens that each of these sequences shares.
+    """
     names_SN = names_SN.copy()
     owner_S, place_S, _ = names_SN.T
-    owner_S[(owner_S == account.parent) & (place_S < account.prompt_length)] = account.number
+    for number, tokens in sharing.items():
+        owner_S[(owner_S == number) & (place_S < tokens)] = account.number
     return names_SN
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """Return the number of first tokens that two prompts have in common."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 @attrs.frozen(eq=False)

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
@@ -178,9 +179,7 @@ class ScriptedDrafter:
         if not batch.prefill:
             self.proposed.append(draft_length)
         rows = [self._row(batch, row, draft_length) for row in range(len(batch))]
-        tokens_BK = torch.tensor(rows, dtype=torch.long, device=batch.tokens_BS.device).reshape(
-            len(batch), draft_length
-        )
+        tokens_BK = on_device(rows, batch.tokens_BS.device).reshape(len(batch), draft_length)
         return Draft(tokens_BK, CERTAIN * one_hot(tokens_BK, self._vocabulary).float())
 
     def _row(self, batch: Batch, row: int, draft_length: int) -> list[int]:
@@ -197,6 +196,40 @@ class ScriptedDrafter:
         if isinstance(self.right, int):
             return self.right
         return self.right[index] if isinstance(self.right, Mapping) else self.right(index, generated)
+
+
+TREE = (-1, -1, 0, 1, 1, 3)
+"""The parents of the tree of :class:`ScriptedTree`: nodes 1, 3 and 5 are the script's path, the others branch off."""
+TREE_NODES = {1: 2, 2: 5, 3: 6}
+"""The nodes of the tree cut to a depth."""
+TREE_PATH = {1: 0, 3: 1, 5: 2}
+"""The place after the row's end of each node of the script's path."""
+
+
+class ScriptedTree(ScriptedDrafter):
+    """Proposes the script's tokens, three at most, with a wrong branch at every node."""
+
+    needs = frozenset({"tree", "move"})
+    offers = frozenset({"tree", "logits"})
+
+    def budget(self, depth: int | None = None) -> Budget:
+        """Return the budget of the tree down to a depth."""
+        depth = min(3, depth or 3)
+        return Budget(depth, TREE_NODES[depth])
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the tree of six nodes; an empty draft where nothing is asked for."""
+        if budget.depth == 0:
+            return Draft(batch.tokens_BS[:, :0])
+        depth = min(budget.depth, max(deep for deep in TREE_NODES if TREE_NODES[deep] <= budget.nodes))
+        chain_BK = super().propose(batch, Budget(3)).tokens_BN
+        wrong_B1 = (chain_BK[:, :1] + 7) % self._vocabulary
+        nodes = range(TREE_NODES[depth])
+        tokens = [chain_BK[:, TREE_PATH[node]][:, None] if node in TREE_PATH else wrong_B1 for node in nodes]
+        tokens_BN = torch.cat(tokens, dim=1)
+        parents_BN = torch.tensor(TREE[: len(nodes)], device=tokens_BN.device).repeat(len(batch), 1)
+        logits_BNV = CERTAIN * one_hot(tokens_BN, self._vocabulary).float()
+        return Draft(tokens_BN, logits_BNV, parents_BN, depth=depth)
 
 
 def always_right(truth: Sequence[Sequence[int]]) -> ScriptedDrafter:

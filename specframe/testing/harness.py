@@ -5,7 +5,9 @@ A request's stop ids and length are its own here, so that one batch can hold row
 
 from __future__ import annotations
 
+import copy
 import functools
+import weakref
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
@@ -19,13 +21,42 @@ from specframe.contracts.requests import Request, Result
 from specframe.engine.pool import Pool
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
+from specframe.models.loading import pick_device
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
+from specframe.testing import where
 
 Prompts = Sequence[Sequence[int]]
+
+_placed: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+"""Copies of models on the device of :func:`device`."""
+_origin: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The models on the CPU that those are copies of."""
+
+
+def device() -> torch.device:
+    """Return the device that suites run on, which ``pytest --device NAME`` names."""
+    return pick_device(where.NAME)
+
+
+def placed(model: Any) -> Any:
+    """Return a model on the device of the suites: a copy, the same one every time; what is no model of a CPU stays as it is."""
+    if not isinstance(model, PreTrainedModel) or device().type == "cpu" or model.device.type != "cpu":
+        return model
+    if model not in _placed:
+        twin: Any = copy.deepcopy(model)
+        _placed[model] = twin.to(device())
+        _origin[_placed[model]] = weakref.ref(model)
+    return _placed[model]
+
+
+def original(model: Any) -> Any:
+    """Return the model on the CPU that a model is the copy of, or the model itself if it is none."""
+    return _origin[model]() if model in _origin else model
 
 
 def requests(
@@ -50,11 +81,12 @@ def pipeline(target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipe
     """Return a pipeline on loaded models.
 
     Args:
-        target: the target.
+        target: the target; models of the CPU are used as copies on the device of :func:`device`.
         draft: a draft model, a drafter, or None for plain decoding.
         options: those of :class:`specframe.Pipeline`; the target's generation config is left aside. With ``drafter=`` the draft
             model goes to that drafter.
     """
+    target, draft = placed(target), placed(draft)
     model = draft if isinstance(draft, torch.nn.Module) else None
     pipe = Pipeline(target=target, **{"drafter": draft, "generation_config": None, **options})
     if pipe.parts.draft is None:
@@ -75,7 +107,7 @@ def _continuation(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -
 def continuation(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
     """Return the reference decoder's ``count`` tokens after a prompt, fewer where the model's context ends."""
     cached = -(-count // 16) * 16
-    return list(_continuation(model, tuple(prompt), cached))[:count]
+    return list(_continuation(original(model), tuple(prompt), cached))[:count]
 
 
 def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) -> list[list[int]]:
@@ -175,23 +207,24 @@ def open_run(
     rows: int,
     capacity: int,
     *,
-    align: Any = "ragged",
-    accept: Any = "greedy",
+    align: Any = "auto",
+    accept: Any = "auto",
     kv: Any = None,
     draft: Any = None,
 ) -> Run:
     """Return a run, as strategies are handed it, for tests that call a strategy directly."""
-    alignment = strategy(registry(), "alignment", align)
+    recipe = Recipe(align=align, accept=accept).named(registry())
+    alignment = strategy(registry(), "alignment", recipe.align)
     backend = strategy(registry(), "KV backend", kv or alignment.kv)
     run = Run(
-        runner=ModelRunner(target, "target"),
+        runner=ModelRunner(placed(target), "target"),
         alignment=alignment,
-        rule=strategy(registry(), "acceptance rule", accept),
+        rule=strategy(registry(), "acceptance rule", recipe.rule(greedy=True)),
         kv=backend,
         rows=rows,
         capacity=capacity,
         watch=Watch(),
-        draft_model=draft,
+        draft_model=placed(draft),
     )
     alignment.start(run)
     return run
@@ -200,4 +233,4 @@ def open_run(
 def open_pool(asked: Sequence[Request], rows: int | None = None, beyond: int = 16, context: int = 2**20) -> Pool:
     """Return a pool of requests with ``rows`` rows, one for each request unless told otherwise."""
     capacity = beyond + max(len(request.prompt_ids) + request.max_new_tokens for request in asked)
-    return Pool(asked, rows or len(asked), capacity, context)
+    return Pool(asked, rows or len(asked), capacity, context, device())

@@ -74,9 +74,10 @@ class PagedStore:
         self._table_BN = torch.tensor([self._rows[id(one)].pages for one in sequences], device=self._device)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Give a sequence pages, and those of the longest common beginning of prompts; return how many of its tokens they hold."""
-        for row in [row for row in self._rows.values() if row.sequence.gone]:
-            self.release(row.sequence)
+        """Give a sequence pages, and those of the longest common beginning of prompts; return how many of its tokens they hold.
+
+        A prompt's last token may be missing in a draft model's pages, and any token where the prompt is still read.
+        """
         like, common = None, 0
         for row in self._rows.values():
             pairs = zip(row.sequence.request.prompt_ids, sequence.request.prompt_ids, strict=False)
@@ -91,11 +92,14 @@ class PagedStore:
         if like is not None and common % self.page:  # a sample of the same prompt starts from what the other has read
             for part in itertools.chain(*self._layers):
                 part[free[0]] = part[like.pages[len(shared)]]
-        return len(shared) * self.page
+        if like is None or not like.sequence.ready:
+            return 0
+        return min(common, len(like.sequence.request.prompt_ids) - 1) // self.page * self.page
 
     def release(self, sequence: Sequence) -> None:
         """Give a sequence's pages back, as far as no other has them."""
-        for page in self._rows.pop(id(sequence)).pages:
+        row = self._rows.pop(id(sequence), None)
+        for page in row.pages if row else ():
             self._users[page] -= 1
 
     def expect(self, placement: Placement) -> None:
@@ -132,6 +136,7 @@ class Gathering:
 
     needs = frozenset({"paged"})
     offers = frozenset({"paged", "tree", "window"})
+    expects = "any model"
 
     def suits(self, facts: AttentionFacts) -> bool:
         """Return whether it can attend for a model: for any."""

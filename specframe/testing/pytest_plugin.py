@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from specframe.testing import where
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -19,8 +21,16 @@ MARKERS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option ``--device``."""
+    parser.getgroup("specframe").addoption(
+        "--device", default="cpu", metavar="NAME", help="device that specframe's suites run on: cpu, sim, cuda, cuda:N"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
+    """Register the markers, and tell the suites their device."""
+    where.NAME = config.getoption("--device")
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

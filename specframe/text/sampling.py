@@ -16,6 +16,7 @@ from transformers import generation as hf
 
 from specframe.contracts.plan import Plan
 from specframe.contracts.round import Batch
+from specframe.devices.kinds import constant
 from specframe.errors import OptionError, UnknownNameError, shown
 from specframe.values import MOST_SAMPLES, flag, number, whole, whole_within
 
@@ -187,13 +188,14 @@ def shape(
     shaped = logits_BTV.float().clone()
     for row, plan in enumerate(plans):
         if plan.prefixed:
-            own = torch.cat([batch.tokens_BS.new_tensor(plan.lead), batch.tokens_BS[row, : batch.lengths[row]]])
+            own = torch.cat([_lead(plan, batch), batch.tokens_BS[row, : batch.lengths[row]]])
             parents = None if parents_BN is None else parents_BN.expand(len(drafted_BN), -1)[row].tolist()
             for place, prefix in enumerate(prefixes(own, drafted_BN[row], len(logits_BTV[row]), parents)):
                 for processor in plan.prefixed:
                     shaped[row, place] = processor(prefix[None], shaped[row, place][None])[0]
     for processors, rows in _sharing(plans):
-        shaped[rows] = _apply(processors, batch.tokens_BS[rows], shaped[rows])
+        rows_A = constant(tuple(rows), shaped.device)
+        shaped[rows_A] = _apply(processors, batch.tokens_BS[rows_A], shaped[rows_A])
     return shaped
 
 
@@ -205,7 +207,7 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     greedy = [sequence.request.plan.greedy for sequence in batch.sequences]
     if not any(greedy):
         return scores_BTV
-    greedy_B11 = torch.tensor(greedy, device=scores_BTV.device)[:, None, None]
+    greedy_B11 = constant(tuple(greedy), scores_BTV.device)[:, None, None]
     scores_BTV = scores_BTV.float()
     peaks = torch.full_like(scores_BTV, float("-inf")).scatter_(-1, scores_BTV.argmax(-1, keepdim=True), 0.0)
     return torch.where(greedy_B11, peaks, scores_BTV)
@@ -221,7 +223,12 @@ def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
     if not any(own):
         return None
     best_BT = scores_BTV.amax(-1)
-    return torch.tensor(own, device=best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
+    return constant(tuple(own), best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
+
+
+def _lead(plan: Plan, batch: Batch) -> torch.Tensor:
+    """Return the ids that a user's processors see before a row's own."""
+    return constant(plan.lead, batch.tokens_BS.device) if plan.lead else batch.tokens_BS[0, :0]
 
 
 def prefixes(
@@ -232,11 +239,10 @@ def prefixes(
         everything = torch.cat([own_L, drafted_N])
         yield from (everything[: len(everything) - left] for left in range(count - 1, -1, -1))
         return
-    yield own_L
-    paths: list[list[int]] = []
+    paths: list[list[int]] = [[]]
     for node, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else []), node])
-        yield torch.cat([own_L, drafted_N[paths[-1]]])
+        paths.append([*paths[parent + 1], node])
+    yield from (torch.cat([own_L, drafted_N[path]]) for path in paths[len(paths) - count :])
 
 
 def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:

@@ -15,6 +15,7 @@ from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCri
 from transformers import generation as hf
 
 from specframe.contracts.plan import POSITIONWISE
+from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def fault(
     A copy is called with the prompt, then again with the prompt, then with each row alone. All calls are repeated with a few
     tokens added to the prompt.
     """
-    devices = [ids_BS.device] if ids_BS.device.type == "cuda" else []
+    devices = [ids_BS.device] if kinds.of(ids_BS.device).generators else []
     with torch.random.fork_rng(devices=devices):
         try:
             twin = twin_of(one)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specframe.plugins.hookspecs import RegisterModels, hookimpl
+from specframe.plugins.hookspecs import RegisterDefaults, RegisterModels, hookimpl
 
 FOLDER = Path(__file__).parent
+
+
+@hookimpl
+def specframe_register_defaults(register: RegisterDefaults) -> None:
+    register("target", "tiny")
 
 
 @hookimpl

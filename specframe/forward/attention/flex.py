@@ -8,6 +8,7 @@ are right and is not for speed.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import attrs
@@ -17,6 +18,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Dense, KVView, Placement
 from specframe.contracts.roles import AttentionFacts
+from specframe.devices import kinds
+from specframe.errors import SpecframeWarning
+from specframe.forward.attention.selftest import agrees
 
 BLOCK = 128
 """Queries and slots of a block."""
@@ -29,15 +33,31 @@ class Flex:
     """FlexAttention, by blocks of queries and slots: makes no mask tensors; slow where there is no CUDA."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"dense", "tree", "window"})
+    offers = frozenset({"dense", "tree", "window", "compiled"})
+    expects = "keys and values of one size, and a compiler for its kernel"
 
     def suits(self, facts: AttentionFacts) -> bool:
-        """Its kernel takes keys and values of one size; elsewhere than on CUDA it is there to be compared."""
-        return facts.device.type != "cuda" or all(shape.key_size == shape.value_size for shape in facts.shapes)
+        """Return whether the kernel takes the model's heads on CUDA. Elsewhere it is slow, and has to be asked for."""
+        if "flex" in kinds.of(facts.device).kernels:
+            return all(
+                shape.key_size == shape.value_size
+                and works(facts.device, shape.dtype, facts.heads, shape.heads, shape.key_size)
+                for shape in facts.shapes
+            )
+        if facts.asked:
+            slow = f"attention 'flex' holds all scores on {facts.device.type}: it is there to be compared; 'masked' is faster"
+            warnings.warn(slow, SpecframeWarning, stacklevel=2)
+        return facts.asked
 
     def plan(self, placement: Placement) -> Blocks:
         """Return which blocks of slots hold anything to see."""
         return Blocks(placement)
+
+
+@functools.cache
+def works(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> bool:
+    """Return whether the kernel compiles for these heads on a device and agrees with masked attention; tried once."""
+    return agrees(Flex(), device, dtype, heads, key_heads, size)
 
 
 class Blocks:
@@ -54,7 +74,7 @@ class Blocks:
         if window not in self._masks:
             self._masks[window] = block_mask(self._placement, window)
         made = self._masks[window]
-        if query.device.type == "cuda":
+        if "flex" in kinds.of(query.device).kernels:
             shared = query.shape[1] != key.shape[1]
             output = kernel()(query, key, value, block_mask=made, scale=scaling, enable_gqa=shared)
         else:

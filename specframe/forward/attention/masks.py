@@ -14,7 +14,8 @@ class Masked:
     """Attends by mask tensors, on any device and in any precision."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"dense", "tree", "window"})
+    offers = frozenset({"dense", "tree", "window", "masks"})
+    expects = "any model"
 
     def suits(self, facts: AttentionFacts) -> bool:
         """Every model takes mask tensors, or it cannot be decoded with at all."""

@@ -15,6 +15,11 @@ import torch
 
 from specframe.contracts.cache import Dense, KVView, Placement
 from specframe.contracts.roles import AttentionFacts
+from specframe.devices import kinds
+from specframe.forward.attention.selftest import HALF, agrees
+
+LARGEST_HEAD = 256
+"""Size of the largest head that flash attention takes; sizes are multiples of 8."""
 
 
 class Packed:
@@ -22,14 +27,27 @@ class Packed:
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"dense", "window", "lengths"})
+    expects = "CUDA, half precision and a flash kernel for its heads"
 
     def suits(self, facts: AttentionFacts) -> bool:
-        """The flash kernel takes keys and values of one size."""
-        return all(shape.key_size == shape.value_size for shape in facts.shapes)
+        """Return whether the flash kernel takes the model's heads, on CUDA; it takes keys and values of one size."""
+        return all(
+            shape.key_size == shape.value_size
+            and works(facts.device, shape.dtype, facts.heads, shape.heads, shape.key_size)
+            for shape in facts.shapes
+        )
 
     def plan(self, placement: Placement) -> Packing:
         """Return how rows lie in the slab."""
         return Packing.of(placement, placement.key_order_BS.shape[1])
+
+
+@functools.cache
+def works(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> bool:
+    """Return whether the flash kernel takes these heads on a device and agrees with masked attention; tried once."""
+    if "packed" not in kinds.of(device).kernels or dtype not in HALF or size > LARGEST_HEAD or size % 8:
+        return False
+    return agrees(Packed(), device, dtype, heads, key_heads, size)
 
 
 @attrs.frozen(eq=False)

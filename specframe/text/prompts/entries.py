@@ -116,7 +116,7 @@ def token_ids(key: str, value: Any, entry: Any = None) -> list[int]:
 
 def first_turn(key: str, value: Any, entry: Any = None) -> str:
     """Return the first turn of a SpecBench entry. Later turns follow answers that are not generated yet."""
-    first = value[0] if isinstance(value, list) and value else value
+    first = value[0] if isinstance(value, list) and value else None
     if not isinstance(first, str):
         raise PromptError(f"{key}: expected a list of texts, got {json_beginning(value)}")
     return first

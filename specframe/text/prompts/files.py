@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import re
 import sys
@@ -20,6 +21,8 @@ from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.prompt import Prompt, checked
 from specframe.values import parse_value
 
+Reader = Callable[[str, str, int | None], list[Prompt]]
+"""Returns the prompts of a text, of the source of that name, the first so many."""
 JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
 """Columns of a CSV file that hold JSON."""
 
@@ -29,8 +32,10 @@ def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
     return [checked(text, f"argument {number}") for number, text in enumerate(texts, start=1)]
 
 
-def from_file(path: str) -> list[Prompt]:
+def from_file(path: str, limit: int | None = None) -> list[Prompt]:
     """Return the prompts of a file, of ``-`` (standard input), of a saved data set or of ``hf:NAME[:SPLIT[:COLUMN]]``.
+
+    No more of them than the first ``limit`` are read.
 
     A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
     ``.jsonl``, ``.ndjson`` and ``.json`` or by their content. ``.ids`` (token ids, one prompt per line), ``.csv``, ``.tsv`` and
@@ -40,15 +45,15 @@ def from_file(path: str) -> list[Prompt]:
         OptionError: the file cannot be read or holds no prompt.
     """
     if path.startswith(tables.PREFIX):
-        return tables.from_hub(path)
+        return tables.from_hub(path, limit)
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet" or os.path.isdir(path):
-        return tables.from_path(path)
+        return tables.from_path(path, limit)
     name = "standard input" if path == "-" else path
     text = read(path, name)
     if not text.strip():
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
-    return READERS.get(suffix, from_text)(text, name)
+    return READERS.get(suffix, from_text)(text, name, limit)
 
 
 def read(path: str, name: str) -> str:
@@ -72,31 +77,31 @@ def numbered(text: str) -> list[tuple[int, str]]:
     return [(n, line.removesuffix("\r")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def by_line(read_line: Callable[[str, str], Prompt]) -> Callable[[str, str], list[Prompt]]:
+def by_line(read_line: Callable[[str, str], Prompt]) -> Reader:
     """Return a function that reads a text line by line."""
 
-    def read_all(text: str, name: str) -> list[Prompt]:
-        return [read_line(line, f"{name} line {number}") for number, line in numbered(text)]
+    def read_all(text: str, name: str, limit: int | None) -> list[Prompt]:
+        return [read_line(line, f"{name} line {number}") for number, line in numbered(text)[:limit]]
 
     return read_all
 
 
-def from_text(text: str, name: str) -> list[Prompt]:
+def from_text(text: str, name: str, limit: int | None) -> list[Prompt]:
     """Return the prompts of a text: read as JSON if the text looks like JSON, else one prompt per line."""
     if looks_like_objects([line for _, line in numbered(text)]):
-        return by_line(from_json)(text, name)
-    return from_array(text, name) if looks_like_array(text) else by_line(checked)(text, name)
+        return by_line(from_json)(text, name, limit)
+    return from_array(text, name, limit) if looks_like_array(text) else by_line(checked)(text, name, limit)
 
 
-def from_document(text: str, name: str) -> list[Prompt]:
+def from_document(text: str, name: str, limit: int | None) -> list[Prompt]:
     """Return the prompts of a file named ``.json``: an array, one object, or JSON lines."""
     first, *others = (line for _, line in numbered(text))
     if others and looks_like_objects([first, *others]):
-        return by_line(from_json)(text, name)
-    return from_array(text, name)
+        return by_line(from_json)(text, name, limit)
+    return from_array(text, name, limit)
 
 
-def from_array(text: str, name: str) -> list[Prompt]:
+def from_array(text: str, name: str, limit: int | None) -> list[Prompt]:
     """Return the prompts of a JSON array, or of one object.
 
     Raises:
@@ -112,7 +117,7 @@ def from_array(text: str, name: str) -> list[Prompt]:
         raise OptionError(
             f"--prompts: {name} holds no prompts: expected a JSON array of texts or objects, got {text.strip()[:40]}"
         )
-    return some(name, (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(entries, start=1)))
+    return some(name, (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(entries[:limit], start=1)))
 
 
 def some(name: str, prompts: Iterator[Prompt]) -> list[Prompt]:
@@ -168,12 +173,12 @@ def from_ids(line: str, place: str) -> Prompt:
     return from_entry([int(part) for part in parts], place)
 
 
-def from_csv(text: str, name: str) -> list[Prompt]:
+def from_csv(text: str, name: str, limit: int | None) -> list[Prompt]:
     """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
     try:
-        columns, rows = list(reader.fieldnames or ()), list(reader)
+        columns, rows = list(reader.fieldnames or ()), list(itertools.islice(reader, limit))
     except csv.Error as error:
         raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
     tables.require_key(name, columns)
@@ -200,7 +205,7 @@ def cell(key: str, value: str) -> Any:
     return value if key in KEYS or key == "input" else parse_value(value)
 
 
-READERS: dict[str, Callable[[str, str], list[Prompt]]] = {
+READERS: dict[str, Reader] = {
     ".jsonl": by_line(from_json),
     ".ndjson": by_line(from_json),
     ".json": from_document,

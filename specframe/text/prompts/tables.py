@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -21,8 +22,8 @@ BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 """Builders of ``load_dataset``, by the ending of a file name."""
 
 
-def from_path(path: str) -> list[Prompt]:
-    """Return the prompts of a Parquet file or of a data set's folder, without asking the hub."""
+def from_path(path: str, limit: int | None = None) -> list[Prompt]:
+    """Return the prompts of a Parquet file or of a data set's folder, the first ``limit``, without asking the hub."""
     if not os.path.exists(path):
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
     if os.path.isdir(path) and not saved(path):
@@ -30,11 +31,11 @@ def from_path(path: str) -> list[Prompt]:
             f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
             "folder of files"
         )
-    return prompts(path, path, None, None)
+    return prompts(path, path, None, None, limit)
 
 
-def from_hub(given: str) -> list[Prompt]:
-    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``; NAME is a data set, or a folder or file on disk.
+def from_hub(given: str, limit: int | None = None) -> list[Prompt]:
+    """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``, the first ``limit``; NAME is a data set, or a folder or file on disk.
 
     Raises:
         OptionError: there is no such data set, split or column, or the library is not installed.
@@ -42,13 +43,14 @@ def from_hub(given: str) -> list[Prompt]:
     name, split, column, *more = [*COLON.split(given.removeprefix(PREFIX)), "", ""]
     if not name or any(more):
         raise OptionError(f"--prompts: expected {PREFIX}NAME[:SPLIT[:COLUMN]], got {given!r}")
-    return prompts(given, name, split or None, column or None)
+    return prompts(given, name, split or None, column or None, limit)
 
 
-def prompts(shown: str, name: str, split: str | None, column: str | None) -> list[Prompt]:
-    """Return the prompts of all rows; errors call the data set ``shown``."""
+def prompts(shown: str, name: str, split: str | None, column: str | None, limit: int | None) -> list[Prompt]:
+    """Return the prompts of the first ``limit`` rows; errors call the data set ``shown``."""
     try:
-        rows = [dict(row) for row in one_split(shown, load(shown, name, split), split)]
+        found = one_split(shown, load(shown, name, split, stream=limit is not None), split)
+        rows = [dict(row) for row in itertools.islice(found, limit)]
     except OptionError:
         raise
     except Exception as error:  # the type of the library's error depends on the file
@@ -75,8 +77,11 @@ def saved(path: str) -> bool:
     return any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
-def load(shown: str, name: str, split: str | None) -> Any:
-    """Return the rows of a file, of a folder written by ``save_to_disk``, or of the data set ``load_dataset`` finds."""
+def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
+    """Return the rows of a file, of a folder written by ``save_to_disk``, or of the data set ``load_dataset`` finds.
+
+    With ``stream`` no more of a data set is fetched than is read, but for a part of a split, as in ``train[:100]``.
+    """
     if importlib.util.find_spec("datasets") is None:
         raise OptionError(
             f"--prompts: {shown} takes the package datasets, which is not installed: pip install 'specframe[data]'"
@@ -91,7 +96,7 @@ def load(shown: str, name: str, split: str | None) -> Any:
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
-    return datasets.load_dataset(name, split=split)
+    return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:

@@ -1,0 +1,427 @@
+"""Everything runs on the simulated accelerator, with the tokens of the CPU, one wait per round and as few copies as can be.
+
+A sample runs by default; ``SPECFRAME_FULL_MATRIX=1`` runs all.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, PreTrainedModel
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
+from specframe.devices.kinds import on_device
+from specframe.forward.attention import selftest
+from specframe.forward.attention.packed import Packed
+from specframe.testing import fakes, harness, where, zoo
+from specframe.testing.device.memory import MEMORY
+from specframe.testing.device.recording import SimRecording
+from specframe.testing.device.rounds import Rounds, watched_rounds
+from specframe.text.sampling import Sampling
+
+FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
+LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 12
+STOPS = frozenset({zoo.EOS, 3})
+
+
+@pytest.fixture(autouse=True)
+def on_sim() -> Iterator[None]:
+    """Have pipelines of the harness use copies of their models on the device."""
+    with where.running_on("sim"):
+        yield
+
+
+@functools.cache
+def pair(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a small model on the CPU and a good draft."""
+    target = fakes.fake_target() if name == "fake" else zoo.build(name)
+    return target, fakes.fake_draft(target) if name == "fake" else zoo.good_draft(target)
+
+
+def asked(name: str = "fake", new: int = NEW) -> list[Request]:
+    """Return ragged requests with eos ids, which are pad ids, inside prompts."""
+    prompts = harness.random_prompts(LENGTHS, pair(name)[0].config.vocab_size, seed=1)
+    prompts[2][3] = prompts[0][-1] = prompts[4][0] = zoo.EOS
+    return harness.requests(prompts, new, STOPS)
+
+
+def piped(name: str, **options: Any) -> Pipeline:
+    """Return a pipeline on copies of a pair on the device."""
+    target, draft = pair(name)
+    given = {"batch_size": 3, "draft_length": 3, **options}
+    return harness.pipeline(target, None if given.get("drafter") == "none" else draft, **given)
+
+
+LAYOUTS = ("ragged", "eqspec", "exspec", "rollback", "masking,positions=content")
+CELLS = [
+    (zoo.NAMES[place % len(zoo.NAMES)], align, batch_size, graphs)
+    for place, (align, batch_size, graphs) in enumerate(itertools.product(LAYOUTS[:3], (1, 3, 8), ("on", "off")))
+]
+"""The equivalence sample: every architecture, under alignments, batch sizes, and with or without recorded forwards."""
+if FULL:
+    CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
+def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
+    """The equivalence sample is exact on the CPU and on the device."""
+    with where.running_on(device):
+        pipe = piped(name, align=align, batch_size=batch_size, graphs=graphs, kv="slab" if align == "eqspec" else None)
+        assert pipe.target_model.device.type == device
+        harness.check(pipe, asked(name, 8))
+
+
+def traffic(**options: Any) -> Rounds:
+    """Decode on the device and return the rounds of a second run: a model is tried out in its first."""
+    with watched_rounds() as watched:
+        pipe = piped("fake", observers=[watched], **options)
+        for _ in range(2):
+            watched.rounds.clear()
+            harness.decode(pipe, asked())
+    assert len(watched.steady) > 2
+    return watched
+
+
+BUDGETS = {
+    "ragged": ({}, 0),
+    "ragged, recorded": ({"graphs": "on"}, 0),
+    "ragged, continuous": ({"schedule": "continuous"}, 0),
+    "ragged, lookup": ({"drafter": "prompt-lookup"}, 0),
+    "ragged, plain": ({"drafter": "none"}, 0),
+    "ragged, goodput": ({"draft_length": "goodput"}, 0),
+    "ragged, rejection": ({"accept": "rejection"}, 0),
+    "ragged, gumbel": ({"accept": "gumbel"}, 0),
+    "ragged, block": ({"accept": "block"}, 0),
+    "ragged, dynamic": ({"align": "eqspec", "kv": "dynamic"}, 2),
+    "eqspec": ({"align": "eqspec"}, 2),
+    "eqspec, slab": ({"align": "eqspec", "kv": "slab"}, 2),
+    "exspec": ({"align": "exspec", "schedule": "same-length,window=1"}, 2),
+    "rollback": ({"align": "rollback"}, 2),
+    "padding": ({"align": "padding"}, 2),
+    "masking": ({"align": "masking"}, 2),
+    "masking, mended": ({"align": "masking,positions=content"}, 2),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_one_wait_per_round(name: str) -> None:
+    """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
+    options, copies = BUDGETS[name]
+    watched = traffic(**options)
+    for one in watched.rounds:
+        assert one.waits == 1, str(one)
+    for one in watched.steady:
+        assert one.copies <= copies, str(one)
+
+
+def test_figures() -> None:
+    """A report has waits and copies per decoding round; a run on a CPU has none."""
+    pipe = piped("fake")
+    for _ in range(2):
+        harness.decode(pipe, asked())
+    figures = pipe.report.figures()
+    assert figures["host_syncs"] == 1
+    assert 0 < figures["h2d_copies"] < 3
+    with where.running_on("cpu"):
+        pipe = piped("fake")
+        harness.decode(pipe, asked())
+        assert (pipe.report.host_syncs, pipe.report.h2d_copies) == (None, None)
+
+
+class Raise(LogitsProcessor):
+    """A user's processor that looks at one position alone: it prefers a token."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, 7] += 2
+        return scores
+
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "temperature": ({}, {"temperature": 0.8}),
+    "gumbel": ({"accept": "gumbel"}, {"temperature": 1.0, "top_k": 20}),
+    "rejection": ({"accept": "rejection"}, {"temperature": 1.0, "top_p": 0.9}),
+    "typical": ({"accept": "typical"}, {"temperature": 0.7}),
+    "processors": ({}, {"repetition_penalty": 1.3, "presence_penalty": 0.2}),
+    "own processor": ({}, {"processors": [Raise()]}),
+    "words": ({}, {"bad_words_ids": [[5], [3, 4]], "suppress_tokens": [6], "min_new_tokens": 4}),
+    "samples": ({}, {"samples": 3, "temperature": 1.0}),
+    "greedy samples": ({"align": "exspec"}, {"samples": 2}),
+    "logprobs": ({}, {"logprobs": 2}),
+    "lookup": ({"drafter": "prompt-lookup,ngram=2"}, {}),
+    "goodput": ({"draft_length": "goodput"}, {}),
+    "pieces": ({"schedule": "continuous,piece=4"}, {}),
+    "flex": ({"attention": "flex"}, {}),
+    "checked": ({"check": True}, {}),
+    "recorded": ({"graphs": "on", "batch_size": 8}, {}),
+    "recorded, sampled": ({"graphs": "on", "accept": "gumbel"}, {"temperature": 1.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:attention 'flex'")
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_on_the_cpu(kind: str) -> None:
+    """Rules, processors, samples, log-probabilities, drafters and all else give on the device what they give on the CPU."""
+    options, sampling = KINDS[kind]
+    prompts = [request.prompt_ids for request in asked("qwen3")]
+    found = []
+    for device in ("cpu", "sim"):
+        with where.running_on(device):
+            pipe = piped("qwen3", seed=3, **options)
+            results = list(pipe.generate(prompts, NEW, sampling=Sampling(**sampling)))
+            found.append([(one.index, one.sample, one.token_ids, one.finish_reason) for one in results])
+    assert found[0] == found[1]
+
+
+def test_streaming() -> None:
+    """Chunks on the device add up to what the reference decoder gives."""
+    pipe, tokens = piped("qwen3"), {}
+    for chunk in pipe.stream([request.prompt_ids for request in asked("qwen3")], NEW):
+        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+    for request in harness.requests([one.prompt_ids for one in asked("qwen3")], NEW):
+        assert tokens[request.index] == harness.expected(pair("qwen3")[0], request)[0][: len(tokens[request.index])]
+        assert tokens[request.index]
+
+
+def test_the_drop_in() -> None:
+    """``generate`` with a drafter decodes ids of the device."""
+    from specframe import assisted
+
+    target, draft = map(harness.placed, pair("qwen3"))
+    ids = torch.tensor([[5, 9, 11], [8, 2, 4]])
+    given = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    wanted = pair("qwen3")[0].generate(ids, attention_mask=torch.ones_like(ids), **given)
+    found = target.generate(
+        ids.to("sim"), attention_mask=torch.ones_like(ids).to("sim"), custom_generate=assisted(draft), **given
+    )
+    assert found.device.type == "sim"
+    assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("align", ["ragged", "exspec"])
+def test_memory_that_runs_out_halves_the_batch(align: str) -> None:
+    """With less memory than a batch takes, the batch is halved, as on CUDA, and nothing is lost."""
+    pipe = piped("qwen3", align=align, batch_size=6)
+    MEMORY.peak[0] = MEMORY.used[0]
+    harness.check(pipe, asked("qwen3"))
+    used, peak = MEMORY.used[0], MEMORY.peak[0]
+    with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out: going on"):
+        harness.check(pipe, asked("qwen3"))
+    assert pipe.report.sequences == len(LENGTHS)
+
+
+def test_forwards_and_chains_are_recorded() -> None:
+    """A run records and replays graphs for real, of target and draft, and stays exact."""
+    made, replays = SimRecording.made, SimRecording.replays
+    pipe = piped("qwen3", graphs="auto", batch_size=3)
+    harness.check(pipe, asked("qwen3"))
+    assert SimRecording.made - made >= 2
+    assert SimRecording.replays - replays > pipe.report.rounds
+
+
+def test_packed_attention() -> None:
+    """In half precision "auto" packs, as on CUDA; the tokens are those of masks, but for ties."""
+    shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    target = zoo.build("qwen3", **shape).to(torch.bfloat16)
+    found = []
+    for attention in ("masked", "packed", "auto"):
+        pipe = harness.pipeline(target, zoo.good_draft(target), attention=attention, batch_size=3, draft_length=3)
+        found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3"))])
+        facts = pipe.parts.runner.attention.facts
+        assert Packed().suits(facts)
+    assert found[1] == found[2]
+    same = sum(one == other for one, other in zip(found[0], found[1], strict=True))
+    assert same >= len(LENGTHS) - 2, "packed attention parts from masks in more rows than ties explain"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
+def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
+    """The kernel agrees with masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
+    assert selftest.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
+
+
+def flash_arguments(**changed: Any) -> dict[str, Any]:
+    """Return arguments that the flash operator takes, with some changed."""
+    given: dict[str, Any] = {
+        "query": torch.zeros(4, 4, 16, dtype=torch.bfloat16, device="sim"),
+        "key": torch.zeros(20, 2, 16, dtype=torch.bfloat16, device="sim"),
+        "value": torch.zeros(20, 2, 16, dtype=torch.bfloat16, device="sim"),
+        "cum_seq_q": on_device([0, 2, 4], torch.device("sim")).int(),
+        "cum_seq_k": on_device([0, 10, 20], torch.device("sim")).int(),
+        "max_q": 2,
+        "max_k": 10,
+        "dropout_p": 0.0,
+        "is_causal": True,
+        "return_debug_mask": False,
+        "seqused_k": on_device([3, 10], torch.device("sim")).int(),
+    }
+    return {name: change(given[name]) if (change := changed.get(name)) else value for name, value in given.items()}
+
+
+WRONG = {
+    "precision": ({"query": torch.Tensor.float}, "float16 or bfloat16"),
+    "double": (dict.fromkeys(("query", "key", "value"), torch.Tensor.double), "float16 or bfloat16, got torch.float64"),
+    "two precisions": ({"key": torch.Tensor.half}, "one precision"),
+    "long starts": ({"cum_seq_q": torch.Tensor.long}, "cu_seq_q in int32"),
+    "long lengths": ({"seqused_k": torch.Tensor.long}, "seqused_k in int32"),
+    "strided lengths": ({"seqused_k": lambda one: one.repeat(2)[::2]}, "seqused_k contiguous"),
+    "odd heads": (
+        {name: lambda one: one[..., :12].contiguous() for name in ("query", "key", "value")},
+        "heads of a size",
+    ),
+    "heads": ({"query": lambda one: one[:, :3].contiguous()}, "number of heads"),
+    "strides": (
+        {"query": lambda one: one.transpose(-1, -2).contiguous().transpose(-1, -2)},
+        "last dimension is contiguous",
+    ),
+    "too long": ({"max_k": lambda one: one - 1}, "max_k"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_packed_kernel_refuses(name: str) -> None:
+    """Arguments that CUDA's kernel refuses are refused, by the operator and by the public function."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    changed, expected = WRONG[name]
+    torch.ops.aten._flash_attention_forward(**flash_arguments())
+    with pytest.raises(RuntimeError, match=expected):
+        torch.ops.aten._flash_attention_forward(**flash_arguments(**changed))
+    given = [*flash_arguments(**changed).values()]
+    with pytest.raises((RuntimeError, ValueError)):
+        varlen_attn(*given[:7], window_size=(-1, 0), enable_gqa=True, seqused_k=given[10])
+
+
+def test_pages_of_the_packed_kernel() -> None:
+    """Keys in pages give what the same keys give in one piece; pages of another size than the kernel has are refused."""
+    generator = torch.Generator().manual_seed(0)
+    query, keys = (
+        torch.randn(*shape, generator=generator).bfloat16().to("sim") for shape in ((4, 4, 16), (2, 512, 2, 16))
+    )
+    table = on_device([[1, 3], [0, 2]], torch.device("sim")).int()
+    pages = torch.empty(4, 256, 2, 16, dtype=torch.bfloat16, device="sim")
+    pages[table.long()] = keys.unflatten(1, (2, 256))
+    starts = on_device([[0, 2, 4], [0, 512, 1024]], torch.device("sim")).int()
+    options = {"seqused_k": on_device([300, 17], torch.device("sim")).int(), "window_size": (-1, 0), "enable_gqa": True}
+    from torch.nn.attention.varlen import varlen_attn
+
+    wanted = varlen_attn(query, keys.flatten(0, 1), keys.flatten(0, 1), *starts, 2, 512, num_splits=1, **options)
+    found = varlen_attn(query, pages, pages, *starts, 2, 512, num_splits=1, block_table=table, **options)
+    assert torch.equal(found.cpu(), wanted.cpu())
+    with pytest.raises(RuntimeError, match="multiple of 256 slots"):
+        varlen_attn(query, pages[:, :16], pages[:, :16], *starts, 2, 512, block_table=table, **options)
+
+
+class Faulty(fakes.ScriptedDrafter):
+    """A drafter with a fault that shows on no CPU."""
+
+    def __init__(self, fault: str, truth: Any) -> None:
+        super().__init__(truth)
+        self._fault = fault
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the script's draft, after doing what costs nothing on a CPU."""
+        if self._fault == "an index on the host":
+            batch.tokens_BS[torch.arange(len(batch)), 0]
+        if self._fault == "places on the host":
+            batch.tokens_BS.gather(1, torch.zeros(len(batch), 1, dtype=torch.long))
+        if self._fault == "item in a loop":
+            for row in range(len(batch)):
+                batch.lengths_B[row].item()
+        return super().propose(batch, budget)
+
+
+@pytest.mark.parametrize("fault", ["an index on the host", "item in a loop"])
+def test_a_fault_that_costs_waits_is_counted(fault: str) -> None:
+    """A drafter that waits works everywhere, and breaks the budget of a round on the device."""
+    target, _ = pair("fake")
+    drafter = Faulty(fault, harness.truth(target, asked()))
+    with watched_rounds() as watched:
+        harness.check(harness.pipeline(target, drafter, batch_size=3, observers=[watched]), asked())
+    assert all(one.waits > 1 for one in watched.steady)
+    assert "test_on_device.py" in str(watched.steady[0])
+
+
+def test_a_fault_that_mixes_devices_is_refused() -> None:
+    """A drafter that looks tokens up by indices of the host decodes on a CPU, and is told on the device what it mixed."""
+    target, _ = pair("fake")
+    drafter = Faulty("places on the host", harness.truth(target, asked()))
+    with where.running_on("cpu"):
+        harness.check(harness.pipeline(target, drafter, batch_size=3), asked())
+    with pytest.raises(Exception, match=r"same device, got cpu, sim:0"):
+        harness.decode(harness.pipeline(target, drafter, batch_size=3), asked())
+
+
+class Unfit(fakes.FakeModel):
+    """A fake with a fault that only a graph shows."""
+
+    fault = ""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.told = 0
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    @functools.wraps(fakes.FakeModel.forward)
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Return the fake's output; a tensor made on the host goes into it, or the difference of two equal counts."""
+        output = super().forward(*args, **options)
+        if self.fault == "tensor of the host":
+            output.logits = output.logits + torch.tensor([0.0], device=output.logits.device)
+        if self.fault == "number of Python":
+            size = output.logits.shape[-1]
+            turned_V = (torch.arange(size, device=output.logits.device) + self.count - self.told) % size
+            output.logits = output.logits[..., turned_V]
+        return output
+
+
+class Counted(harness.Feeds):
+    """Counts rounds in a model, in a number of Python and in a tensor of the device."""
+
+    model: Any = None
+
+    def round(self, report: Any) -> None:
+        """Count."""
+        self.model.told += 1
+        self.model.count.add_(1)
+
+
+@pytest.mark.parametrize("fault", ["tensor of the host", "number of Python"])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:
+    """A recording refuses a tensor made on the host, and bakes in a number of Python; a CPU shows neither."""
+    target, counted = Unfit(fakes.fake_target().config).eval(), Counted()
+    target.fault = fault
+    with where.running_on(device), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pipe = harness.pipeline(target, None, drafter="none", graphs="on", batch_size=3, observers=[counted])
+        counted.model = pipe.target_model
+        results = harness.decode(pipe, asked())
+    wanted = [harness.expected(fakes.fake_target(), request)[0] for request in asked()]
+    refused = any("are not recorded as CUDA graphs" in str(one.message) for one in told)
+    assert refused == (fault == "tensor of the host" and device == "sim")
+    right = [result.token_ids for result in results] == wanted
+    assert right == (fault == "tensor of the host" or device == "cpu")
+
+
+def test_the_packed_backend_is_told_of_a_wrong_precision() -> None:
+    """A plan that is handed float64 fails on the device."""
+    placed = torch.zeros(1, 2, 2, 8, dtype=torch.float64, device="sim")
+    from specframe.contracts.cache import Dense, Placement
+
+    places = torch.arange(2, device="sim")[None]
+    plan = Packed().plan(Placement(places, places, places, places, on_device([2], torch.device("sim")).int()))
+    with pytest.raises(RuntimeError, match=r"float16 or bfloat16, got torch\.float64"):
+        plan.attend(placed, Dense(placed, placed), None, None)
