@@ -7,6 +7,7 @@ A strategy registered by reference is read from its module's source, and its bas
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -94,9 +95,17 @@ def _tree(module: str) -> ast.Module:
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             raise _UnreadableError(module)
-        return ast.parse(Path(spec.origin).read_bytes())
+        source = Path(spec.origin)
+        written = source.stat()
+        return _parsed(source, written.st_mtime_ns, written.st_size)
     except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
         raise _UnreadableError(module) from error
+
+
+@functools.lru_cache(maxsize=512)  # more modules than the strategies of many plugins have
+def _parsed(source: Path, written: int, size: int) -> ast.Module:
+    """Return the syntax tree of a file, by its moment of writing and its size: a file that has changed is parsed again."""
+    return ast.parse(source.read_bytes())
 
 
 class _Source:

@@ -31,7 +31,7 @@ class Running:
     def __init__(self, **how: Any) -> None:
         key = how.pop("key", None)
         limits = Limited(**how.pop("limits", {}))
-        self.pipe = Pipeline(**{"accept": "gumbel", "batch_size": 3} | how)
+        self.pipe = Pipeline(**{"accept": "gumbel", "batch_size": 3, "draft_length": 2} | how)
         self.server = Server(self.pipe, "tiny", limits, key)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
@@ -77,7 +77,7 @@ def running() -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def pipe() -> Pipeline:
     """A pipeline of the same models and strategies."""
-    return Pipeline(accept="gumbel", batch_size=3)
+    return Pipeline(accept="gumbel", batch_size=3, draft_length=2)
 
 
 def ids(answer: Any) -> list[list[int]]:
