@@ -23,12 +23,15 @@ from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from specframe.contracts.cache import Dense, Placement
-from specframe.forward.attention.choice import HALF, WAYS
-from specframe.forward.attention.flex import block_mask
+from specframe.forward.attention import packed
+from specframe.forward.attention.flex import Flex, block_mask
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.compiled import ints_and_sizes_left_open
 from specframe.models.loading import pick_device, pick_dtype
+
+WAYS = {"packed": packed.Packed(), "flex": Flex()}
+"""Backends that need no masks."""
 
 SHAPES = (*((rows, 6, slots) for slots in (1024, 8192) for rows in (1, 8, 64)), (1, 4096, 8192), (8, 512, 8192))
 SMALL = ((1, 4, 256), (3, 4, 256), (2, 64, 256))
@@ -65,8 +68,8 @@ def timed(
     query = torch.randn(rows, queries, fed, size, device=device, dtype=dtype)
     key, value = (torch.randn(rows, slots, keys, size, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
     placement = half_full(rows, fed, slots, device)
-    half = device.type == "cuda" and dtype in HALF
-    for way in ("masked", "packed", "flex") if half else ("masked", "flex"):
+    packs = packed.works(device, dtype, queries, keys, size)
+    for way in ("masked", "packed", "flex") if packs else ("masked", "flex"):
         if time.perf_counter() > deadline:
             return
         row: dict[str, Any] = {"rows": rows, "tokens": fed, "slots": slots, "way": way, "fault": None}

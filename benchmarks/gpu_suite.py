@@ -36,12 +36,12 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 SMALL = {
-    "traffic": "--device sim",
+    "traffic": "--device sim --schemes ragged;eqspec",
     "sanitizer": "--device sim --schemes ragged",
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
-    "bench": "--pair small --device cpu --dtype float32 --batches 4,1 --new 8 --least 4 --waves 1 --rounds 1",
+    "bench": "--pair small --device cpu --dtype float32 --batches 3,1 --longest 24 --new 5 --least 3 --waves 1 --rounds 1",
 }
 LARGE = {
     "traffic": "--device {device}",
@@ -129,8 +129,12 @@ def tests(seconds: float) -> dict[str, Any]:
 
 
 def sanitized(options: list[str], seconds: float) -> dict[str, Any]:
-    """Run a short part under torch's sanitizer, which tells of memory that two streams use without waiting for each other."""
-    return run([sys.executable, str(HERE / "traffic.py"), *options], seconds, TORCH_CUDA_SANITIZER="1")
+    """Run a short part under torch's sanitizer, which tells of memory that two streams use without waiting for each other.
+
+    The sanitizer asks for CUDA: on another device the part runs without it.
+    """
+    on_cuda = {"TORCH_CUDA_SANITIZER": "1"} if any(option.startswith("cuda") for option in options) else {}
+    return run([sys.executable, str(HERE / "traffic.py"), *options], seconds, **on_cuda)
 
 
 def by_rows(script: str, options: list[str], seconds: float, folder: Path, timed: bool = True) -> dict[str, Any]:
@@ -184,7 +188,6 @@ def show(result: dict[str, Any]) -> None:
         if row["fault"] or row["bugs"]:
             place = f"{row['pair']} {row['dtype']} {row['scheme']} batch {row['batch']}"
             table.add_row("", f"{place}: {row['fault'] or row['exactness']}")
-    table.add_row("bitwise", state(result["bitwise"]) if result["bitwise"]["seconds"] else "not there")
     times = result["attention"]["rows"]
     table.add_row("attention", f"{len(times)} timings; {state(result['attention'])}")
     for row in times:

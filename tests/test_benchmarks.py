@@ -195,7 +195,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
         "bench": False,
     }
     assert [(row["equal"], row["bugs"]) for row in result["bitwise"]["rows"]] == [("3 of 3", 0)]
-    assert len(result["traffic"]["rows"]) >= 10
+    assert [row["scheme"] for row in result["traffic"]["rows"]] == ["ragged", "eqspec"]
     assert {row["most_waits"] for row in result["traffic"]["rows"]} == {1}
     assert len(result["equivalence"]["rows"]) >= 10
     assert {row["way"] for row in result["attention"]["rows"]} == {"masked", "flex"}
@@ -208,7 +208,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
         "ragged",
         "exspec",
     }
-    assert all(cell["fault"] is None and cell["exactness"].startswith("4/4") for cell in cells)
+    assert all(cell["fault"] is None and cell["exactness"].startswith("3/3") for cell in cells)
 
 
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ class Kind:
     """Whether its devices have random generators of their own."""
     vectors = True
     """Whether it computes the last numbers of a tensor by other instructions than the first, which fill its vectors."""
+    queues = False
+    """Whether a call returns before its result is there, so that the host waits where it reads a value."""
+    tile = 16
+    """Rows of a matrix product of one shape, see :mod:`specframe.forward.bitwise`: as few as fill a CPU's registers, for each row
+    costs its time."""
+    piece = 2**14
+    """Numbers of a piece that is reduced row by row: half of what torch shares out among a CPU's threads at least."""
     recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
     """Records a function as a graph; None: it has no graphs."""
     event: Callable[[], Event] | None = None
@@ -100,6 +107,11 @@ class Cuda(Kind):
     dtype = torch.bfloat16
     generators = True
     vectors = False
+    queues = True
+    tile = 128
+    """Reading the weights takes longer than computing so many rows."""
+    piece = 2**19
+    """128 rows of 4,096."""
 
     @staticmethod
     def recording(function: Callable[[], tuple[torch.Tensor, ...]]) -> Recording:
@@ -141,12 +153,19 @@ class Cuda(Kind):
         return values.pin_memory()
 
 
+class Unknown(Kind):
+    """A kind that nobody told of: an accelerator, and nothing else is known of it."""
+
+    queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
+
+
 _KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda()}
+_UNKNOWN = Unknown()
 
 
 def of(device: torch.device) -> Kind:
-    """Return the kind of a device; a kind that nobody told of has nothing that a CPU has not."""
-    return kind(device.type) or _KINDS["cpu"]
+    """Return the kind of a device; a kind that nobody told of is an accelerator without anything of its own."""
+    return kind(device.type) or _UNKNOWN
 
 
 def kind(name: str) -> Kind | None:

@@ -25,6 +25,7 @@ from specframe.contracts.pool import Pool
 from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices import kinds
 from specframe.engine.blame import called, got, steps, told
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ContractError, SpecframeError
@@ -187,7 +188,7 @@ class GuardedDrafter(Guard):
         self._tensor("propose", "tokens_BN", tokens_BN, words, right, batch.tokens_BS)
         if draft.logits_BNV is not None:
             self._floats("propose", "logits_BNV", draft.logits_BNV, tuple(tokens_BN.shape), "(B, N, V)")
-        if tokens_BN.numel() and (self._waits or tokens_BN.device.type == "cpu"):
+        if tokens_BN.numel() and (self._waits or not kinds.of(tokens_BN.device).queues):
             least, most = map(int, tokens_BN.aminmax())
             if least < 0 or most >= self._vocabulary:
                 asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BN"
@@ -207,7 +208,7 @@ class GuardedDrafter(Guard):
             return
         right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
         self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
-        if nodes and (self._waits or parents_BN.device.type == "cpu"):
+        if nodes and (self._waits or not kinds.of(parents_BN.device).queues):
             places_N = torch.arange(nodes, device=parents_BN.device)
             if bool(((parents_BN >= places_N) | (parents_BN < -1)).any()):
                 self._refuse("propose", "parents_BN that are -1 or an earlier node", parents_BN.tolist()[0])

@@ -131,19 +131,20 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         scheduler=strategy(registry, "scheduler", schedule),
         policy=draft_length_policy(registry, length, drafts),
         kv=backend,
-        attention=attention_backend(registry, recipe.attention, backend, _name(kv)),
+        attention=attention_backend(registry, recipe.attention, backend, _name(kv), recipe.bitwise),
     )
     require_offers(use)
     return use
 
 
 def attention_backend(
-    registry: Registry, given: Any, kv: KVBackend, kv_name: str
+    registry: Registry, given: Any, kv: KVBackend, kv_name: str, bitwise: bool = False
 ) -> AttentionBackend | tuple[AttentionBackend, ...]:
     """Return the attention backend asked for; where that is left open, one for pages, or those for plain tensors.
 
     Raises:
-        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does.
+        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does; its kernels go by the
+            shape of a batch, and the run is bitwise.
     """
     views = kv.offers & VIEWS or {"dense"}
     if is_auto(given):
@@ -161,6 +162,10 @@ def attention_backend(
         raise CompositionError(
             f"attention backend {_name(given)!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
             f"{_views(views)}: expected one that reads them"
+        )
+    if bitwise and "dense" in views and "masks" not in backend.offers:
+        raise CompositionError(
+            f"bitwise: attention backend {_name(given)!r} has kernels that go by the shape of a batch: expected one with masks"
         )
     return backend
 

@@ -39,9 +39,6 @@ LAYERS = ("eager", "compiled", "auto")
 GENERATION_CONFIG = ("auto", "none")
 """The words that options take, the default first."""
 
-BY_SHAPE = {"layers": ("compiled",), "attention": ("packed", "flex")}
-"""The words that cannot be had with bitwise, by option."""
-
 
 @attrs.frozen(eq=False)
 class Recipe:
@@ -99,9 +96,8 @@ class Recipe:
         """
         if not self.bitwise:
             return self
-        for option, refused in BY_SHAPE.items():
-            if isinstance(given := getattr(self, option), str) and given in refused:
-                raise OptionError(f"bitwise: expected no {option} {given!r}, whose kernels go by the shape of a batch")
+        if self.layers == "compiled":
+            raise OptionError("bitwise: expected no layers 'compiled', whose kernels go by the shape of a batch")
         return attrs.evolve(self, layers=LAYERS[0])
 
     def named(self, known: Registry) -> Recipe:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from specframe.forward.bitwise.tiles import by_numbers, rows_of, tiled
+from specframe.devices import kinds
+from specframe.forward.bitwise.tiles import by_numbers, tiled
 
 COLUMNS = 16
 """Columns that fill a register of 64 bytes."""
@@ -66,7 +67,7 @@ def grouped(
     ``offs`` (E,) has the ends of the groups.
 
     Each group is padded to whole tiles. How many tiles there are at most follows from the number of rows, so nothing waits for the
-    groups' sizes, but on a CPU, where looking costs nothing.
+    groups' sizes, but where looking costs nothing.
 
     Raises:
         NotImplementedError: groups of columns, or with a bias.
@@ -79,7 +80,8 @@ def grouped(
         or more.get("bias") is not None
     ):
         raise NotImplementedError
-    rows, count, experts = rows_of(x_RD.device), len(x_RD), len(weight_EDN)
+    kind, count, experts = kinds.of(x_RD.device), len(x_RD), len(weight_EDN)
+    rows = kind.tile
     ends_E = offs.long()
     sizes_E = ends_E.diff(prepend=ends_E.new_zeros(1))
     tiles_E = (sizes_E + rows - 1) // rows
@@ -92,7 +94,7 @@ def grouped(
     padded = x_RD.new_zeros(most * rows, x_RD.shape[1])
     padded[place_R] = x_RD
     tiles = padded.split(rows)
-    if x_RD.device.type == "cpu":
+    if not kind.queues:
         used = int(last_E[-1])
         found = [times(tile, weight_EDN[e]) for tile, e in zip(tiles, expert_M[:used].tolist(), strict=False)]
     else:

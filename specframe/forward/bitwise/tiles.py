@@ -14,16 +14,6 @@ import torch
 
 from specframe.devices import kinds
 
-ROWS = {"cpu": 16}
-"""Rows of a matrix product by device: on a CPU as few as fill its registers, for each costs its time."""
-USUAL_ROWS = 128
-"""Rows elsewhere: reading the weights takes longer than computing so many."""
-
-ELEMENTS = {"cpu": 2**14}
-"""Numbers in a piece that is reduced row by row, by device: half of what torch shares out among threads at least."""
-USUAL_ELEMENTS = 2**19
-"""Numbers elsewhere: 128 rows of 4,096."""
-
 VECTOR = 64
 """Numbers that every vector loop divides evenly: two registers of 64 bytes filled with the smallest floats."""
 
@@ -31,11 +21,6 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """The product of a tile (rows, D) with a matrix."""
 
 _WATCHER: ContextVar[Callable[[Product, torch.Tensor], None] | None] = ContextVar("specframe.tiles", default=None)
-
-
-def rows_of(device: torch.device) -> int:
-    """Return the rows of a matrix product on a device."""
-    return ROWS.get(device.type, USUAL_ROWS)
 
 
 def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
@@ -58,7 +43,7 @@ def joined(outputs: list[torch.Tensor], count: int) -> torch.Tensor:
 def tiled(x: torch.Tensor, product: Product) -> torch.Tensor:
     """Return the product of the last dimension of a tensor with a matrix, tile by tile."""
     x_RD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    cut = pieces(x_RD, rows_of(x.device))
+    cut = pieces(x_RD, kinds.of(x.device).tile)
     if (watcher := _WATCHER.get()) is not None:
         watcher(product, cut[0])
     found = joined([product(tile) for tile in cut], len(x_RD))
@@ -98,7 +83,7 @@ def by_rows(call: Callable[[torch.Tensor], Any], x: torch.Tensor, dims: int | li
             return whole.view(kept if keep else shape)
         return whole.reshape(*shape, *moved.shape[len(lead) : -1], -1).permute(back)
 
-    rows = max(1, ELEMENTS.get(x.device.type, USUAL_ELEMENTS) // max(1, length))
+    rows = max(1, kinds.of(x.device).piece // max(1, length))
     found = [call(piece) for piece in pieces(moved.reshape(-1, length), rows)]
     if isinstance(found[0], torch.Tensor):
         return restored(found)
@@ -111,10 +96,10 @@ def by_numbers(call: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch
     A CPU computes most of a tensor in vectors and what is left over, or lies apart, one by one, which gives other last bits.
     Pieces are contiguous here, leave nothing over, and are too short to be shared out among threads.
     """
-    if not kinds.of(given[0].device).vectors:
+    if not (kind := kinds.of(given[0].device)).vectors:
         return call(*given)
     tensors = torch.broadcast_tensors(*given)
-    shape, count, length = tensors[0].shape, tensors[0].numel(), ELEMENTS["cpu"]
+    shape, count, length = tensors[0].shape, tensors[0].numel(), kind.piece
     flat = [tensor.reshape(-1) for tensor in tensors]
     if count % VECTOR:
         flat = [torch.nn.functional.pad(tensor, (0, -count % VECTOR)) for tensor in flat]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import varlen
 from torch.utils import backend_registration
 
-from specframe.devices.kinds import Kind, Traffic
+from specframe.devices.kinds import Cuda, Kind, Traffic
 from specframe.testing.device import packed
 from specframe.testing.device.ledger import COPY, LEDGER, WAIT
 from specframe.testing.device.recording import SimRecording
@@ -78,6 +78,7 @@ class Simulated(Kind):
     kernels = frozenset({"packed"})
     recording = SimRecording
     event = SimEvent
+    queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
 
     def count(self) -> int:
         """Return the number of devices."""
