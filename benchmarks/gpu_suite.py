@@ -41,7 +41,8 @@ SMALL = {
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
-    "bench": "--pair small --device cpu --dtype float32 --batches 3,1 --longest 24 --new 5 --least 3 --threads 1 --waves 1 --rounds 1",
+    "bench": "--pair small --device cpu --dtype float32 --batches 3,1 --longest 24 --new 5"
+    " --least 3 --threads 1 --waves 1 --rounds 1",
 }
 LARGE = {
     "traffic": "--device {device}",
