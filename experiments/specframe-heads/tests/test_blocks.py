@@ -239,7 +239,7 @@ class OfMtp:
         states, tokens = features, list[int]()
         for depth in range(len(drafted) + 1):
             if depth < len(self._layers):
-                tokens = [*ids[1 + depth :], *drafted[:depth]]
+                tokens = [*ids, *drafted][1 + depth : len(ids) + depth]  # a row may have fewer tokens than layers
             else:
                 features, tokens = torch.cat([features, states[-1:]]), [*tokens, drafted[depth - 1]]
             states = self._run(self._layers[min(depth, len(self._layers) - 1)], features, tokens)
@@ -493,7 +493,7 @@ ARCHITECTURES = ("llama", "qwen3", "glm4", "mistral", "gemma3", "gpt2", "opt", "
 PARALLEL = ("dflash", "dspark", "peagle", "pard")
 
 
-@pytest.mark.parametrize(("number", "architecture"), enumerate(ARCHITECTURES))
+@pytest.mark.parametrize(("number", "architecture"), [*enumerate(ARCHITECTURES)])
 def test_drafts_never_change_the_output(number: int, architecture: str, tmp_path: Path) -> None:
     """Output is the target's own, greedy and with shared noise, on every kind of architecture."""
     for rule in ("greedy", "gumbel"):
