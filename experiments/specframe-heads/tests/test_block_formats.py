@@ -217,9 +217,7 @@ class Peeking(DSpark):
         return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
 
 
-@pytest.mark.parametrize(
-    ("rule", "count"), [("block", 4000), pytest.param("rejection", 12000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("rule", "count"), [("block", 4000), pytest.param("rejection", 12000, marks=pytest.mark.slow)])
 def test_shortened_drafts_draw_from_the_target(rule: str, count: int, tmp_path: Path) -> None:
     """With drafts that end by confidence, sampled tokens have the target's distribution; looking at a later one is biased."""
     config = LlamaConfig(
