@@ -21,7 +21,9 @@ from pathlib import Path
 
 import click
 
-os.environ["SPECFRAME_PLUGINS"] = "std,lab,serve,tiny"  # the pages describe this repository, whatever else is installed
+os.environ["SPECFRAME_PLUGINS"] = (
+    "std,heads,lab,serve,tiny"  # the pages describe this repository, whatever else is installed
+)
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs

@@ -1,6 +1,6 @@
 """What heads' drafts cost at published shapes: chains and trees of random heads on a grown target, at every batch size.
 
-    PYTHONPATH=benchmarks python experiments/specframe-heads/benchmark.py [--pair qwen3-8b] [--device cuda] [--dtype bfloat16]
+    python benchmarks/heads.py [--pair qwen3-8b] [--device cuda] [--dtype bfloat16]
         [--batches 1,8,64] [--draft-length 5]
 
 The heads have the sizes that are published for the target and random weights: their drafts are rejected, so every round has the
