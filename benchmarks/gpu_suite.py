@@ -194,11 +194,7 @@ def show(result: dict[str, Any]) -> None:
         if row["fault"]:
             table.add_row("", f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}")
     show_bitwise(table, result["bitwise"])
-    heads = result["heads"]["rows"]
-    table.add_row("heads", f"{len(heads)} rounds timed; {state(result['heads'])}")
-    for row in heads:
-        if row["fault"]:
-            table.add_row("", f"{row['draft']}, batch {row['batch']}: {row['fault']}")
+    show_heads(table, result["heads"])
     for one in result["bench"]["runs"]:
         cells = one.get("result", {}).get("cells", [])
         measured = [cell for cell in cells if "tokens_per_second" in cell]
@@ -207,6 +203,14 @@ def show(result: dict[str, Any]) -> None:
             if cell["fault"] or cell.get("bugs"):
                 table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
     Console(width=132).print(table)
+
+
+def show_heads(table: Table, part: dict[str, Any]) -> None:
+    """Add how many rounds with heads' drafts were timed, and which failed."""
+    table.add_row("heads", f"{len(part['rows'])} rounds timed; {state(part)}")
+    for row in part["rows"]:
+        if row["fault"]:
+            table.add_row("", f"{row['draft']}, batch {row['batch']}: {row['fault']}")
 
 
 def show_bitwise(table: Table, part: dict[str, Any]) -> None:
