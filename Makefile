@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PLUGINS := plugins/specframe-std plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \

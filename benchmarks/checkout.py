@@ -17,7 +17,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = (ROOT, *(ROOT / "plugins" / name for name in ("specframe-std", "specframe-lab", "specframe-tiny")))
+PARTS = (
+    ROOT,
+    *(ROOT / "plugins" / name for name in ("specframe-std", "specframe-heads", "specframe-lab", "specframe-tiny")),
+)
 
 
 def installed(name: str) -> bool:

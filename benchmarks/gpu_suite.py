@@ -5,8 +5,8 @@
 1. waits and copies per round and scheme, and a run of each in which torch's sync debug mode makes every wait but the round's one an
 error; a short part of that under torch's sanitizer of streams; 2. every test marked ``cuda``; 3. equivalence with the reference
 decoder, in float32 and bfloat16, on grown pairs; 4. logits that are the same to the bit, and their price; 5. what each way to
-attend costs; 6. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to 64, the most telling cells first,
-with compiled layers too at 8 and 1.
+attend costs; 6. what drafts of heads cost; 7. the benchmark at the shapes of Qwen3-8B and 0.6B in bfloat16, K = 5, batches 1 to
+64, the most telling cells first, with compiled layers too at 8 and 1.
 
 Needs torch, transformers, pytest and specframe's other dependencies; neither a network nor an installation: in a checkout that is
 not installed, plugins are declared to Python in a temporary folder (checkout.py), which child processes inherit. Each part
@@ -41,6 +41,7 @@ SMALL = {
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
+    "heads": "--pair small --device cpu --dtype float32 --batches 1",
     "bench": "--pair small --device cpu --dtype float32 --batches 3,1 --longest 24 --new 5"
     " --least 3 --threads 1 --waves 1 --rounds 1",
 }
@@ -50,6 +51,7 @@ LARGE = {
     "equivalence": "--pairs small,cpu --batches 8,3,1 --new 32 --device {device}",
     "attention": "--device {device} --dtype bfloat16",
     "bitwise": "--pair cpu --device {device} --aligns ragged,eqspec --batches 8,1 --rounds 2",
+    "heads": "--pair {pair} --device {device} --dtype bfloat16 --batches 8,1,64",
     "bench": "--pair {pair} --device {device} --dtype bfloat16 --draft-length 5 --batches 8,32,1,64,16,4,2"
     " --new 64 --least 4 --waves 1 --references 16 --rounds 2 --compiled 8,1",
 }
@@ -75,9 +77,10 @@ def main(budget: float, pair: str, device: str, small: bool, resume: bool, outpu
             "traffic": lambda: by_rows("traffic", chosen["traffic"], 0.1 * budget, folder, timed=False),
             "sanitizer": lambda: sanitized(chosen["sanitizer"], 0.08 * budget),
             "tests": lambda: tests(0.25 * budget),
-            "equivalence": lambda: by_rows("equivalence", chosen["equivalence"], 0.17 * budget, folder),
+            "equivalence": lambda: by_rows("equivalence", chosen["equivalence"], 0.15 * budget, folder),
             "bitwise": lambda: by_rows("bitwise", chosen["bitwise"], 0.1 * budget, folder),
             "attention": lambda: by_rows("attention", chosen["attention"], 0.08 * budget, folder),
+            "heads": lambda: by_rows("heads", chosen["heads"], 0.08 * budget, folder),
             "bench": lambda: bench(chosen["bench"], deadline - 5, folder),
         }
         for part, act in parts.items():
@@ -195,6 +198,7 @@ def show(result: dict[str, Any]) -> None:
         if row["fault"]:
             table.add_row("", f"{row['way']}, {row['rows']} rows, {row['slots']} slots: {row['fault']}")
     show_bitwise(table, result["bitwise"])
+    show_heads(table, result["heads"])
     for one in result["bench"]["runs"]:
         cells = one.get("result", {}).get("cells", [])
         measured = [cell for cell in cells if "tokens_per_second" in cell]
@@ -203,6 +207,14 @@ def show(result: dict[str, Any]) -> None:
             if cell["fault"] or cell.get("bugs"):
                 table.add_row("", f"{cell['contender']} batch {cell['batch']}: {cell['fault'] or cell['exactness']}")
     Console(width=132).print(table)
+
+
+def show_heads(table: Table, part: dict[str, Any]) -> None:
+    """Add how many rounds with heads' drafts were timed, and which failed."""
+    table.add_row("heads", f"{len(part['rows'])} rounds timed; {state(part)}")
+    for row in part["rows"]:
+        if row["fault"]:
+            table.add_row("", f"{row['draft']}, batch {row['batch']}: {row['fault']}")
 
 
 def show_bitwise(table: Table, part: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
-README.md        its table of strategies, from what specframe-std registers
+README.md        its table of strategies, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 
 python docs/generate.py            write it
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import click
 
-os.environ["SPECFRAME_PLUGINS"] = "std,lab,serve,tiny"  # the pages describe this repository, whatever else is installed
+# the pages describe this repository, whatever else is installed
+os.environ["SPECFRAME_PLUGINS"] = "std,heads,lab,serve,tiny"
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs

@@ -29,7 +29,7 @@ finally:
     print("imported:", *sorted(imported))
 """
 
-LIGHT = "attr attrs click pluggy specframe specframe_lab specframe_serve specframe_std specframe_tiny"
+LIGHT = "attr attrs click pluggy specframe specframe_heads specframe_lab specframe_serve specframe_std specframe_tiny"
 """The packages that the help may import."""
 
 COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace", "serve")

@@ -11,6 +11,7 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
+from specframe.plugins.facts import REQUIRED
 from specframe.plugins.members import PROTOCOLS, fault, members, require_members
 from specframe.plugins.registry import OTHERS, ROLES, registry
 from specframe.testing import fakes
@@ -39,12 +40,13 @@ def test_members_are_those_of_the_protocol() -> None:
 
 @pytest.mark.parametrize("kind", PROTOCOLS)
 def test_an_object_with_all_members_is_taken(kind: str) -> None:
-    """Nothing is said of an object that has everything, nor of what the built-in plugins register."""
+    """Nothing is said of an object that has everything, nor of what the built-in plugins register and needs no option."""
     assert fault(kind, complete(kind)) is None
     assert fault("observer", Watcher()) is None
-    assert [fault(kind, registry().make(kind, name)) for name in registry().names(kind)] == [None] * len(
-        registry().names(kind)
-    )
+    made = [
+        registry().make(kind, one.name) for one in registry().of(kind) if REQUIRED not in one.facts.options.values()
+    ]
+    assert [fault(kind, one) for one in made] == [None] * len(made)
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)

@@ -29,7 +29,11 @@ from specframe.errors import (
 )
 from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
 
-ELSEWHERE = dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab") | {"serve": "specframe-serve"}
+ELSEWHERE = {
+    **dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab"),
+    "serve": "specframe-serve",
+    "heads": "specframe-heads",
+}
 """Commands of distributions that may not be installed. They are listed even if their distribution is missing."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)

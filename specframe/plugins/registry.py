@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.plugins import builtin, hookspecs
-from specframe.plugins.facts import Facts, of_object, of_reference
+from specframe.plugins.facts import REQUIRED, Facts, of_object, of_reference
 from specframe.values import check_annotated, parse_value
 
 GROUP = OWN = "specframe"
@@ -242,13 +242,16 @@ class Registry:
             yield from self.of(kind)
 
 
-def check_options(entry: Entry, given: Iterable[str]) -> None:
-    """Raise :class:`OptionError` for an option that a strategy does not have; the error lists its options."""
+def check_options(entry: Entry, given: Collection[str]) -> None:
+    """Raise :class:`OptionError` for an option that a strategy does not have, or that it lacks; the error lists options."""
     facts = entry.facts
     unknown = ", ".join(sorted(set(given) - set(facts.options)))
     if unknown and not facts.open:
         listing = f"its options are {', '.join(facts.options)}" if facts.options else "it takes none"
         raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: {listing}")
+    if missing := [name for name, default in facts.options.items() if default is REQUIRED and name not in given]:
+        wanted = ",".join(f"{name}=..." for name in missing)
+        raise OptionError(f"{entry.kind} {entry.name!r}: expected '{entry.name},{wanted}', got no {', '.join(missing)}")
 
 
 def normal(name: str) -> str:

@@ -63,9 +63,9 @@ def decode(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chains_and_trees_are_exact(kind: str, folder: Any) -> None:
-    """Each head drafts a chain, a static and a dynamic tree, and of each some tokens stand and some do not."""
-    for tree in TREES:
-        report = decode(kind, folder(kind, "qwen3"), tree=tree, check=True)
+    """Each head drafts a chain, a static and a dynamic tree, alignments by turns, and of each some tokens stand and some do not."""
+    for number, tree in enumerate(TREES, KINDS.index(kind)):
+        report = decode(kind, folder(kind, "qwen3"), tree=tree, align=ALIGNMENTS[number % 4], check=True)
         assert 0.05 < report.draft_acceptance_rate < 1, tree
 
 

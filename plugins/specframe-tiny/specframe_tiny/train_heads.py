@@ -1,7 +1,7 @@
 """Train the embedded heads: drafters that read the features of ``tiny``.
 
-    python experiments/specframe-heads/train_tiny.py --work WORK_DIR                    # all heads: on one CPU core about an hour
-    python experiments/specframe-heads/train_tiny.py --work WORK_DIR eagle3 medusa
+    python -m specframe_tiny.train_heads --work WORK_DIR                    # all heads: on one CPU core about an hour
+    python -m specframe_tiny.train_heads --work WORK_DIR eagle3 medusa
 
 The work is done by ``specframe heads train``, of the plugin specframe-heads: the target continues snippets of the training modules
 greedily, and each head is trained on these texts, which all of them share. What was cut off goes on where it was.
@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
+
 from specframe_tiny import FOLDER
 from specframe_tiny.train import encode, split_corpus, windows
-from tokenizers import Tokenizer
 
 SHORT, LONG = (5120, 64, 11), (256, 896, 12)
 """Snippets that the target continues: how many, their tokens, and what they are drawn by. Without long ones a head's rotary

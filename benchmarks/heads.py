@@ -1,6 +1,6 @@
 """What heads' drafts cost at published shapes: chains and trees of random heads on a grown target, at every batch size.
 
-    PYTHONPATH=benchmarks python experiments/specframe-heads/benchmark.py [--pair qwen3-8b] [--device cuda] [--dtype bfloat16]
+    python benchmarks/heads.py [--pair qwen3-8b] [--device cuda] [--dtype bfloat16]
         [--batches 1,8,64] [--draft-length 5]
 
 The heads have the sizes that are published for the target and random weights: their drafts are rejected, so every round has the
@@ -14,6 +14,7 @@ import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plug
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ LAYERS = {"eagle": 1, "peagle": 4, "dflash": 5, "dspark": 5}
 def main(
     pair: str, device: str, dtype: str, batches: str, draft_length: int, budget: float, output: str | None
 ) -> None:
-    """Time a round of every draft at every batch size and print a table."""
+    """Time a round of every draft at every batch size and print a table; exit with 1 when one failed."""
     deadline, on = time.perf_counter() + budget, pick_device(device)
     target = load_pair(pair, on, pick_dtype(dtype, on))[0]
     rows: list[dict[str, Any]] = []
@@ -64,6 +65,7 @@ def main(
             if output:  # after every row: what is known stays known whatever happens next
                 Path(output).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     show(rows, f"heads for {pair}, {target.dtype}, {on}, depth {draft_length}")
+    sys.exit(any(row["fault"] for row in rows))
 
 
 def timed(
@@ -112,7 +114,7 @@ def round_milliseconds(target: Any, drafter: str, batch: int, depth: int) -> flo
     )
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, 2000, (batch, PROMPT), generator=generator).tolist()
-    pipe.generate(prompts, NEW)
+    list(pipe.generate(prompts, NEW))
     return 1e3 * statistics.median(watch.seconds[4:] or watch.seconds)
 
 

@@ -56,6 +56,7 @@ def heads() -> None:
 @whole("--step-tokens", "Tokens of an update, about.", 4096)
 @whole("--places", "The longest draft that the head is trained for.", 4, most=16)
 @whole("--vocabulary", "Only the N tokens that the target writes most often, where the kind's format has that.", None)
+@whole("--layers", "Transformer layers of the head, where the kind's format has a number of them.", None)
 @click.option(
     "--rate", metavar="X", type=Number(0, above=True), default=1.5e-3, show_default=True, help="Learning rate."
 )

@@ -145,6 +145,9 @@ SHARP = 30.0
 """What planted logits are multiplied with: the distribution is a point mass, and no two logits are near a tie."""
 
 
+SECOND = 0.9
+"""The logit of a planted head's second choice, as a part of the first's. A tie would be broken by the shapes of a batch."""
+
 LEFT = -0.5
 """What a planted layer leaves in a part that it has read."""
 
@@ -219,7 +222,7 @@ def planted_eagle3(
         read: the number of the hidden state that it was made for, the second of the three that it is fed.
         ids: the layer ids that the file has; None: none.
         layout: "speculators", "authors", or "sglang": the authors' with ids, which are one less than hidden states' numbers.
-        slips: of so many tokens it continues one wrongly; 0: none.
+        slips: of so many tokens it continues one wrongly, with the right token as its second choice; 0: none.
     """
     config = target.config
     tokens, size = config.vocab_size, config.vocab_size
@@ -241,6 +244,7 @@ def planted_eagle3(
     ):
         tensors[f"layers.0.mlp.{name}.weight"] = value
     says = (follows + (all_tokens % slips == 0).long()) % tokens if slips else follows
+    tensors["lm_head.weight"][follows, mark] = SECOND * SHARP
     tensors["lm_head.weight"][says, mark] = SHARP
     layers = layer_config(size, tokens) | {"intermediate_size": tokens}
     if own:

@@ -127,22 +127,33 @@ def test_output_is_the_targets_own_in_every_way(cell: tuple, tmp_path: Path) -> 
     decode_cell(cell, tmp_path, check=True)
 
 
+NARROW = ("tree=static,branch=2/1/1", "tree=dynamic,nodes=4,top=2")
+"""Trees that have the right path after some tokens, and not after others."""
+
+
 @pytest.mark.parametrize(
     ("align", "tree"),
     [
-        ("ragged", TREES[1]),
-        ("eqspec", TREES[2]),
-        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in itertools.product(ALIGNS[2:], TREES[1:])),
+        ("ragged", NARROW[0]),
+        ("eqspec", NARROW[1]),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in itertools.product(ALIGNS[2:], NARROW)),
     ],
 )
 def test_paths_of_trees_stand(align: str, tree: str, tmp_path: Path) -> None:
-    """Of a head that is mostly right long paths stand under every alignment, and the features along them are the right ones."""
+    """Of a head that is mostly right long paths stand under every alignment, and what is drafted after them is the row's own."""
     target = testing.planted_target()
-    folder = testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=5)
-    asked = harness.requests(harness.random_prompts([3, 1, 7], 12), 16)
-    pipe = harness.pipeline(target, f"eagle,checkpoint={folder},{tree}", align=align, batch_size=3, draft_length=3)
-    harness.check(pipe, asked)
-    assert pipe.report.mean_acceptance_length > (2.0 if align == "rollback" else 2.5)
+    folder = testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
+    asked, seen = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [Drafts(), Drafts()]
+    for rows, watcher in zip((1, 3), seen, strict=True):
+        options = {"align": align, "batch_size": rows, "draft_length": 3, "observers": [watcher]}
+        pipe = harness.pipeline(target, f"eagle,checkpoint={folder},{tree}", **options)
+        harness.check(pipe, asked)
+        assert pipe.report.mean_acceptance_length > (2.0 if align == "rollback" and rows > 1 else 2.4)
+    alone, beside = (watcher.seen for watcher in seen)
+    # of other length are drafts near a row's end
+    whole = [key for key in alone.keys() & beside.keys() if len(alone[key]) == len(beside[key])]
+    assert len(whole) >= 10
+    assert all(alone[key] == beside[key] for key in whole)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from specframe_heads import testing
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
 
-from specframe.errors import ModelError, PluginError
+from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
 from specframe.plugins.registry import Entry, registry
 from specframe.testing import harness, zoo
@@ -125,3 +125,10 @@ def test_faults_of_other_plugins_are_named(made, says: str, tmp_path: Path, monk
     zoo.build("qwen3").save_pretrained(tmp_path)
     with pytest.raises(PluginError, match=says):
         choose("tiny", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa", "dflash", "pard"])
+def test_a_drafter_without_its_checkpoint_is_refused(name: str) -> None:
+    """A drafter that is asked for by name alone says which option it lacks."""
+    with pytest.raises(OptionError, match=f"^drafter '{name}': expected '{name},checkpoint=...', got no checkpoint$"):
+        registry().make("drafter", name)
