@@ -20,6 +20,7 @@ from specframe.engine.prompts import Prompt
 from specframe.engine.requests import Requests, Samplings
 from specframe.engine.results import Results
 from specframe.errors import OptionError, PromptError
+from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
@@ -59,7 +60,8 @@ class Pipeline:
             every forward; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline has run for so long
             that it would have paid: some 10,000 forwards of ten layers.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
-        executor: the executor, which decides where the models run, by name or as an object.
+        executor: the executor, which decides where the models run, by name or as an object: "local,workers=2" decodes in two
+            processes.
         bitwise: compute logits that are the same to the bit whatever the batch, the draft and the length of the cache, in any
             precision; slower. Without it this holds up to rounding.
 
@@ -118,7 +120,11 @@ class Pipeline:
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
-        self.parts = parts_of(self.recipe)
+        home = getattr(self.executor, "home", None)
+        own = home(self.recipe) if home else self.recipe
+        self.parts = parts_of(own)
+        self.device = self.parts.runner.device if own.device == self.recipe.device else pick_device(self.recipe.device)
+        """The device that the models run on; where workers have several, the kind of device."""
         self.requests = Requests(self.recipe, self.parts)
         self._results = Results(self.tokenizer, self.parts.runner.device)
         self._engine: Engine | None = None
