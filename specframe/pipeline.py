@@ -16,7 +16,7 @@ from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
 from specframe.engine.guard import guard
 from specframe.engine.parts import parts_of
-from specframe.engine.prompts import Prompt
+from specframe.engine.prompts import Prompt, listed
 from specframe.engine.requests import Requests, Samplings
 from specframe.engine.results import Results
 from specframe.errors import OptionError, PromptError
@@ -25,6 +25,7 @@ from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
 from specframe.plugins.registry import registry
+from specframe.text.chat import as_chat, require_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -181,6 +182,29 @@ class Pipeline:
         requests, failed = self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
         return in_order(self.decode(requests, failed), keys)
+
+    def chat(
+        self,
+        chats: Iterable[Prompt],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+        sampling: Samplings = None,
+    ) -> Iterator[Result]:
+        """Answer chats and yield the answers in the order asked, as :meth:`generate` does.
+
+        Args:
+            chats: lists of messages, each a mapping with a role and a content; a text is one message of the user. They go through
+                the chat template of the target's tokenizer, up to where the answer begins. Token ids are taken as they are.
+            max_new_tokens, arrivals, sort, sampling: those of :meth:`generate`.
+
+        Raises:
+            OptionError: the target's tokenizer has no chat template, or as :meth:`generate`.
+        """
+        require_template(self.tokenizer)
+        asked = [as_chat(one) for one in listed(chats)]
+        return self.generate(asked, max_new_tokens, arrivals=arrivals, sort=sort, sampling=sampling)
 
     def as_completed(
         self,
