@@ -16,14 +16,16 @@ from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
 from specframe.engine.guard import guard
 from specframe.engine.parts import parts_of
-from specframe.engine.prompts import Prompt
+from specframe.engine.prompts import Prompt, listed
 from specframe.engine.requests import Requests, Samplings
 from specframe.engine.results import Results
 from specframe.errors import OptionError, PromptError
+from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
 from specframe.plugins.registry import registry
+from specframe.text.chat import as_chat, require_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,7 +61,8 @@ class Pipeline:
             every forward; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline has run for so long
             that it would have paid: some 10,000 forwards of ten layers.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
-        executor: the executor, which decides where the models run, by name or as an object.
+        executor: the executor, which decides where the models run, by name or as an object: "local,workers=2" decodes in two
+            processes.
         bitwise: compute logits that are the same to the bit whatever the batch, the draft and the length of the cache, in any
             precision; slower. Without it this holds up to rounding.
 
@@ -118,7 +121,11 @@ class Pipeline:
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
-        self.parts = parts_of(self.recipe)
+        home = getattr(self.executor, "home", None)
+        own = home(self.recipe) if home else self.recipe
+        self.parts = parts_of(own)
+        self.device = self.parts.runner.device if own.device == self.recipe.device else pick_device(self.recipe.device)
+        """The device that the models run on; where workers have several, the kind of device."""
         self.requests = Requests(self.recipe, self.parts)
         self._results = Results(self.tokenizer, self.parts.runner.device)
         self._engine: Engine | None = None
@@ -175,6 +182,29 @@ class Pipeline:
         requests, failed = self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
         return in_order(self.decode(requests, failed), keys)
+
+    def chat(
+        self,
+        chats: Iterable[Prompt],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+        sampling: Samplings = None,
+    ) -> Iterator[Result]:
+        """Answer chats and yield the answers in the order asked, as :meth:`generate` does.
+
+        Args:
+            chats: lists of messages, each a mapping with a role and a content; a text is one message of the user. They go through
+                the chat template of the target's tokenizer, up to where the answer begins. Token ids are taken as they are.
+            max_new_tokens, arrivals, sort, sampling: those of :meth:`generate`.
+
+        Raises:
+            OptionError: the target's tokenizer has no chat template, or as :meth:`generate`.
+        """
+        require_template(self.tokenizer)
+        asked = [as_chat(one) for one in listed(chats)]
+        return self.generate(asked, max_new_tokens, arrivals=arrivals, sort=sort, sampling=sampling)
 
     def as_completed(
         self,

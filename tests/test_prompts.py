@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -379,6 +380,51 @@ def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     pipe.tokenizer.chat_template = TEMPLATE
     (refused,) = pipe.generate([[{"role": "tool", "content": "x"}]], 4)
     assert refused.error == "the target's chat template refuses the messages: no tools"
+
+
+def test_chats(pipe: Any) -> None:
+    """A text is one message of the user; messages and token ids are what they are in ``generate``; a blank text fails."""
+    pipe.tokenizer.chat_template = TEMPLATE
+    found = [*pipe.chat(["Why?", ASKED, [5, 6, 7], " "], 4)]
+    asked = ["<user>Why?<assistant>", "<system>Be brief.<user>Why?<assistant>", [5, 6, 7]]
+    assert [one.token_ids for one in found[:3]] == [one.token_ids for one in pipe.generate(asked, 4)]
+    assert found[3].error == "the prompt is empty: expected at least one token"
+
+
+def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
+    """A chat needs a template: of Python and of the command line, one sentence before anything is decoded or written."""
+    from click.testing import CliRunner
+
+    from specframe.cli import cli
+
+    told = "chat: expected a target whose tokenizer has a chat template, got one without"
+    with pytest.raises(OptionError, match=told):
+        pipe.chat(["Why?"])
+    refused = CliRunner().invoke(cli, ["run", "--drafter", "none", "--chat", "--output", "o.jsonl", "Why?"])
+    assert (refused.exit_code, Path("o.jsonl").exists()) == (2, False), refused.output
+    assert told in refused.output
+
+
+def test_a_run_of_chats(pipe: Any) -> None:
+    """``run --chat`` decodes texts as messages, keeps them as they were asked, and is not completed by a run of texts."""
+    from click.testing import CliRunner
+
+    from specframe.cli import cli
+
+    pipe.tokenizer.chat_template = TEMPLATE
+    shutil.copytree(pipe.target_model.name_or_path, "target")
+    pipe.tokenizer.save_pretrained("target")
+    Path("p.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": [5, 6, 7]}\n')
+    options = ["--target", "target", "--drafter", "none", "--prompts", "p.jsonl", "--max-new-tokens", "4"]
+    done = CliRunner().invoke(cli, ["run", "--chat", "--output", "o.jsonl", *options])
+    assert done.exit_code == 0, done.output
+    kept = [json.loads(line) for line in Path("o.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in kept] == ["Why?", "[5, 6, 7]"]
+    expected = pipe.generate(["<user>Why?<assistant>", [5, 6, 7]], 4)
+    assert [one["token_ids"] for one in kept] == [one.token_ids for one in expected]
+    texts = CliRunner().invoke(cli, ["run", "--resume", "--output", "o.jsonl", *options])
+    assert texts.exit_code == 2
+    assert "chat" in texts.output
 
 
 def test_messages_are_cut_by_tokens(pipe: Any) -> None:

@@ -23,6 +23,7 @@ from specframe.errors import OptionError
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.text import prompts as prompt_sources
+from specframe.text.chat import as_chat, require_template
 from specframe.text.prompts import Given, Prompt
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ NO_SETTINGS = ("check", "executor")
     show_default=True,
     help="auto: the target's generation config gives the defaults of sampling options; none: it is ignored.",
 )
+@click.option(
+    "--chat", is_flag=True, help="Put texts through the chat template of the target, each as a message of the user."
+)
 @click.option("--stream", is_flag=True, help="Show text while it is generated, prompt by prompt.")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round; slow.")
 @click.option(
@@ -81,6 +85,7 @@ def run(
     prompts: str | None,
     limit: int | None,
     max_new_tokens: int,
+    chat: bool,
     stream: bool,
     output: str | None,
     resume: bool,
@@ -103,11 +108,11 @@ def run(
     given = taken(options)
     asked = gather(prompt, prompts, limit)
     settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
-    settings |= given | {"max_new_tokens": max_new_tokens}
+    settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
     screen = Screen(needed=output in (None, "-"))
     with destination(output, resume, asked, settings) as results:
         asked, samplings = checked_samplings(asked, given)
-        work = Work(asked, samplings, max_new_tokens, results.done)
+        work = Work(asked, samplings, max_new_tokens, results.done, chat)
         outcome = decode_all(work, results, options, manner, screen)
     write_report(report, as_json(outcome, settings) if report else "")
     screen.check()
@@ -173,6 +178,8 @@ class Work:
     samplings: list[Sampling]
     max_new_tokens: int
     done: set[tuple[int, int]]
+    chat: bool = False
+    """Whether texts are messages of a chat."""
 
     @property
     def total(self) -> int:
@@ -188,7 +195,8 @@ class Work:
 
         The empty text keeps the indices of the other prompts, on which random numbers depend. Its failure is ignored.
         """
-        return ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
+        given = ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
+        return [as_chat(one) for one in given] if self.chat else given
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: Manner, screen: Screen) -> Outcome:
@@ -199,6 +207,8 @@ def decode_all(work: Work, results: Results, options: Record, manner: Manner, sc
     reasons: list[str] = []
     with Display(work.total, len(work.done), manner) as display, interruptible(reasons, left, results):
         pipe = pipeline(options, display, manner.quiet) if left else None
+        if pipe and work.chat:
+            require_template(pipe.tokenizer)
         results.begin(work.total)
         for kept in records(pipe, work, display, manner.stream, screen) if pipe else ():
             results.write(kept)

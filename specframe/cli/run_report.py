@@ -52,7 +52,7 @@ def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_n
         "kv": options["kv"] or use.alignment.kv,
     }
     roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
-    place = {"device": str(pipe.target_model.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
+    place = {"device": str(pipe.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
     names = {role: chosen[role] for role in roles}
     return {"lossless": bool(use.lossless)} | names | place | {"generation_config": told(inherited(settings))}
 

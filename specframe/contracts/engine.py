@@ -69,3 +69,21 @@ class Executor(Protocol):
 
     def agree(self, value: Value) -> Value:
         """Return rank 0's value, on every rank. The engine asks where ranks could part: by a clock, or by what was measured."""
+
+
+class Agrees(Protocol):
+    """What an engine asks of the executor that opened it."""
+
+    def agree(self, value: Value) -> Value:
+        """Return rank 0's value, on every rank."""
+
+
+class Elsewhere(Executor, Protocol):
+    """An executor that may run models in other processes than the one whose prompts they decode."""
+
+    def home(self, recipe: Any) -> Any:
+        """Return the recipe of the parts of this process, which make requests of prompts; asked before anything is loaded.
+
+        Raises:
+            OptionError: an option cannot go to another process.
+        """

@@ -13,6 +13,9 @@ import torch
 
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 
+Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
+"""The log-probability of each token, and those of the most likely tokens at each place; None: not asked for."""
+
 
 class State(enum.Enum):
     """The states of a sequence, in order. A sequence that gives its row back starts again."""
@@ -48,7 +51,11 @@ class Sequence:
     token_ids: list[int] = attrs.Factory(list)
     """The generated tokens; set when the sequence finishes or gives its row back."""
     finish_reason: FinishReason | None = None
-    """Reason of the end; "error": no token could be chosen after the last token."""
+    """Reason of the end; "error": no token could be chosen after the last token, or as ``error`` says."""
+    error: str | None = None
+    """Why it cannot be decoded, where more is known than its reason tells."""
+    logprobs: Logprobs | None = None
+    """The log-probabilities of a sequence that another process has decoded; None: observers of this process take them."""
     waited: int = 0
     """Rounds since the sequence was last in a batch, which schedulers have to bound."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 import attrs
 
 from specframe.contracts.drafts import RoundReport
-from specframe.contracts.engine import Clock, Executor
+from specframe.contracts.engine import Agrees, Clock
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
@@ -63,11 +63,18 @@ class Engine:
         parts: models, tokenizers and strategies. Two engines that are open at the same time each need their own.
         observers: objects that are told about every round, before those that plugins install.
         clock: tells when requests arrive, and when their time is up.
-        executor: the one that opened the engine.
+        executor: the one that opened the engine; of it, only ``agree`` is called.
+        installed: whether the observers that plugins install are told.
     """
 
     def __init__(
-        self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock, executor: Executor
+        self,
+        recipe: Recipe,
+        parts: Parts,
+        observers: Rows[Observer],
+        clock: Clock,
+        executor: Agrees,
+        installed: bool = True,
     ) -> None:
         self.peak_kv_bytes = 0
         self._recipe, self._parts, self._rope = recipe, parts, parts.runner.rope
@@ -77,7 +84,8 @@ class Engine:
             self._context = self._bitwise
         self._checks = Checks() if recipe.check else None
         checks = [self._checks] if self._checks else []
-        self._watch = Watch([*observers, *installed_observers(registry()), *checks])
+        plugins = installed_observers(registry()) if installed else []
+        self._watch = Watch([*observers, *plugins, *checks])
         self._agree = guard("executor", executor).agree
         self._clock = AgreedClock(clock, self._agree)
         self._pools: dict[bool, Pool] = defaultdict(self._pool)

@@ -47,7 +47,7 @@ class Results:
         """Return the result of a sequence that has finished."""
         request = sequence.request
         assert sequence.finish_reason is not None
-        error = UNDECIDED if sequence.finish_reason == "error" else None
+        error = (sequence.error or UNDECIDED) if sequence.finish_reason == "error" else None
         self.errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(

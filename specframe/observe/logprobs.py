@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import RoundReport
+from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
 from specframe.observe.watch import Watcher
@@ -50,10 +51,12 @@ class Logprobs(Watcher):
             part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
             self._parts.setdefault(report.sequences[row], []).append(part)
 
-    def take(self, sequence: Sequence) -> tuple[list[float] | None, list[dict[int, float]] | None]:
+    def take(self, sequence: Sequence) -> Values:
         """Return a finished sequence's log-probabilities and those of its most likely tokens, and forget them."""
         count, parts = sequence.request.logprobs, self._parts.pop(sequence, [])
-        if count is None:
+        if sequence.logprobs is not None:
+            return sequence.logprobs
+        if count is None or not parts:
             return None, None
         chosen = torch.cat([part.chosen_T for part in parts]).tolist()
         if not count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 
 import torch
 
@@ -11,6 +12,9 @@ from specframe.contracts.drafts import RoundReport
 from specframe.devices import kinds
 from specframe.devices.kinds import Event
 from specframe.observe.watch import Watcher
+
+ELSEWHERE = "elsewhere"
+"""The stage in which other processes decode, and this one waits for them. Their own stages are told of."""
 
 
 class Stopwatch(Watcher):
@@ -50,6 +54,11 @@ class Stopwatch(Watcher):
         while self._slices and self._slices[0][2].query():
             self._read(*self._slices.popleft())
 
+    def spent(self, stages: Mapping[str, float]) -> None:
+        """Add seconds of stages that passed in other processes."""
+        for stage, seconds in stages.items():
+            self._stages[stage] += seconds
+
     @property
     def now(self) -> float:
         """Seconds since the run began, without the time between rounds."""
@@ -65,7 +74,7 @@ class Stopwatch(Watcher):
         while self._slices:
             self._slices[0][2].synchronize()
             self._read(*self._slices.popleft())
-        return dict(self._stages)
+        return {stage: seconds for stage, seconds in self._stages.items() if stage != ELSEWHERE}
 
     def _cut(self, stage: str | None) -> None:
         """End the slice of time since the last mark, which belongs to ``stage``, and set a new mark."""

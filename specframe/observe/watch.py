@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from specframe.contracts.drafts import RoundReport
@@ -41,6 +41,12 @@ class Watch:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
         for observer in self.observers:
             observer.forward(model, rows, tokens)
+
+    def spent(self, stages: Mapping[str, float]) -> None:
+        """Report seconds of stages that passed in other processes, to the observers that count them."""
+        for observer in self.observers:
+            if tell := getattr(observer, "spent", None):
+                tell(stages)
 
     def round(self, report: RoundReport) -> None:
         """Report a finished round."""

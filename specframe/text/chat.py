@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specframe.errors import PromptError, sentence
+from specframe.errors import OptionError, PromptError, sentence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 def is_chat(prompt: Any) -> bool:
     """Return whether a prompt is a list of messages, each a mapping with a role and a content."""
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
+
+
+def as_chat(prompt: Any) -> Any:
+    """Return a text as the messages of a chat: one, of the user; a blank text, messages and token ids stay as they are."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt.strip() else prompt
+
+
+def require_template(tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Raise :class:`OptionError` unless there is a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        got = "a target without a tokenizer" if tokenizer is None else "one without"
+        raise OptionError(f"chat: expected a target whose tokenizer has a chat template, got {got}")
 
 
 def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:

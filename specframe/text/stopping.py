@@ -75,11 +75,11 @@ class Criteria:
     def __init__(
         self, criteria: Rows[StoppingCriteria], lead: Rows[int] = (), device: torch.device | str = "cpu"
     ) -> None:
-        self._criteria, self._lead, self._device = StoppingCriteriaList(criteria), list(lead), device
+        self._criteria, self._lead, self.device = StoppingCriteriaList(criteria), list(lead), device
 
     def first(self, ids: np.ndarray, prompt_length: int, fresh: int) -> int | None:
         """Return the index of the first fresh token after which a criterion holds, or None."""
-        shown_1L = torch.from_numpy(np.concatenate([np.array(self._lead, dtype=np.int64), ids]))[None].to(self._device)
+        shown_1L = torch.from_numpy(np.concatenate([np.array(self._lead, dtype=np.int64), ids]))[None].to(self.device)
         for place in range(fresh):
             if bool(self._criteria(shown_1L[:, : shown_1L.shape[1] - fresh + 1 + place], None).all()):
                 return place

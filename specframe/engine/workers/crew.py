@@ -1,0 +1,186 @@
+"""The worker processes: begun, listened to, replaced when they die, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from specframe.engine.parts import Parts
+from specframe.engine.workers import messages as m
+from specframe.engine.workers.worker import main
+from specframe.errors import ModelError
+
+if TYPE_CHECKING:
+    from specframe.plugins.recipe import Recipe
+
+STARTS = 5
+"""Times that a worker may be killed one after the other before it has its models."""
+
+PATIENCE = 5.0
+"""Seconds that a worker has to end after its pipe was closed; then it is killed."""
+
+
+@attrs.define(eq=False)
+class Member:
+    """One worker, as this process knows it."""
+
+    number: int
+    process: SpawnProcess
+    pipe: Connection
+    starts: int = 1
+    """Processes that were begun in its place since one last had its models."""
+    recipe: int = 0
+    """Number of the recipe whose parts it has; 0: none yet."""
+
+    def send(self, message: Any) -> None:
+        """Send a message; one to a worker that has died is lost, and its death is noticed when it is listened to."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(pickle.dumps(message))
+
+    def end(self) -> None:
+        """Close the pipe, which ends the process."""
+        self.pipe.close()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    @property
+    def fate(self) -> str:
+        """How the process ended, in words."""
+        self.process.join(PATIENCE)
+        code = self.process.exitcode
+        return f"by signal {-code}" if code and code < 0 else f"with exit status {code}"
+
+
+class Crew:
+    """Worker processes. They stay, with their models, from one run to the next.
+
+    Args:
+        count: number of workers.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.members: list[Member] = []
+        self.run = 0
+        """Number of the run that the workers are at; 0: none."""
+        self._runs = self._recipes = 0
+        self._parts: weakref.ref[Parts] | None = None
+        self._speaking: deque[Member] = deque()
+        """Workers of which each has a message, or has died."""
+        self._over = weakref.finalize(self, end, self.members)
+
+    def begin(self, parts: Parts) -> int:
+        """Have all workers up for a run with these parts, and return the run's number."""
+        if self._parts is None or self._parts() is not parts:
+            self._parts, self._recipes = weakref.ref(parts), self._recipes + 1
+        while len(self.members) < self._count:
+            self.members.append(begun(len(self.members), self._count))
+        self._runs += 1
+        self.run = self._runs
+        return self.run
+
+    def open(self, member: Member, recipe: Recipe) -> None:
+        """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
+        data = m.packed_recipe(recipe) if member.recipe != self._recipes else None
+        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed))
+        member.recipe = self._recipes
+
+    def listen(self, timeout: float | None) -> tuple[Member, Any] | None:
+        """Return the next message of this run and its worker; the message is None where the worker has died.
+
+        Args:
+            timeout: seconds to wait at most; None: until there is one.
+
+        Returns:
+            None: the time is up.
+        """
+        while True:
+            if not self._speaking:
+                pipes = {member.pipe: member for member in self.members}
+                self._speaking.extend(pipes[pipe] for pipe in wait([*pipes], timeout))  # type: ignore[index]
+            if not self._speaking:
+                return None
+            member = self._speaking.popleft()
+            try:
+                run, message = pickle.loads(member.pipe.recv_bytes())
+            except (EOFError, OSError):
+                return member, None
+            if run == self.run:
+                if isinstance(message, m.Ready):
+                    member.starts = 0
+                return member, message
+
+    def replace(self, member: Member) -> Member:
+        """Begin a process in the place of one that has died, and return its worker.
+
+        Raises:
+            ModelError: processes in this place end before they have their models.
+        """
+        fate = member.fate
+        if member.starts and (member.starts >= STARTS or (member.process.exitcode or 0) >= 0):
+            self.dismiss()
+            raise ModelError(
+                f"worker {member.number} ended {fate} before it had its models: expected one that starts, in a script below "
+                "`if __name__ == '__main__':`"
+            )
+        member.end()
+        made = begun(member.number, self._count)
+        made.starts = member.starts + 1
+        self.members[member.number] = made
+        return made
+
+    def release(self) -> None:
+        """Have the workers forget the run."""
+        for member in self.members:
+            member.send(m.Close())
+        self.run = 0
+
+    def dismiss(self) -> None:
+        """End all processes; the next run begins others."""
+        self._speaking.clear()
+        end(self.members)
+        self.run = 0
+
+
+def end(members: list[Member]) -> None:
+    """End workers."""
+    for member in members:
+        member.pipe.close()
+    for member in members:
+        member.end()
+    members.clear()
+
+
+def begun(number: int, count: int) -> Member:
+    """Return a new worker."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(
+        target=main, args=(theirs, number, count), name=f"specframe-worker-{number}", daemon=True
+    )
+    with uninterrupted():
+        process.start()
+    theirs.close()
+    return Member(number, process, ours)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Begin processes that Ctrl-C does not reach: this process ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,256 @@
+"""Worker processes: the tokens of one process whatever happens to a worker, and no process that outlives its parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from workers_objects import After, Raising
+
+from specframe.contracts.requests import Request, SequenceMetrics
+from specframe.contracts.round import Sequence
+from specframe.engine.local import Local
+from specframe.engine.workers.jobs import Job, report_of
+from specframe.engine.workers.messages import Broken, Ended, Round
+from specframe.errors import InvariantError, OptionError, UnknownNameError
+from specframe.observe.watch import Watcher
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness
+from specframe.testing.conformance import ExecutorSuite
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((6, 1, 9, 4, 3, 12, 7, 2, 5, 8), 61, seed=5)
+SAMPLED = Sampling(temperature=1.0, top_k=40, samples=2, logprobs=2, stop=("007;",), repetition_penalty=1.1)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    """Two workers that all tests of a module share."""
+    executor = Local(workers=2)
+    yield executor
+    executor.dismiss()
+
+
+@pytest.fixture(scope="module")
+def pipes(local: Local) -> tuple[Pipeline, Pipeline]:
+    """The same pipeline with workers and without."""
+    options = {"batch_size": 2, "draft_length": 3, "seed": 4, "tokenizer": fakes.fake_tokenizer()}
+    return (
+        harness.pipeline(TARGET, DRAFT, executor=local, **options),
+        harness.pipeline(TARGET, DRAFT, **options),
+    )
+
+
+class TestWorkers(ExecutorSuite):
+    @pytest.fixture(autouse=True)
+    def _workers(self, local: Local) -> None:
+        self.local = local
+
+    def make(self) -> Local:
+        return self.local
+
+
+def workers() -> dict[int, int]:
+    """Return the process ids of the workers that live, by number."""
+    found = [one for one in multiprocessing.active_children() if one.name.startswith("specframe-worker-")]
+    return {int(one.name.rpartition("-")[2]): one.pid for one in found if one.pid}
+
+
+def facts(results: Any) -> list[tuple[Any, ...]]:
+    """Return everything of results that does not depend on time."""
+    return [(r.index, r.sample, r.token_ids, r.text, r.finish_reason, r.error, r.prompt_tokens) for r in results]
+
+
+@pytest.mark.parametrize("how", [None, SAMPLED, Sampling(criteria=(After(11),))], ids=["greedy", "sampled", "criteria"])
+def test_results_are_those_of_one_process(pipes: tuple[Pipeline, Pipeline], how: Sampling | None) -> None:
+    """Tokens, texts, reasons and log-probabilities equal those of one process, for all samples, in the order asked."""
+    found, alone = ([*pipe.generate(PROMPTS, 14, sampling=how)] for pipe in pipes)
+    assert facts(found) == facts(alone)
+    for one, other in zip(found, alone, strict=True):
+        assert (one.logprobs is None) == (how is not SAMPLED)
+        if one.logprobs is not None and other.logprobs is not None:
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert one.top_logprobs is not None
+            assert other.top_logprobs is not None
+            assert [*map(set, one.top_logprobs)] == [*map(set, other.top_logprobs)]
+
+
+def test_streams(pipes: tuple[Pipeline, Pipeline]) -> None:
+    """The pieces of every continuation are its tokens and its text, once."""
+    tokens: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
+    results = {}
+    for chunk in pipes[0].stream(PROMPTS, 14):
+        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+        texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
+        if chunk.result:
+            results[chunk.index] = chunk.result
+    assert facts(results[i] for i in range(len(PROMPTS))) == facts(pipes[1].generate(PROMPTS, 14))
+    assert tokens == {index: result.token_ids for index, result in results.items()}
+    assert texts == {index: result.text for index, result in results.items()}
+
+
+def test_figures_are_those_of_all_workers(pipes: tuple[Pipeline, Pipeline]) -> None:
+    """Tokens, sequences, drafts and forwards are added up over the workers, and every request's arrival is kept."""
+    results = [*pipes[0].generate(PROMPTS, 14, arrivals=[0.01 * (9 - i) for i in range(10)])]
+    report = pipes[0].report
+    assert report.tokens == sum(len(result.token_ids) for result in results)
+    assert report.sequences == len(PROMPTS)
+    assert report.num_spec_steps == sum(result.metrics.num_spec_steps for result in results) > 0
+    assert report.num_accepted_draft_tokens == sum(result.metrics.num_accepted_draft_tokens for result in results)
+    assert report.target_forwards > report.rounds > 0
+    assert report.draft_forwards > 0
+    assert report.peak_kv_bytes > 0
+    assert report.seconds > 0
+    assert (
+        {"prefill", "draft", "verify", "accept"}
+        <= set(report.stage_seconds)
+        <= {*("schedule", "prefill", "draft", "verify", "accept", "align")}
+    )
+
+
+def test_observers_are_told_of_every_round(local: Local) -> None:
+    """An observer of this process, which could not be pickled, sees all tokens and forwards."""
+
+    class Seen(Watcher):
+        def __init__(self) -> None:
+            self.tokens, self.models = 0, set[str]()
+
+        def forward(self, model: str, rows: int, tokens: int) -> None:
+            self.models.add(model)
+
+        def round(self, report: Any) -> None:
+            assert report.verdict.host()[1].shape[0] == len(report.sequences) == len(report.gained)
+            self.tokens += int(report.gained.sum())
+
+    seen = Seen()
+    pipe = harness.pipeline(TARGET, DRAFT, executor=local, observers=[seen], batch_size=2)
+    results = [*pipe.generate(PROMPTS, 9)]
+    assert seen.tokens == sum(len(result.token_ids) for result in results)
+    assert seen.models == {"target", "draft"}
+
+
+@pytest.mark.filterwarnings("ignore:.*called for one row alone")
+def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> None:
+    """A processor that raises ends its own prompt with an error, and so does one that no worker can be sent; the others go on."""
+    how = [Sampling()] * len(PROMPTS)
+    how[3] = Sampling(processors=(Raising(),))
+    how[6] = Sampling(processors=(type("Local", (Raising,), {})(),))
+    found = [*pipes[0].generate(PROMPTS, 14, sampling=how)]
+    expected = [*pipes[1].generate(PROMPTS, 14)]
+    assert [result.index for result in found] == [*range(len(PROMPTS))]
+    assert facts(r for r in found if r.index not in (3, 6)) == facts(r for r in expected if r.index not in (3, 6))
+    assert (found[3].finish_reason, found[3].error) == ("error", "no such thing")
+    assert found[6].finish_reason == "error"
+    assert "the request cannot go to a worker process" in str(found[6].error)
+    assert pipes[0].report.errors == 2
+
+
+def test_a_worker_that_is_killed_is_replaced(pipes: tuple[Pipeline, Pipeline]) -> None:
+    """Every result comes once, with the tokens of one process, and no piece of a stream comes twice."""
+    asked = PROMPTS * 3
+    expected = facts(pipes[1].generate(asked, 40))
+    before, tokens, results = workers(), dict[int, list[int]](), []
+    for number, chunk in enumerate(pipes[0].stream(asked, 40)):
+        tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+        results += [chunk.result] if chunk.result else []
+        if number == 2:
+            os.kill(before[0], signal.SIGKILL)
+    assert facts(sorted(results, key=lambda result: result.index)) == expected
+    assert tokens == {result.index: result.token_ids for result in results}
+    assert facts(pipes[0].generate(PROMPTS, 9)) == facts(pipes[1].generate(PROMPTS, 9))
+    assert workers()[0] != before[0]
+    assert workers()[1] == before[1]
+
+
+def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipeline]) -> None:
+    """After a run that nobody finishes, the next one gives its own results."""
+    assert next(pipes[0].as_completed(PROMPTS, 40)).token_ids
+    assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
+
+
+def test_workers_have_one_run_at_a_time(local: Local) -> None:
+    """Two pipelines that share an executor cannot decode at the same time."""
+    first, second = (harness.pipeline(TARGET, DRAFT, executor=local) for _ in range(2))
+    running = first.as_completed(PROMPTS, 9)
+    next(running)
+    with pytest.raises(OptionError, match="expected workers that are free"):
+        next(second.as_completed(PROMPTS, 9))
+    running.close()
+    assert len([*second.as_completed(PROMPTS, 9)]) == len(PROMPTS)
+
+
+def test_what_cannot_be_pickled_is_refused() -> None:
+    """A strategy that cannot go to another process is refused before a process begins."""
+    drafter = fakes.always_right([])
+    drafter.right = lambda index, generated: 3
+    before = workers()
+    with pytest.raises(
+        OptionError, match=r"drafter: expected a name, or an object that can be pickled.*ScriptedDrafter"
+    ):
+        Pipeline(TARGET, drafter, executor="local,workers=3")
+    assert workers() == before
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, "two", True])
+def test_a_number_of_workers(given: Any) -> None:
+    """A number of workers is a whole number of at least 1."""
+    with pytest.raises(OptionError, match="workers"):
+        Pipeline(TARGET, DRAFT, executor=f"local,workers={given}")
+
+
+@pytest.mark.parametrize(
+    "error", [InvariantError("cache", 3, 1, 0, "slot 7"), UnknownNameError("drafter", "x", ["y"]), OptionError("no")]
+)
+def test_errors_of_a_run_come_back_as_they_are(error: Any) -> None:
+    """An error of a worker's run is raised with its class, its sentence and its attributes."""
+    made = Broken.by(error).error
+    assert (type(made), str(made), vars(made)) == (type(error), str(error), vars(error))
+
+
+def told(ticket: int, ids: list[int], ended: bool = False) -> Round:
+    """Return a worker's round of one row."""
+    one, count = np.ones(1, dtype=np.int64), len(ids)
+    end = [Ended(ticket, "length", [1, 2, 3, 4, 5], SequenceMetrics(), None)] if ended else []
+    return Round(
+        tickets=[ticket],
+        prefill=False,
+        depth=count,
+        draft_BN=np.array([ids]),
+        parents_BN=None,
+        counts_B=None,
+        verdict_B=one * (count - 1),
+        tokens_BT=np.array([ids]),
+        path_BK=None,
+        lengths=one,
+        drafted=one * count,
+        accepted=one * (count - 1),
+        gained=one * count,
+        ended=end,
+        forwards=[],
+        stages={},
+        peak_kv_bytes=0,
+    )
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    """Of a request that is decoded again, a report has the new tokens alone, and nothing of a request that is gone."""
+    job = Job(7, Sequence(Request(0, [9], 5), 6))
+    jobs = {7: job}
+    first = report_of(told(7, [1, 2, 3]), jobs, 1)
+    assert first is not None
+    assert first.gained.tolist() == [3]
+    job.had = 0
+    assert report_of(told(7, [1, 2]), jobs, 2) is None
+    again = report_of(told(7, [3, 4, 5], ended=True), jobs, 3)
+    assert again is not None
+    assert again.verdict.host()[1][0, : again.gained[0]].tolist() == [4, 5]
+    assert (again.finished[0].token_ids, job.told) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+    assert report_of(told(8, [1, 2]), jobs, 4) is None

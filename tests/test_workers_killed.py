@@ -1,0 +1,182 @@
+"""Worker processes and commands that are killed at any moment: nothing is lost, comes twice or stays behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workers_objects import Deadly
+
+from specframe.engine.local import Local
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness
+from specframe.text.sampling import Sampling
+
+pytestmark = pytest.mark.slow
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes that a process has begun."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, _, rest = status.read_text().partition(" (")
+        except OSError:
+            continue
+        if int(rest.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(pid))
+    return found
+
+
+def workers_of(parent: int) -> list[int]:
+    """Return the workers among the processes that a process has begun."""
+    return sorted(pid for pid in children(parent) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Return what a function returns as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Local]:
+    """Four workers."""
+    made = Local(workers=4)
+    yield made
+    made.dismiss()
+
+
+def test_ten_kills(executor: Local) -> None:
+    """Four workers, killed at ten moments, give every result once, with the tokens of one process."""
+    prompts = harness.random_prompts([1 + place % 13 for place in range(150)], 61, seed=7)
+    how = Sampling(temperature=0.9)
+    options: dict[str, Any] = {"batch_size": 2, "draft_length": 3, "accept": "gumbel"}
+    expected = [
+        (r.index, r.token_ids) for r in harness.pipeline(TARGET, DRAFT, **options).generate(prompts, 24, sampling=how)
+    ]
+    draw = random.Random(3)
+    pipe = harness.pipeline(TARGET, DRAFT, executor=executor, **options)
+    moments = set(draw.sample(range(0, 140, 12), 10))
+    victims = iter(draw.sample(range(4), 4) * 3)
+    found = []
+    for number, result in enumerate(pipe.as_completed(prompts, 24, sampling=how)):
+        found.append((result.index, result.token_ids))
+        if number in moments:
+            victim = f"specframe-worker-{next(victims)}"
+            next(one for one in multiprocessing.active_children() if one.name == victim).kill()
+    assert sorted(found) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*called for")
+def test_a_request_that_kills(executor: Local) -> None:
+    """A request that workers die with ends with an error that says so, and the others are decoded."""
+    prompts = harness.random_prompts((6, 1, 9, 4, 3), 61, seed=5)
+    how = [Sampling()] * 5
+    how[1] = Sampling(processors=(Deadly(),))
+    found = [*harness.pipeline(TARGET, DRAFT, executor=executor, batch_size=2).generate(prompts, 9, sampling=how)]
+    expected = [*harness.pipeline(TARGET, DRAFT, batch_size=2).generate(prompts, 9)]
+    assert found[1].finish_reason == "error"
+    assert found[1].error == "3 worker processes have died with this request, the last one by signal 9"
+    assert [r.token_ids for r in found if r.index != 1] == [r.token_ids for r in expected if r.index != 1]
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
+    """A script without a main guard is told in one sentence what to do."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from specframe import Pipeline\n"
+        "print(next(Pipeline('tiny', executor='local,workers=2').generate(['x'], 2)).token_ids)\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "ended with exit status 1 before it had its models" in ended.stderr
+    assert "if __name__ == '__main__':" in ended.stderr.splitlines()[-1]
+
+
+class Command:
+    """``specframe run`` with two workers on a file of prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prompts, self.output = folder / "prompts.jsonl", folder / "out.jsonl"
+        self.texts = [f"def function_{i}(x, y):\n    " for i in range(40)]
+        self.prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in self.texts))
+
+    def arguments(self, *more: str) -> list[str]:
+        """Return the command line."""
+        options = ["--prompts", str(self.prompts), "--target", "tiny", "--max-new-tokens", "24", "--batch-size", "2"]
+        return [sys.executable, "-m", "specframe", "run", *options, "--executor", "local,workers=2", "--quiet", *more]
+
+    def begun(self) -> subprocess.Popen[str]:
+        """Return the command after it has written some results."""
+        asked = self.arguments("--output", str(self.output))
+        running = subprocess.Popen(asked, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        wait_for(lambda: self.output.exists() and len(self.output.read_text().splitlines()) > 4)
+        return running
+
+    def results(self) -> list[tuple[int, list[int]]]:
+        """Return the index and the tokens of every result in the file."""
+        lines = map(json.loads, self.output.read_text().splitlines())
+        return sorted((line["index"], line["token_ids"]) for line in lines if "index" in line)
+
+
+def gone(pids: list[int]) -> bool:
+    """Return whether none of the processes runs."""
+    return not any(map(alive, pids))
+
+
+def test_resume_after_kills(tmp_path: Path) -> None:
+    """A run whose worker and then whose parent are killed leaves no process, and is completed as if nothing had happened."""
+    command = Command(tmp_path)
+    running = command.begun()
+    os.kill(workers_of(running.pid)[0], signal.SIGKILL)
+    before = len(command.results())
+    wait_for(lambda: len(command.results()) > before + 2)
+    left = children(running.pid)
+    running.kill()
+    running.wait()
+    wait_for(lambda: gone(left))
+    assert len(command.results()) < 40
+    subprocess.run(command.arguments("--output", str(command.output), "--resume"), check=True, timeout=120)
+    expected = Pipeline("tiny", batch_size=2).generate(command.texts, 24)
+    assert command.results() == [(result.index, result.token_ids) for result in expected]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_the_workers(tmp_path: Path, number: int, status: int) -> None:
+    """Ctrl-C, which reaches every process of a terminal, and SIGTERM end a run with its workers, in one line."""
+    command = Command(tmp_path)
+    running = command.begun()
+    left = children(running.pid)
+    if number == signal.SIGINT:
+        os.killpg(running.pid, number)
+    else:
+        running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == status, told
+    assert len(told.strip().splitlines()) == 1, told
+    wait_for(lambda: gone(left))
