@@ -118,7 +118,7 @@ class Pipeline:
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
-        self.parts = parts_of(self.recipe)
+        self.parts = parts_of(self.recipe, self.executor)
         self.requests = Requests(self.recipe, self.parts)
         self._results = Results(self.tokenizer, self.parts.runner.device)
         self._engine: Engine | None = None

@@ -298,7 +298,11 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
     """All that was measured is drawn; bitwise equality and objectives were not asked for."""
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == DRAWN
-    assert {path.stem for path in (folder / "figures").glob("*.csv")} == {*plots.PAINTERS, "break_even", "request_rates"}
+    assert {path.stem for path in (folder / "figures").glob("*.csv")} == {
+        *plots.PAINTERS,
+        "break_even",
+        "request_rates",
+    }
     for path in (folder / "figures").iterdir():
         start = path.read_bytes()[:8]
         assert path.suffix != ".png" or start == b"\x89PNG\r\n\x1a\n"
