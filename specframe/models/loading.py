@@ -179,7 +179,10 @@ def _source(role: str, name: str | os.PathLike[str]) -> _Source:
 
 
 def _require_causal(source: _Source) -> Any:
-    """Return a configuration; refuse models unknown to ``AutoModelForCausalLM``, and encoders, which it knows but which cannot decode."""
+    """Return a model's configuration.
+
+    Models unknown to ``AutoModelForCausalLM`` are refused, and encoders, which it knows but which cannot decode.
+    """
     require_model_folder(str(source), source.location)
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]

@@ -5,6 +5,7 @@ Each case is a function below; what it returns is written to ``FOLDER/CASE.RANK.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -14,6 +15,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
+from specframe_std.acceptance.greedy import Greedy
+from specframe_std.kv.slab import Slab, SlabStore
+from transformers import AutoModelForCausalLM
+
+from specframe import Pipeline, Sampling
+from specframe.cli import cli
+from specframe.contracts.requests import Request
+from specframe.engine.arrivals import HandClock
+from specframe.errors import SpecframeWarning
 
 torch.set_num_threads(1)
 
@@ -23,16 +34,12 @@ NEW = [12, 9, 14, 6, 11]
 
 
 def pipeline(target: str = "target", **options: Any) -> Any:
-    from specframe import Pipeline
-
     usual = {"drafter": str(FOLDER / "drafter"), "executor": "tp", "draft_length": 3, "generation_config": None}
     usual |= {"batch_size": 3, "device": "cpu"}
     return Pipeline(target=str(FOLDER / target), **usual | options)
 
 
 def tokens(pipe: Any, **more: Any) -> Any:
-    from specframe.contracts.requests import Request
-
     asked = [
         Request(i, ids, new, frozenset({0}), **more) for i, (ids, new) in enumerate(zip(PROMPTS, NEW, strict=True))
     ]
@@ -40,8 +47,20 @@ def tokens(pipe: Any, **more: Any) -> Any:
     return [[result.token_ids, result.finish_reason] for result in done]
 
 
-def exact(align: str, policy: str, **options: Any) -> Any:
-    return tokens(pipeline(align=align, draft_length=policy, **options))
+def exact(align: str, policy: str, target: str = "target") -> Any:
+    return tokens(pipeline(target, align=align, draft_length=policy))
+
+
+def pieces() -> Any:
+    return tokens(pipeline(schedule="continuous,piece=4"))
+
+
+def lookup() -> Any:
+    return tokens(pipeline(drafter="prompt-lookup"))
+
+
+def buffered() -> Any:
+    return tokens(pipeline(graphs="on"))
 
 
 def sharded() -> Any:
@@ -60,44 +79,43 @@ def replicated() -> Any:
 
 
 def drawn() -> Any:
-    from specframe import Sampling
-
     pipe = pipeline(accept="gumbel", seed=3)
     done = pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0, samples=2))
     return [result.token_ids for result in done]
 
 
 class Failing:
-    """A KV backend whose stores raise an error, on rank 1, in the write of a layer."""
+    """A slab whose stores raise an error on rank 1: in a write of a layer, or when they are opened with more than one row.
 
-    def __init__(self, error: Exception, write: int) -> None:
-        from specframe_std.kv.slab import Slab
+    Args:
+        error: what is raised.
+        write: the number of the write; None: opening fails.
+    """
 
-        self._inner, self._left, self._error = Slab(), write if RANK == 1 else 10**9, error
-        self.needs, self.offers = self._inner.needs, self._inner.offers
+    def __init__(self, error: Exception, write: int | None = None) -> None:
+        self._error, self._write = error, write
+        self.needs, self.offers = Slab.needs, Slab.offers
+        self.writes = 0
 
-    def open(self, *given: Any) -> Any:
-        store = self._inner.open(*given)
-        write = store.write
+    def open(self, shapes: Any, rows: int, capacity: int, device: Any) -> Any:
+        if RANK == 1 and self._write is None and rows > 1:
+            raise self._error
+        backend = self
 
-        def failing(*given: Any) -> Any:
-            self._left -= 1
-            if self._left == 0:
-                raise self._error
-            return write(*given)
+        class Store(SlabStore):
+            def write(self, *given: Any) -> Any:
+                backend.writes += 1
+                if RANK == 1 and backend.writes == backend._write:
+                    raise backend._error
+                return super().write(*given)
 
-        store.write = failing
-        return store
+        return Store(shapes, rows, capacity + 1, device)
 
 
 def out_of_memory() -> Any:
-    """Memory runs out on rank 1, in the second layer of a forward in the middle of a run: rank 0 waits in the first layer's sum."""
+    """Memory runs out on rank 1 in the second layer of a forward: rank 0 waits for it in the sum after that layer."""
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if RANK:
-            from specframe.errors import SpecframeWarning
-
-            warnings.filterwarnings("ignore", category=SpecframeWarning)
+        warnings.filterwarnings("always" if RANK == 0 else "ignore", category=SpecframeWarning)
         pipe = pipeline(kv=Failing(torch.OutOfMemoryError("no memory for 3 rows"), 22))
         found = tokens(pipe)
     return [found, pipe._engine._batch_size, [str(one.message) for one in told if "memory" in str(one.message)]]
@@ -105,14 +123,7 @@ def out_of_memory() -> Any:
 
 def no_memory_to_open() -> Any:
     """Memory runs out on rank 1 when caches are opened: rank 0 has opened its own, and feeds."""
-
-    class Small(Failing):
-        def open(self, *given: Any) -> Any:
-            if RANK == 1 and given[1] > 1:
-                raise torch.OutOfMemoryError("no memory for a cache")
-            return self._inner.open(*given)
-
-    pipe = pipeline(kv=Small(ValueError(), 10**9))
+    pipe = pipeline(kv=Failing(torch.OutOfMemoryError("no memory for a cache")))
     return [tokens(pipe), pipe._engine._batch_size]
 
 
@@ -123,7 +134,6 @@ def failing() -> Any:
 
 def parted() -> Any:
     """Rank 1 chooses another token."""
-    from specframe_std.acceptance.greedy import Greedy
 
     class Otherwise(Greedy):
         def judge(self, *given: Any) -> Any:
@@ -144,15 +154,8 @@ def no_plan() -> Any:
 
 
 def whole() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return tokens(pipeline(drafter=None) if False else _given(AutoModelForCausalLM.from_pretrained(FOLDER / "target")))
-
-
-def _given(model: Any) -> Any:
-    from specframe import Pipeline
-
-    return Pipeline(target=model, drafter="none", executor="tp", device="cpu")
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / "target")
+    return tokens(Pipeline(target=model, drafter="none", executor="tp", device="cpu"))
 
 
 def device() -> Any:
@@ -165,20 +168,17 @@ def bitwise() -> Any:
 
 def late() -> Any:
     """The clock of rank 1 shows that all time is up."""
-    real = time.perf_counter
+    real, hours = time.perf_counter, itertools.count()
     if RANK == 1:
-        time.perf_counter = lambda: real() * 1000
+        time.perf_counter = lambda: real() + 3600 * next(hours)
     try:
-        return tokens(pipeline(), max_time=3000.0)
+        return tokens(pipeline(), max_time=3600.0)
     finally:
         time.perf_counter = real
 
 
 def aborted() -> Any:
     """Each rank ends another request; that of rank 0 ends."""
-    from specframe.contracts.requests import Request
-    from specframe.engine.arrivals import HandClock
-
     pipe = pipeline()
     engine, done = pipe.executor.open(pipe.recipe, pipe.parts, [], HandClock()), []
     for index, ids in enumerate(PROMPTS):
@@ -194,10 +194,6 @@ def aborted() -> Any:
 
 def command() -> Any:
     """``specframe run`` on every rank."""
-    from click.testing import CliRunner
-
-    from specframe.cli import cli
-
     models = ["--target", str(FOLDER / "target"), "--drafter", str(FOLDER / "drafter"), "--device", "cpu"]
     files = ["--output", str(FOLDER / "out.jsonl"), "--report", str(FOLDER / "report.json")]
     how = ["--executor", "tp", "--max-new-tokens", "6", "--batch-size", "2"]

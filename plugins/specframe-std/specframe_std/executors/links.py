@@ -1,7 +1,7 @@
 """Process groups that can be cut and tied again: a rank that fails must not leave the others waiting.
 
-A mesh of devices knows its groups by name, and so does a model that was split over it. A group of another object is registered under
-that name: it can be destroyed, which every rank that waits in it is told of, and another one takes its place.
+A mesh of devices knows its groups by name, and so does a model that was split over it. A group of our own is registered under that
+name: when it is destroyed, every rank that waits in it gets an error, and another group takes its place.
 """
 
 from __future__ import annotations

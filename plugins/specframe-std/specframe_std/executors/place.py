@@ -67,3 +67,12 @@ def _join(timeout: float) -> None:
         torch.accelerator.set_device_index(place.index)
         backend = dist.get_default_backend_for_device(place)
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+
+
+def leave() -> None:
+    """Part from the other ranks: this process can join others afterwards."""
+    for ranks in _joined:
+        ranks.close()
+    _joined.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -141,6 +141,12 @@ class Ranks:
             time.sleep(PACE)
         return found
 
+    def close(self) -> None:
+        """Close the links, after the last block on every rank."""
+        atexit.unregister(self._leave)
+        self.links.cut()
+        self._over = True
+
     def _leave(self, told: str) -> None:
         """Tell ranks that are in a block that this one will come to none any more."""
         with contextlib.suppress(RuntimeError):  # the store has gone with rank 0

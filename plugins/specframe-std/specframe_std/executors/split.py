@@ -26,7 +26,7 @@ def groups(model: Any, role: str, ranks: int) -> list[str]:
     found = {group.group_name for mesh in meshes.values() for group in mesh.get_all_groups() if group.size() == ranks}
     if not found:
         raise ModelError(
-            f"the {role} is a loaded {type(model).__name__}, and whole: expected a name or a directory with executor tp, or a model "
-            f"loaded with DistributedConfig(tp_size={ranks})"
+            f"the {role} is a loaded {type(model).__name__}, and whole: expected a name or a directory with executor tp, or a "
+            f"model loaded with DistributedConfig(tp_size={ranks})"
         )
     return sorted(found)

@@ -101,7 +101,6 @@ class TensorParallel:
     def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return this rank's engine."""
         from specframe.engine.engine import Engine as Whole
-
         from specframe_std.executors.compared import Compared
 
         return Whole(plain(recipe), parts, [*observers, Compared(self._ranks)], clock, self)
