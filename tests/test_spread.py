@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specframe.errors import OptionError
+from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device
 from specframe.testing import harness, where, zoo
@@ -77,7 +77,7 @@ def test_layers_say_where_they_are() -> None:
 
 def test_attention_without_masks_is_refused() -> None:
     """An attention backend asked for by name, whose plan is on one device, is refused in one sentence."""
-    target = zoo.build("qwen3")
-    pipe = harness.pipeline(spread(target), None, attention="packed")
-    with pytest.raises(OptionError, match="its layers are on several devices"):
+    target = spread(zoo.build("qwen3").to(torch.bfloat16))
+    pipe = harness.pipeline(target, None, attention="packed")
+    with pytest.raises(ModelError, match="its layers are on several devices"):
         harness.decode(pipe, harness.requests([[1, 2]], 3))

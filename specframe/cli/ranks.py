@@ -31,6 +31,11 @@ class Ranks:
         self._executor = executor
 
     @property
+    def several(self) -> bool:
+        """Whether an executor with ranks decodes."""
+        return self._executor is not None
+
+    @property
     def writes(self) -> bool:
         """Whether this process reads prompts, and writes results."""
         return self._executor is None or self._executor.rank == 0
