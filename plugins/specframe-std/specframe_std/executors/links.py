@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -55,9 +56,11 @@ class Links:
                 REGISTRY._unregister_process_group(name)
                 self._destroy(group)
                 self._models[name] = None
+        group = None
         if self.hosts is not None:
             self._destroy(self.hosts)
             self.hosts = None
+        gc.collect()  # connections close with the last object that knows of them, as a result that nobody waited for
 
     @staticmethod
     def _destroy(group: dist.ProcessGroup) -> None:

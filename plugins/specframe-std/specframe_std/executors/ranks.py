@@ -15,6 +15,7 @@ from typing import Any, Never
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
+from transformers.utils.logging import disable_progress_bar
 
 from specframe.engine.retry import out_of_memory
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
@@ -49,6 +50,7 @@ class Ranks:
         self._retries = self._sum = 0
         if self.rank:
             warnings.filterwarnings("ignore", category=SpecframeWarning)  # rank 0 tells them
+            disable_progress_bar()
         atexit.register(self._leave, "its program has ended")
 
     def agree(self, value: Any) -> Any:
