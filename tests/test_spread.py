@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specframe.errors import ModelError
+from specframe.forward.attention.packed import Packed
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device
 from specframe.testing import harness, where, zoo
@@ -75,9 +75,7 @@ def test_layers_say_where_they_are() -> None:
     assert devices == [None, torch.device("sim:1")]
 
 
-def test_attention_without_masks_is_refused() -> None:
-    """An attention backend asked for by name, whose plan is on one device, is refused in one sentence."""
-    target = spread(zoo.build("qwen3").to(torch.bfloat16))
-    pipe = harness.pipeline(target, None, attention="packed")
-    with pytest.raises(ModelError, match="its layers are on several devices"):
-        harness.decode(pipe, harness.requests([[1, 2]], 3))
+def test_attention_without_masks_is_not_for_them() -> None:
+    """No attention backend takes the place of masks, since its plan is on one device; the reason is told."""
+    runner = ModelRunner(spread(zoo.build("qwen3")), "target")
+    assert runner.without_masks(Packed()) == "its layers are on several devices"

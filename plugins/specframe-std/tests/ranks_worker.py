@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,51 +88,69 @@ def drawn() -> Any:
 
 
 class Failing:
-    """A slab whose stores raise an error on rank 1: in a write of a layer, or when they are opened with more than one row.
+    """A slab whose stores fail on rank 1: in a write of a layer, or when they are opened with more than one row.
 
     Args:
-        error: what is raised.
+        fail: what happens then.
         write: the number of the write; None: opening fails.
     """
 
-    def __init__(self, error: Exception, write: int | None = None) -> None:
-        self._error, self._write = error, write
-        self.needs, self.offers = Slab.needs, Slab.offers
-        self.writes = 0
+    needs, offers = Slab.needs, Slab.offers
+
+    def __init__(self, fail: Callable[[], None], write: int | None = None) -> None:
+        self._fail, self._write, self._writes = fail, write, 0
 
     def open(self, shapes: Any, rows: int, capacity: int, device: Any) -> Any:
         if RANK == 1 and self._write is None and rows > 1:
-            raise self._error
+            self._fail()
         backend = self
 
         class Store(SlabStore):
             def write(self, *given: Any) -> Any:
-                backend.writes += 1
-                if RANK == 1 and backend.writes == backend._write:
-                    raise backend._error
+                backend._writes += 1
+                if RANK == 1 and backend._writes == backend._write:
+                    backend._fail()
                 return super().write(*given)
 
         return Store(shapes, rows, capacity + 1, device)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def out_of_memory() -> Any:
     """Memory runs out on rank 1 in the second layer of a forward: rank 0 waits for it in the sum after that layer."""
     with warnings.catch_warnings(record=True) as told:
         warnings.filterwarnings("always" if RANK == 0 else "ignore", category=SpecframeWarning)
-        pipe = pipeline(kv=Failing(torch.OutOfMemoryError("no memory for 3 rows"), 22))
+        pipe = pipeline(kv=Failing(raising(torch.OutOfMemoryError("no memory for 3 rows")), 22))
         found = tokens(pipe)
     return [found, pipe._engine._batch_size, [str(one.message) for one in told if "memory" in str(one.message)]]
 
 
 def no_memory_to_open() -> Any:
     """Memory runs out on rank 1 when caches are opened: rank 0 has opened its own, and feeds."""
-    pipe = pipeline(kv=Failing(torch.OutOfMemoryError("no memory for a cache")))
+    pipe = pipeline(kv=Failing(raising(torch.OutOfMemoryError("no memory for a cache"))))
     return [tokens(pipe), pipe._engine._batch_size]
 
 
 def failing() -> Any:
     """A strategy fails on rank 1."""
-    return tokens(pipeline(kv=Failing(ValueError("a slot is on fire"), 22)))
+    return tokens(pipeline(kv=Failing(raising(ValueError("a slot is on fire")), 22)))
+
+
+def killed() -> Any:
+    """The process of rank 1 ends in the middle of a forward, without a word."""
+    return tokens(pipeline(kv=Failing(lambda: os.kill(os.getpid(), signal.SIGKILL), 22)))
+
+
+def gone() -> Any:
+    """The program of rank 1 ends before that of rank 0 decodes."""
+    pipe = pipeline()
+    return None if RANK == 1 else tokens(pipe)
 
 
 def parted() -> Any:

@@ -57,8 +57,8 @@ def model(name: str) -> Any:
     return zoo.build(name, **({"num_key_value_heads": 2} if name == "glm4" else {}))
 
 
-def decoded(folder: Path, cases: list[str]) -> Found:
-    """Run cases on two ranks, and return what both found."""
+def decoded(folder: Path, cases: list[str], ends: tuple[int, int] = (0, 0)) -> Found:
+    """Run cases on two ranks, which end with these statuses, and return what both found."""
     zoo.save_pair(folder)
     for name in {case.split(":")[3] for case in cases if case.count(":") == 3} | {"llama", "gpt2"}:
         model(name).save_pretrained(folder / name)
@@ -78,8 +78,13 @@ def decoded(folder: Path, cases: list[str]) -> Found:
     finally:
         for one in started:
             one.kill()
-    assert ended == [0, 0], [log.read_text()[-2000:] for log in logs]
-    return lambda case: [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(2)]
+    assert ended == [*ends], [log.read_text()[-2000:] for log in logs]
+
+    def found(case: str) -> list[Any]:
+        files = [folder / f"{case}.{rank}.json" for rank in range(2)]
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +255,17 @@ def test_prompts_are_read_by_rank_zero(tmp_path: Path) -> None:
     assert (first, second) == (1, (1, ""))
     kept = [json.loads(line) for line in file.read_text().splitlines()]
     assert [one["finish_reason"] for one in kept] == ["length", "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "end", "told"),
+    [("killed", -9, "another rank has ended without a word"), ("gone", 0, "rank 1: its program has ended")],
+)
+def test_a_rank_that_ends_is_noticed(tmp_path: Path, case: str, end: int, told: str) -> None:
+    """Nobody waits for a rank that is killed in the middle of a forward, or that has nothing more to decode."""
+    first, _ = decoded(tmp_path, [case], (0, end))(case)
+    assert first == {"error": "RankError", "told": told}
 
 
 def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ import contextlib
 import datetime
 import gc
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-REGISTRY = torch._C._distributed_c10d
+REGISTRY: Any = torch._C._distributed_c10d
 """Process groups by name."""
 
 
@@ -27,8 +28,10 @@ class Links:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = datetime.timedelta(seconds=timeout)
-        self._models: dict[str, dist.ProcessGroup | None] = {}
-        """The groups of models, by the names that their meshes know."""
+        self._backends: dict[str, str] = {}
+        """The backends of models' groups, by the names that their meshes know."""
+        self._models: dict[str, dist.ProcessGroup] = {}
+        """The groups themselves; empty while the links are cut."""
         self.hosts: dist.ProcessGroup | None = self._made("gloo")
 
     def _made(self, backend: str) -> dist.ProcessGroup:
@@ -36,39 +39,30 @@ class Links:
         return made
 
     def include(self, names: Iterable[str]) -> None:
-        """Put a group of its own in the place of each group of a model; every rank does."""
+        """Put a group of our own in the place of each group of a model; every rank does."""
         for name in names:
-            if name not in self._models:
-                backend = dist.get_backend(REGISTRY._resolve_process_group(name))
+            if name not in self._backends:
+                self._backends[name] = dist.get_backend(REGISTRY._resolve_process_group(name))
                 REGISTRY._unregister_process_group(name)
-                self._register(name, backend)
+                self._register(name)
 
-    def _register(self, name: str, backend: str) -> None:
-        self._models[name] = self._made(backend)
-        REGISTRY._register_process_group(name, self._models[name])
+    def _register(self, name: str) -> None:
+        made = self._models[name] = self._made(self._backends[name])
+        REGISTRY._register_process_group(name, made)
 
     def cut(self) -> None:
         """Destroy all groups: a rank that waits in one of them gets an error."""
-        self._backends = {}
-        for name, group in self._models.items():
-            if group is not None:
-                self._backends[name] = dist.get_backend(group)
-                REGISTRY._unregister_process_group(name)
-                self._destroy(group)
-                self._models[name] = None
-        group = None
-        if self.hosts is not None:
-            self._destroy(self.hosts)
-            self.hosts = None
-        gc.collect()  # connections close with the last object that knows of them, as a result that nobody waited for
-
-    @staticmethod
-    def _destroy(group: dist.ProcessGroup) -> None:
-        with contextlib.suppress(RuntimeError):  # another rank has closed it already
-            dist.destroy_process_group(group)
+        for name in self._models:
+            REGISTRY._unregister_process_group(name)
+        groups = [*self._models.values(), *([self.hosts] if self.hosts is not None else [])]
+        self._models, self.hosts = {}, None
+        while groups:
+            with contextlib.suppress(RuntimeError):  # another rank has closed it already
+                dist.destroy_process_group(groups.pop())
+        gc.collect()  # connections close with the last object that knows of them, such as a sum that nobody waited for
 
     def tie(self) -> None:
         """Make all groups anew, after they were cut; every rank does."""
         self.hosts = self._made("gloo")
-        for name, backend in self._backends.items():
-            self._register(name, backend)
+        for name in self._backends:
+            self._register(name)

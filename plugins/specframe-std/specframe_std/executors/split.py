@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from specframe.errors import ModelError
@@ -12,6 +13,11 @@ def configuration(ranks: int) -> Any:
     from transformers.distributed import DistributedConfig
 
     return DistributedConfig(tp_size=ranks)
+
+
+def checksum(model: Any) -> int:
+    """Return a number that models of another architecture or size do not have."""
+    return zlib.crc32(repr([(name, tuple(one.shape)) for name, one in model.named_parameters()]).encode())
 
 
 def groups(model: Any, role: str, ranks: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager
@@ -94,7 +93,7 @@ class TensorParallel:
                 )
             model = read(distributed_config=split.configuration(ranks.size))
             names = split.groups(model, role, ranks.size)
-            ranks.add(zlib.crc32(model.config.to_json_string().encode()))
+            ranks.add(split.checksum(model))
         ranks.links.include(names)
         return model
 
