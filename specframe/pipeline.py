@@ -123,7 +123,7 @@ class Pipeline:
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
         home = getattr(self.executor, "home", None)
         own = home(self.recipe) if home else self.recipe
-        self.parts = parts_of(own)
+        self.parts = parts_of(own, self.executor)
         self.device = self.parts.runner.device if own.device == self.recipe.device else pick_device(self.recipe.device)
         """The device that the models run on; where workers have several, the kind of device."""
         self.requests = Requests(self.recipe, self.parts)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from specframe import Pipeline
 from specframe.cli import cli
 from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
+from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.errors import ContractError, OptionError, UnknownNameError
+from specframe.engine.parts import parts_of
+from specframe.errors import ContractError, ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import OWN, offer, registry
-from specframe.testing import fakes, harness
+from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import ExecutorSuite
 
 TARGET = fakes.fake_target()
@@ -187,3 +194,95 @@ def test_the_command_line_knows_executors() -> None:
     failed = CliRunner().invoke(cli, ["run", "--executor", "locl", "hello"])
     assert failed.exit_code == 2
     assert "--executor: unknown executor 'locl'" in failed.output
+
+
+class Ranked(Asked):
+    """An executor with ranks, of which another one has no memory, or fails, in a step."""
+
+    rank = 0
+
+    def __init__(self, step: int = 0, error: Exception | None = None) -> None:
+        super().__init__()
+        self._left, self._error = step, error
+        self.stood = self.steps = 0
+
+    @contextlib.contextmanager
+    def joint(self) -> Iterator[Callable[[], None]]:
+        self.steps += 1
+        yield self._stand
+
+    def _stand(self) -> None:
+        self.stood += 1
+        self._left -= 1
+        if self._left == 0 and self._error:
+            raise self._error
+
+
+def test_a_round_is_taken_over_when_all_ranks_stand() -> None:
+    """Each round asks once; where another rank lacks memory by then, the round counts for nothing, and half the rows go on."""
+    executor = Ranked(3, torch.OutOfMemoryError("rank 1 has no memory"))
+    pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=4, executor=executor)
+    with pytest.warns(SpecframeWarning, match="going on in batches of 2"):
+        harness.check(pipe, harness.requests(PROMPTS, 12))
+    assert executor.stood == pipe.report.target_forwards
+    assert executor.steps >= executor.stood
+
+
+def test_a_fault_of_another_rank_is_raised() -> None:
+    """What a rank raises in a step ends the run here, in its own words."""
+    executor = Ranked(2, ModelError("rank 1: its disk is full"))
+    with pytest.raises(ModelError, match=r"^rank 1: its disk is full$"):
+        harness.decode(harness.pipeline(TARGET, DRAFT, executor=executor), harness.requests(PROMPTS, 12))
+
+
+def test_ranks_agree_on_what_is_aborted() -> None:
+    """The request of rank 0's call ends, whichever this rank names."""
+
+    class Other(Asked):
+        def agree(self, value: Any) -> Any:
+            return (2, 0) if value == (1, 0) else value
+
+    recipe = Recipe(TARGET, DRAFT, batch_size=2, draft_length=2, generation_config=None).checked()
+    engine = Other().open(recipe, parts_of(recipe), [], HandClock())
+    for request in harness.requests(PROMPTS, 6):
+        engine.add(request)
+    engine.step()
+    assert engine.abort((1, 0)).request.index == 2
+
+
+class Loading(Asked):
+    """An executor that takes part in loading."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self._fault, self.loaded = fault, {}
+
+    def device(self, recipe: Recipe) -> torch.device:
+        self.loaded["device"] = recipe.device
+        return torch.device("cpu")
+
+    def load(self, role: str, config: Any, read: Callable[..., Any]) -> Any:
+        if self._fault:
+            raise ModelError(f"the {role} {config.model_type}: {self._fault}")
+        model = read(attn_implementation="eager") if role == "target" else read()
+        self.loaded[role] = config.model_type, model.config._attn_implementation
+        return model
+
+
+def test_an_executor_takes_part_in_loading(tmp_path: Path) -> None:
+    """It names the device, is told each model's role and configuration, and its options go to ``from_pretrained``."""
+    zoo.save_pair(tmp_path)
+    models = {"target": str(tmp_path / "target"), "drafter": str(tmp_path / "drafter")}
+    executor = Loading()
+    pipe = Pipeline(**models, executor=executor, device="cuda:7")
+    assert executor.loaded == {"device": "cuda:7", "target": ("qwen3", "eager"), "draft": ("qwen3", "sdpa")}
+    asked = harness.requests([[5, 6, 7], [8]], 6)
+    harness.assert_exact(zoo.build("qwen3"), asked, harness.decode(pipe, asked))
+
+
+def test_an_executor_refuses_a_model_before_its_weights_are_read(tmp_path: Path) -> None:
+    """A model that the executor refuses is told in its sentence, though its weights are not there."""
+    zoo.save_pair(tmp_path)
+    (tmp_path / "target" / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"^the target qwen3: three heads$"):
+        Pipeline(target=str(tmp_path / "target"), drafter=None, executor=Loading("three heads"))

@@ -15,6 +15,7 @@ from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.manner import Manner
 from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
+from specframe.cli.ranks import ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream, record
 from specframe.cli.run_report import Outcome, as_json, combination, verdict
 from specframe.cli.sampling import sampling_options, taken
@@ -102,24 +103,29 @@ def run(
     Exit status: 1 if a prompt failed, 2 if an option is wrong or a file cannot be written, 130 after an interruption, 143 after
     SIGTERM, and 141 if the reader of standard output has left. With a file in --output, the run goes on without a reader.
     """
-    check_places(output, resume, report)
-    check_names(options)
-    manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
-    given = taken(options)
-    asked = gather(prompt, prompts, limit)
-    settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
-    settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
-    screen = Screen(needed=output in (None, "-"))
-    with destination(output, resume, asked, settings) as results:
-        asked, samplings = checked_samplings(asked, given)
-        work = Work(asked, samplings, max_new_tokens, results.done, chat)
-        outcome = decode_all(work, results, options, manner, screen)
-    write_report(report, as_json(outcome, settings) if report else "")
-    screen.check()
-    if outcome.failed:
-        with screen.showing():
-            click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
-        ctx.exit(1)
+    ranks = ranks_of(options["executor"])
+    if not ranks.writes:
+        output = report = None
+        resume, quiet, verbose = False, True, False
+    with ranks.one_end():
+        check_places(output, resume, report)
+        check_names(options)
+        manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
+        given = taken(options)
+        asked = ranks.shared(lambda: gather(prompt, prompts, limit))
+        settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
+        settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
+        screen = Screen(needed=output in (None, "-"))
+        with destination(output, resume, asked, settings) as results:
+            asked, samplings = checked_samplings(asked, given)
+            work = Work(asked, samplings, max_new_tokens, ranks.shared(lambda: results.done), chat)
+            outcome = decode_all(work, results, options, manner, screen)
+        write_report(report, as_json(outcome, settings) if report else "")
+        screen.check()
+        if outcome.failed:
+            with screen.showing():
+                click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
+            ctx.exit(1)
 
 
 def check_places(output: str | None, resume: bool, report: str | None) -> None:

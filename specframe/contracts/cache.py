@@ -116,6 +116,8 @@ class KVShape:
     key_size: int
     value_size: int
     dtype: torch.dtype
+    device: torch.device | None = None
+    """Where the layer is, if that is not the device that the store is opened on: a model may be spread over several."""
 
 
 class Dense(NamedTuple):

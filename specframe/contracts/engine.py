@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from specframe.contracts.drafts import RoundReport
@@ -41,7 +43,10 @@ class Engine(Protocol):
         """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, for requests that come later."""
 
     def abort(self, key: tuple[int, int]) -> Sequence | None:
-        """End a request that has not finished, and return its sequence with the tokens it has; None: there is no such request."""
+        """End a request that has not finished, and return its sequence with the tokens it has; None: there is no such request.
+
+        Where there are several ranks, all of them call it, and the request of rank 0's call ends.
+        """
 
     def step(self) -> RoundReport | None:
         """Decode one round and return its report; None: the step gave no token, or the engine is idle."""
@@ -86,4 +91,53 @@ class Elsewhere(Executor, Protocol):
 
         Raises:
             OptionError: an option cannot go to another process.
+        """
+
+
+class LoadingExecutor(Executor, Protocol):
+    """An executor that decides how models are loaded. Those of other executors are whole, on the device that was asked for."""
+
+    def device(self, recipe: Any) -> Any:
+        """Return the ``torch.device`` of this process's models; ``recipe``: the options of the run, as ``open`` gets them.
+
+        Raises:
+            OptionError: the executor cannot run them, in one sentence. No model has been loaded.
+        """
+
+    def load(self, role: str, config: Any, read: Callable[..., Any]) -> Any:
+        """Return a model of the run, a ``transformers.PreTrainedModel``.
+
+        Args:
+            role: "target" or "draft".
+            config: the model's configuration. Weights of a named model have not been read yet.
+            read: reads and returns the model, on this process's device. Its keyword arguments go to ``from_pretrained``. It
+                returns a model that was given loaded as it is.
+
+        Raises:
+            ModelError: the executor cannot run the model, in one sentence.
+        """
+
+
+class RankedExecutor(LoadingExecutor, Protocol):
+    """An executor whose processes decode the same rows. Each process is a rank, and all make the same calls."""
+
+    rank: int
+    """This process's rank. Of all ranks only 0 writes: results, reports, progress, warnings."""
+
+    def joint(self) -> AbstractContextManager[Callable[[], None]]:
+        """Return a context whose block ends alike on every rank; a step of an engine is such a block.
+
+        It gives a function that waits until every rank has called it: what comes after it happens on all ranks or the run ends. The
+        engine calls it before the tokens of a round are taken over.
+
+        Where the block raises on one rank, it raises on all: a lack of memory before that call as ``torch.OutOfMemoryError``, so
+        that all go on with half the rows, anything else as a :class:`specframe.errors.SpecframeError` that names the rank.
+        """
+
+    def end(self, status: int, told: str) -> int:
+        """Return the exit status of rank 0, with which all ranks end: rank 0 tells it, the others wait for it.
+
+        Args:
+            status: this rank's own.
+            told: why it is not 0, in one sentence: where another rank alone has failed, rank 0 tells of it.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
 import attrs
@@ -30,9 +31,10 @@ class Moves:
         """Move rows of device tensors along ``axis``."""
         if not self.sources:
             return
-        destinations, sources = on_device([self.destinations, self.sources], tensors[0].device)
-        for tensor in tensors:
-            tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
+        for device, group in by_device(tensors).items():
+            destinations, sources = on_device([self.destinations, self.sources], device)
+            for tensor in group:
+                tensor.index_copy_(axis, destinations, tensor.index_select(axis, sources))
 
     def apply_host(self, *arrays: np.ndarray) -> None:
         """Move rows of host arrays along their first axis."""
@@ -130,3 +132,11 @@ class RowMap:
                 moves.destinations.append(row)
                 moves.sources.append(source)
         return moves
+
+
+def by_device(tensors: Iterable[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
+    """Return tensors by the device that they are on, in their order."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return found

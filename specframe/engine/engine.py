@@ -6,7 +6,7 @@ import contextlib
 import gc
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 
 import attrs
@@ -34,6 +34,11 @@ from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.probes.invariants import Checks
+
+
+def alone() -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Return the context of a step where there is one rank."""
+    return contextlib.nullcontext(lambda: None)
 
 
 @attrs.frozen(eq=False)
@@ -87,6 +92,7 @@ class Engine:
         plugins = installed_observers(registry()) if installed else []
         self._watch = Watch([*observers, *plugins, *checks])
         self._agree = guard("executor", executor).agree
+        self._joint = getattr(executor, "joint", alone)
         self._clock = AgreedClock(clock, self._agree)
         self._pools: dict[bool, Pool] = defaultdict(self._pool)
         self._group = self._joined = False
@@ -131,6 +137,7 @@ class Engine:
             Its sequence, with the tokens generated so far and the finish reason "abort"; None: no such request is unfinished. No
             report tells of it, and the tokens of the other rows stay as they are.
         """
+        key = self._agree(key)
         ended = (pool.abort(key) for pool in self._pools.values())
         return next((one for one in ended if one is not None), None)
 
@@ -150,9 +157,9 @@ class Engine:
             self._group = not self._group
         pool = self._pools[self._group]
         try:
-            with self._context(self._group):
+            with self._joint() as stand, self._context(self._group):
                 opened = self._opened = self._opened or self._open(pool)
-                report = loop.step(pool, opened.use, self._watch, self._agree)
+                report = loop.step(pool, opened.use, self._watch, self._agree, stand)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

@@ -23,7 +23,9 @@ NOTHING = Budget(0)
 
 
 @torch.inference_mode()
-def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], Budget]) -> RoundReport | None:
+def step(
+    pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], Budget], stand: Callable[[], None]
+) -> RoundReport | None:
     """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
@@ -35,6 +37,7 @@ def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], B
         use: the strategies.
         watch: observers.
         agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
+        stand: called before the round's tokens are taken over; other ranks may still fail until it returns.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
@@ -71,6 +74,7 @@ def step(pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], B
         use.drafter.observe(Outcome(batch, draft, scores, verdict))
     with watch.stage("accept"):
         path = along(verdict, scores.logits_BTV), along(verdict, shaped.logits_BTV)
+        stand()
         report = pool.advance(batch, draft, verdict, *path)
     if decodes:
         use.policy.observe(report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -48,8 +48,12 @@ class Parts:
         return self.composition if greedy else self.composition.sampling(registry(), recipe)
 
 
-def parts_of(recipe: Recipe) -> Parts:
+def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
     """Load and make everything that a recipe names; strategies are composed before any model is loaded.
+
+    Args:
+        recipe: the options of a run.
+        executor: decides how models are loaded if it is a :class:`specframe.contracts.engine.LoadingExecutor`; None: as they are.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -57,11 +61,13 @@ def parts_of(recipe: Recipe) -> Parts:
     given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
     target, drafter, draft = choose(*given)
     use = compose(registry(), recipe, drafter)
-    device = loading.pick_device(recipe.device)
+    places = getattr(executor, "device", None)
+    device = places(recipe) if places else loading.pick_device(recipe.device)
+    load = getattr(executor, "load", loading.whole)
     dtype = loading.pick_dtype(recipe.dtype, device)
-    model = loading.load_model(target, "target", device, dtype)
+    model = loading.load_model(target, "target", device, dtype, load)
     tokenizer = loading.load_tokenizer(target) if recipe.tokenizer is None else recipe.tokenizer
-    drafting = None if draft is None else loading.load_model(draft, "draft", device, dtype)
+    drafting = None if draft is None else loading.load_model(draft, "draft", device, dtype, load)
     runner = ModelRunner(model, "target")
     if (longest := use.policy.maximum.nodes) >= runner.context:
         raise OptionError(

@@ -22,7 +22,7 @@ class Reordered:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Return keys and values (B, H, S, D)."""
-        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype)
+        self.shapes[layer] = KVShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype, keys.device)
         return Dense(self._in_order(keys), self._in_order(values))
 
     def _in_order(self, states: torch.Tensor) -> torch.Tensor:
@@ -46,9 +46,10 @@ class Scratch:
     def _written(self, states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         rows, heads, _fed, size = states.shape
         noise = torch.randn(rows, self._slots, heads, size, generator=generator)
-        spread = states.transpose(1, 2)[self._real_BT].float().std().cpu()  # noise like the entries of the model's own
+        real_BT, slots_BT = self._real_BT.to(states.device), self._slots_BT.to(states.device)
+        spread = states.transpose(1, 2)[real_BT].float().std().cpu()  # noise like the entries of the model's own
         held = (noise * spread).to(states.device, states.dtype)
-        held[torch.arange(rows, device=states.device)[:, None], self._slots_BT] = states.transpose(1, 2)
+        held[torch.arange(rows, device=states.device)[:, None], slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)
 
 

@@ -50,7 +50,7 @@ class Run:
     def open_cache(self, runner: ModelRunner) -> CachedModel:
         """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
-        record = RECORDINGS[self.graphs](runner.device)
+        record = RECORDINGS["off" if runner.spread else self.graphs](runner.device)
         cached = self._cached(runner, store, self.watch, self.attention, record, self.layers)
         self.caches.append(cached)
         return cached

@@ -125,7 +125,13 @@ class ModelRunner:
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self.windows.values()):
             self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
-        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        return [attrs.evolve(one, device=None) if one.device == self.device else one for one in shapes]
+
+    @property
+    def spread(self) -> bool:
+        """Whether layers are on other devices than the model's first weights."""
+        return any(shape.device is not None for shape in self.kv_shapes)
 
     def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
         self._require_equal(
@@ -222,6 +228,8 @@ class ModelRunner:
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
+        if self.spread:
+            return "its layers are on several devices"
         made, known = unwrapped(backend), _faults.setdefault(self.model, {})
         key = (type(made), repr(vars(made) if hasattr(made, "__dict__") else made), self.device, self.model.dtype)
         if key not in known:

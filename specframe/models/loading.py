@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,8 +42,21 @@ def pick_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     return getattr(torch, DTYPES.get(name, name))
 
 
+Load = Callable[[str, Any, Callable[..., PreTrainedModel]], PreTrainedModel]
+"""Decides how a model is loaded, see :meth:`specframe.contracts.engine.LoadingExecutor.load`."""
+
+
+def whole(role: str, config: Any, read: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    """Load a model as it is."""
+    return read()
+
+
 def load_model(
-    name_or_model: str | os.PathLike[str] | PreTrainedModel, role: str, device: torch.device, dtype: torch.dtype
+    name_or_model: str | os.PathLike[str] | PreTrainedModel,
+    role: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    load: Load = whole,
 ) -> PreTrainedModel:
     """Return a causal language model, ready for inference.
 
@@ -53,16 +67,23 @@ def load_model(
         name_or_model: an alias, a directory, a hub id or a loaded model.
         role: "target" or "draft", for errors.
         device, dtype: device and dtype to load a named model with.
+        load: decides how it is loaded.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a causal language model.
     """
     if isinstance(name_or_model, PreTrainedModel):
         _require_language_model(name_or_model, role)
-        return name_or_model
+        return load(role, name_or_model.config, lambda **options: name_or_model)
     source = _source(role, name_or_model)
-    _require_causal(source)
-    model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, dtype=dtype, output_loading_info=True)
+    config = _require_causal(source)
+    return load(role, config, lambda **options: _read(source, device, dtype, options))
+
+
+def _read(source: _Source, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> PreTrainedModel:
+    """Return a named model on a device."""
+    options = {"dtype": dtype, "output_loading_info": True, **options}
+    model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, **options)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"the weights of {source} lack {len(missing)} tensors of the model, the first {missing[0]!r}")
     try:
@@ -157,13 +178,17 @@ def _source(role: str, name: str | os.PathLike[str]) -> _Source:
     return _Source(role, os.fspath(name), resolve(os.fspath(name)))
 
 
-def _require_causal(source: _Source) -> None:
-    """Refuse models unknown to ``AutoModelForCausalLM``, and encoders, which it knows but which cannot decode."""
+def _require_causal(source: _Source) -> Any:
+    """Return a model's configuration.
+
+    Models unknown to ``AutoModelForCausalLM`` are refused, and encoders, which it knows but which cannot decode.
+    """
     require_model_folder(str(source), source.location)
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:
         raise ModelError(f"{source} is a {kind}: expected a causal language model")
+    return config
 
 
 def _require_language_model(model: PreTrainedModel, role: str) -> None:

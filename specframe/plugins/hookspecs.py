@@ -176,9 +176,11 @@ def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. One that decides how
+    models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several processes that decode the same rows a
+    :class:`specframe.contracts.engine.RankedExecutor`.
     Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
-    Must not: start a process or open a connection before ``open`` is called.
+    Must not: start a process or open a connection before a method of it is called.
     """
 
 

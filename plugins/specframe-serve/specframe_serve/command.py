@@ -10,6 +10,7 @@ import click
 from specframe.cli.kinds import Text, WholeNumber
 from specframe.cli.names import check_names
 from specframe.cli.options import pipeline_options, whole
+from specframe.cli.ranks import ranks_of
 from specframe.errors import OptionError
 
 LARGEST_PORT = 65535
@@ -80,6 +81,8 @@ def run(
     from specframe import Pipeline
     from specframe_serve.app import Limited, Server
 
+    if ranks_of(options["executor"]).several:
+        raise OptionError(f"executor: expected one of one process, to which clients speak, got {options['executor']!r}")
     if options["accept"] == "auto":
         options["accept"] = SAMPLING_RULE
     pipe = Pipeline(**options)

@@ -60,6 +60,11 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_executors(register: Register) -> None:
+    register("tp", "specframe_std.executors.tp:TensorParallel")
+
+
+@hookimpl
 def specframe_register_defaults(register: RegisterDefaults) -> None:
     register("plain decoding", "none")
     register("draft model", "model")

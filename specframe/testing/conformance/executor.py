@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from specframe.contracts.drafts import Budget
 from specframe.engine.arrivals import HandClock
 from specframe.engine.parts import parts_of
+from specframe.errors import ModelError
 from specframe.plugins.recipe import Recipe
 from specframe.testing import harness, standard
 from specframe.testing.conformance.base import Suite
@@ -25,7 +27,8 @@ class ExecutorSuite(Suite):
         """Return an engine of the executor on fake models."""
         target, draft = fake_pair()
         recipe = Recipe(target, draft, batch_size=2, draft_length=3, generation_config=None, **options).checked()
-        return self.object().open(recipe, parts_of(recipe), [], HandClock())
+        executor = self.object()
+        return executor.open(recipe, parts_of(recipe, executor), [], HandClock())
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_equals_reference(self, align: str) -> None:
@@ -73,3 +76,32 @@ class ExecutorSuite(Suite):
         assert aborted.finish_reason == "abort"
         found = {sequence.request.index: sequence.token_ids for sequence in done}
         assert found == {one.index: harness.expected(target, one)[0] for one in requests[1:]}
+
+    def test_loads_what_is_read(self) -> None:
+        """An executor that takes part in loading returns the model that is read, and passes on why one cannot be read."""
+        executor, (target, draft) = self.object(), fake_pair()
+        if not hasattr(executor, "load"):
+            pytest.skip("this executor does not take part in loading")
+
+        def fails(**options: Any) -> Any:
+            raise ModelError("the weights are not there")
+
+        for role, model in (("target", target), ("draft", draft)):
+            assert executor.load(role, model.config, lambda model=model, **options: model) is model
+            with pytest.raises(ModelError, match="the weights are not there"):
+                executor.load(role, model.config, fails)
+
+    @pytest.mark.parametrize(
+        "error", [torch.OutOfMemoryError("no memory"), ModelError("no layers")], ids=["memory", "fault"]
+    )
+    def test_blocks_end_alike(self, error: Exception) -> None:
+        """In an executor with ranks, an error of a block is raised as it is, and the next block is as good as the first."""
+        executor = self.object()
+        if not hasattr(executor, "joint"):
+            pytest.skip("this executor has no ranks")
+        assert executor.rank == 0
+        for _ in range(2):
+            with pytest.raises(type(error), match=str(error)), executor.joint():
+                raise error
+            with executor.joint() as stand:
+                stand()

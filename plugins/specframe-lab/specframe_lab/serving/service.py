@@ -52,6 +52,10 @@ class Service:
         """Return rank 0's value, on every rank."""
         return self._executor.agree(value)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the executor has besides: it may load models, and have ranks."""
+        return getattr(self._executor, name)
+
 
 class Client:
     """Sends requests to an engine in the order of their arrival, while there are fewer than ``most`` in flight.

@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
+from specframe.contracts.rows import by_device
 from specframe.devices.kinds import on_device
 
 
@@ -34,7 +35,9 @@ class DynamicStore:
     def __init__(self, shapes: list[KVShape], rows: int, device: torch.device) -> None:
         self.rows = rows
         sizes = [(shape, size) for shape in shapes for size in (shape.key_size, shape.value_size)]
-        self._tensors = [torch.empty(0, s.heads, 0, size, dtype=s.dtype, device=device) for s, size in sizes]
+        self._tensors = [
+            torch.empty(0, s.heads, 0, size, dtype=s.dtype, device=s.device or device) for s, size in sizes
+        ]
         self._empty = [tensor.new_empty(tensor.shape[1:]) for tensor in self._tensors]
         self._batch: list[Sequence] = []
         self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
@@ -49,8 +52,9 @@ class DynamicStore:
             if key not in chosen and not self._batch[row].gone:
                 self._parked[key] = (self._batch[row], [tensor[row].clone() for tensor in self._tensors])
         if chosen <= row_of.keys():
-            rows = on_device([row_of[id(s)] for s in sequences], self._tensors[0].device)
-            self._tensors = [tensor.index_select(0, rows) for tensor in self._tensors]
+            chosen_rows = [row_of[id(s)] for s in sequences]
+            rows = {device: on_device(chosen_rows, device) for device in by_device(self._tensors)}
+            self._tensors = [tensor.index_select(0, rows[tensor.device]) for tensor in self._tensors]
         else:
             self._tensors = [self._stack(sequences, row_of, layer) for layer in range(len(self._tensors))]
         self._parked = {k: v for k, v in self._parked.items() if k not in chosen and not v[0].gone}
@@ -87,12 +91,14 @@ class DynamicStore:
         """Move columns of the batch's rows, layer by layer; without targets, those past the first ones are dropped."""
         rows_B1 = torch.arange(len(sources_BT), device=sources_BT.device)[:, None]
         sources_BT = sources_BT.clamp(max=max(0, self._tensors[0].shape[2] - 1))
-        moved = [tensor.transpose(1, 2)[rows_B1, sources_BT] for tensor in self._tensors]
+        devices = by_device(self._tensors)
+        rows, sources = ({one: given.to(one) for one in devices} for given in (rows_B1, sources_BT))
+        moved = [tensor.transpose(1, 2)[rows[tensor.device], sources[tensor.device]] for tensor in self._tensors]
         if targets_BT is None:
             self._tensors = [tensor.transpose(1, 2) for tensor in moved]
             return
         for tensor, columns in zip(self._tensors, moved, strict=True):
-            tensor.transpose(1, 2)[rows_B1, targets_BT] = columns
+            tensor.transpose(1, 2)[rows[tensor.device], targets_BT.to(tensor.device)] = columns
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
         """Return 0: rows share nothing, and memory is allocated when tokens are written."""

@@ -6,7 +6,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.contracts.rows import RowMap
+from specframe.contracts.rows import RowMap, by_device
 
 
 class Slab:
@@ -21,7 +21,7 @@ class Slab:
 
 
 class SlabStore:
-    """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape."""
+    """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape and device."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         self.rows, self.slots, self._device, self._row_map = rows, slots, device, RowMap(rows, anywhere=True)
@@ -31,7 +31,9 @@ class SlabStore:
         for shape in dict.fromkeys(shapes):
             layers = [layer for layer, other in enumerate(shapes) if other == shape]
             for size, views in ((shape.key_size, self._keys), (shape.value_size, self._values)):
-                block = torch.zeros(len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=device)
+                block = torch.zeros(
+                    len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=shape.device or device
+                )
                 self._blocks.append(block)
                 for layer, view in zip(layers, block, strict=True):
                     views[layer] = view
@@ -49,7 +51,8 @@ class SlabStore:
         """Take the slots the next forward writes."""
         rows, self._extent = placement.slots_BT.shape[0], placement.key_order_BS.shape[1]
         starts_B1 = torch.arange(self.first, self.first + rows, device=self._device)[:, None] * self.slots
-        self._places = (placement.slots_BT + starts_B1).flatten()
+        places = (placement.slots_BT + starts_B1).flatten()
+        self._places = {block.device: places.to(block.device, non_blocking=True) for block in self._blocks}
         self._rows = slice(self.first, self.first + rows)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
@@ -57,18 +60,20 @@ class SlabStore:
         return Dense(self._write(self._keys[layer], keys), self._write(self._values[layer], values))
 
     def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        layer.flatten(0, 1).index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
+        layer.flatten(0, 1).index_copy_(0, self._places[layer.device], states.transpose(1, 2).flatten(0, 1))
         return layer[self._rows, : self._extent].transpose(1, 2)
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once."""
         rows = slice(self.first, self.first + len(sources_BT))
-        rows_B1 = torch.arange(rows.start, rows.stop, device=self._device)[:, None]
-        for block in self._blocks:
-            if targets_BT is None:
-                block[:, rows, : sources_BT.shape[1]] = block[:, rows_B1, sources_BT]
-            else:
-                block[:, rows_B1, targets_BT] = block[:, rows_B1, sources_BT]
+        for device, blocks in by_device(self._blocks).items():
+            rows_B1 = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            sources, targets = sources_BT.to(device), None if targets_BT is None else targets_BT.to(device)
+            for block in blocks:
+                if targets is None:
+                    block[:, rows, : sources.shape[1]] = block[:, rows_B1, sources]
+                else:
+                    block[:, rows_B1, targets] = block[:, rows_B1, sources]
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
         """Return 0: rows share nothing, and every row has room for the longest sequence."""

@@ -1,0 +1,29 @@
+"""Tokens compared over ranks: a rank whose device computes otherwise is found out in the round in which its tokens part."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from specframe.contracts.drafts import RoundReport
+from specframe.observe.watch import Watcher
+from specframe_std.executors.ranks import Ranks
+
+
+class Compared(Watcher):
+    """Has the tokens of every round compared, and the order in which requests finish.
+
+    Args:
+        ranks: compare numbers at the end of a step.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def round(self, report: RoundReport) -> None:
+        """Add a checksum of the round."""
+        _, tokens = report.verdict.host()
+        gained = np.where(np.arange(tokens.shape[1]) < report.gained[:, None], tokens, -1)
+        finished = [(sequence.request.key, sequence.finish_reason) for sequence in report.finished]
+        self._ranks.add(zlib.crc32(repr((gained.tolist(), finished)).encode()))

@@ -1,0 +1,323 @@
+"""The executor ``tp``: two processes on a CPU decode to the tokens of one, fail together, and only one of them writes.
+
+One pair of processes runs many cases (``ranks_worker.py``), for most of the time goes to starting them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from specframe_std.executors import heads, place
+from specframe_std.executors.tp import TensorParallel
+
+from specframe.errors import ModelError, OptionError
+from specframe.testing import harness, zoo
+from specframe.testing.conformance import ExecutorSuite
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+PROMPTS = [[5, 9, 31, 7, 2, 60], [11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [8, 3, 77, 15], [90, 1, 33]]
+NEW = [12, 9, 14, 6, 11]
+"""Those of the worker."""
+
+SECONDS = 240
+"""Most that a pair of processes may take, on a loaded machine."""
+
+EXACT = [f"exact:{align}:{policy}" for align in ("ragged", "eqspec", "exspec") for policy in ("3", "goodput,maximum=4")]
+FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "parted", "three_heads", "no_plan", "whole"]
+OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
+"""Further architectures, with heads that two ranks share."""
+ALSO_EXACT = ["exact:rollback:3", "exact:rollback:goodput,maximum=4", "pieces", "lookup", "buffered"]
+SLOW = [
+    *ALSO_EXACT,
+    *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
+    *("sharded", "drawn", "no_memory_to_open", "bitwise", "device"),
+]
+
+Found = Callable[[str], list[Any]]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that is started beside another one."""
+    quiet = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "GLOO_SOCKET_IFNAME": "lo"}
+    return os.environ | quiet | more
+
+
+def model(name: str) -> Any:
+    """Return a small model that two ranks can share."""
+    return zoo.build(name, **({"num_key_value_heads": 2} if name == "glm4" else {}))
+
+
+def decoded(folder: Path, cases: list[str], ends: tuple[int, int] = (0, 0)) -> Found:
+    """Run cases on two ranks, which end with these statuses, and return what both found."""
+    zoo.save_pair(folder)
+    for name in {case.split(":")[3] for case in cases if case.count(":") == 3} | {"llama", "gpt2"}:
+        model(name).save_pretrained(folder / name)
+        zoo.character_tokenizer().save_pretrained(folder / name)
+    logs = [folder / f"log{rank}.txt" for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, WORKER, folder, str(rank), "2", *cases],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2"),
+            stdout=logs[rank].open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [one.wait(SECONDS) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert ended == [*ends], [log.read_text()[-2000:] for log in logs]
+
+    def found(case: str) -> list[Any]:
+        files = [folder / f"{case}.{rank}.json" for rank in range(2)]
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return decoded(tmp_path_factory.mktemp("ranks"), FAST)
+
+
+@pytest.fixture(scope="module")
+def also_found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return decoded(tmp_path_factory.mktemp("ranks"), SLOW)
+
+
+def expected(name: str = "qwen3") -> list[Any]:
+    """Return the reference decoder's tokens, and why each sequence ends, in one process."""
+    asked = harness.requests(PROMPTS, NEW, {zoo.EOS})
+    return [[*map(list, [tokens]), reason] for tokens, reason in (harness.expected(model(name), one) for one in asked)]
+
+
+@pytest.mark.parametrize("case", [*EXACT, "late"])
+def test_equals_one_process(found: Found, case: str) -> None:
+    """Both ranks have the reference's tokens, under every alignment and policy, and where a clock of rank 1 is hours ahead."""
+    assert found(case) == [expected()] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALSO_EXACT)
+def test_further_schemes_equal_one_process(also_found: Found, case: str) -> None:
+    """So do prompts read in pieces, drafts from the prompt, and forwards in buffers."""
+    assert also_found(case) == [expected()] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_further_architectures_equal_one_process(also_found: Found, name: str) -> None:
+    """So do models with windows, joined projections and experts."""
+    assert also_found(f"exact:ragged:goodput,maximum=4:{name}") == [expected(name)] * 2
+
+
+@pytest.mark.slow
+def test_a_split_draft_model(also_found: Found) -> None:
+    """With ``draft=sharded`` the draft model is split, too, and the tokens are the reference's."""
+    assert also_found("sharded") == [[expected(), {"target": "DTensor", "draft": "DTensor"}]] * 2
+
+
+@pytest.mark.slow
+def test_draws_what_one_process_draws(also_found: Found) -> None:
+    """A seed gives the tokens that it gives in one process."""
+    from specframe.text.sampling import Sampling
+
+    target = model("qwen3")
+    pipe = harness.pipeline(target, zoo.good_draft(target), accept="gumbel", seed=3, draft_length=3, batch_size=3)
+    drawn = [result.token_ids for result in pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0, samples=2))]
+    assert also_found("drawn") == [drawn] * 2
+
+
+def test_memory_that_runs_out_on_one_rank(found: Found) -> None:
+    """All ranks go on with half the rows and lose no token where memory runs out on one, inside a forward; rank 0 tells it once."""
+    told = ["the device's memory ran out: going on in batches of 1"]
+    assert found("out_of_memory") == [[expected(), 1, told], [expected(), 1, []]]
+
+
+@pytest.mark.slow
+def test_memory_for_caches_that_runs_out_on_one_rank(also_found: Found) -> None:
+    """The same holds where one rank has no memory for its caches."""
+    assert also_found("no_memory_to_open") == [[expected(), 1]] * 2
+
+
+def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
+    """Rank 1 tells what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
+    first, second = found("failing")
+    assert second["error"] == "ContractError"
+    assert second["told"].endswith("raised ValueError: a slot is on fire")
+    assert first == {"error": "RankError", "told": f"rank 1: {second['told']}"}
+
+
+def test_tokens_that_part_are_found(found: Found) -> None:
+    """A rank that chooses another token is named, in the round in which it does."""
+    told = "rank 1 has other tokens, or another model, than rank 0: expected equal devices and files on every rank"
+    assert found("parted") == [{"error": "ModelError", "told": told}] * 2
+
+
+def test_a_request_is_aborted_on_all_ranks(found: Found) -> None:
+    """Where the ranks name two requests, that of rank 0 ends, and the others finish in the same order, with the same tokens."""
+    first, second = found("aborted")
+    assert first == second
+    gone, done = first
+    want = {index: harness.continuation(model("qwen3"), PROMPTS[index], 10) for index in range(1, 5)}
+    assert (gone, dict(done)) == (0, want)
+
+
+REFUSED = {
+    "three_heads": "the target has num_key_value_heads 3: expected a number that 2 ranks share evenly",
+    "no_plan": "the target is a gpt2 model: expected one that transformers has a tensor parallel plan for, got one without",
+    "whole": "the target is a loaded Qwen3ForCausalLM, and whole: expected a name or a directory with executor tp, or a model "
+    "loaded with DistributedConfig(tp_size=2)",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_cannot_be_split(found: Found, case: str) -> None:
+    """They are refused in one sentence, on both ranks alike."""
+    assert found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("bitwise", "bitwise: expected an executor of one process, since ranks add up in another order, got tp"),
+        ("device", "device 'cuda:1': expected auto or cpu with executor tp, which gives each rank a device of its own"),
+    ],
+)
+def test_options_that_do_not_go_with_ranks(also_found: Found, case: str, told: str) -> None:
+    """They are refused in one sentence, before a model is loaded."""
+    assert also_found(case) == [{"error": "OptionError", "told": told}] * 2
+
+
+def test_only_rank_zero_writes(found: Found) -> None:
+    """``specframe run`` prints on rank 0 and nothing on rank 1, and the files of results and figures are written once."""
+    (status, printed), second = found("command")
+    assert (status, second) == (0, [0, ""])
+    assert printed.count("[0] length, 6 tokens\n") == 1
+    assert "num_spec_steps" in printed
+
+
+def torchrun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Return the exit status and the output of two ranks of ``specframe run``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    models = zoo.save_pair(folder)
+    command = [sys.executable, "-m", "specframe", "run", "--executor", "tp,timeout=60", "--device", "cpu", *models]
+    started = [
+        subprocess.Popen(
+            [*command, *arguments],
+            env=environment(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [(one.wait(), out) for one, out in ((one, one.communicate(timeout=SECONDS)[0]) for one in started)]
+    finally:
+        for one in started:
+            one.kill()
+
+
+@pytest.mark.slow
+def test_an_error_of_rank_zero_ends_all_ranks(tmp_path: Path) -> None:
+    """A file that rank 0 alone cannot write is told once, and both ranks end with its exit status."""
+    (tmp_path / "taken").write_text("something else")
+    (first, told), second = torchrun(tmp_path, "--output", str(tmp_path / "taken"), "def f")
+    assert (first, second) == (2, (2, ""))
+    assert told.count("Error: --output: ") == 1
+
+
+@pytest.mark.slow
+def test_prompts_are_read_by_rank_zero(tmp_path: Path) -> None:
+    """Results are those of one process, and a prompt that cannot be decoded gives both ranks the exit status 1."""
+    file = tmp_path / "out.jsonl"
+    (first, _), second = torchrun(
+        tmp_path, "--output", str(file), "--quiet", "--max-new-tokens", "5", "def f", "x" * 200
+    )
+    assert (first, second) == (1, (1, ""))
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one["finish_reason"] for one in kept] == ["length", "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "end", "told"),
+    [("killed", -9, "another rank has ended without a word"), ("gone", 0, "rank 1: its program has ended")],
+)
+def test_a_rank_that_ends_is_noticed(tmp_path: Path, case: str, end: int, told: str) -> None:
+    """Nobody waits for a rank that is killed in the middle of a forward, or that has nothing more to decode."""
+    first, _ = decoded(tmp_path, [case], (0, end))(case)
+    assert first == {"error": "RankError", "told": told}
+
+
+def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun the executor says how it is started, before a model is loaded."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OptionError, match=r"executor tp: expected a process that torchrun has started, as torchrun"):
+        harness.pipeline(zoo.build("qwen3"), None, executor="tp")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"draft": "halved"}, "expected replicated or sharded, got 'halved'"), ({"timeout": 0}, "timeout: expected")],
+)
+def test_options(given: dict[str, Any], told: str) -> None:
+    """Options with another value are refused in one sentence."""
+    with pytest.raises(OptionError, match=told):
+        TensorParallel(**given)
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "told"),
+    [
+        ({"num_key_value_heads": [4, 6]}, 4, "num_key_value_heads 6: expected a number that 4 ranks"),
+        ({"num_attention_heads": 6}, 4, "num_attention_heads 6: expected"),
+        ({"base_model_tp_plan": None}, 2, "a tensor parallel plan"),
+        ({"num_key_value_heads": None}, 2, None),
+        ({"num_key_value_heads": 3, "base_model_tp_plan": {"layers.*.mlp.up_proj": "colwise"}}, 2, None),
+    ],
+    ids=["layers", "queries", "plan", "one number", "whole heads"],
+)
+def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks: int, told: str | None) -> None:
+    """Heads that the ranks cannot share evenly are refused, where the plan splits them at all."""
+    usual = {"model_type": "small", "num_attention_heads": 4, "num_key_value_heads": 4}
+    plan = {"base_model_tp_plan": {"layers.*.self_attn.k_proj": "colwise"}}
+    made: Any = types.SimpleNamespace(**usual | plan | config)
+    made.get_text_config = lambda: made
+    if told is None:
+        heads.require_divisible("target", made, ranks)
+        return
+    with pytest.raises(ModelError, match=told):
+        heads.require_divisible("target", made, ranks)
+
+
+class TestTensorParallel(ExecutorSuite):
+    """The executor ``tp`` with one rank, in this process."""
+
+    @pytest.fixture(autouse=True)
+    def _one_rank(self, tmp_path: Path) -> Iterator[None]:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        yield
+        place.leave()
+
+    def make(self) -> str:
+        return "tp"

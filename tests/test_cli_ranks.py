@@ -1,0 +1,142 @@
+"""A command on several ranks: rank 0 reads and writes, and all end with its exit status."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from specframe.cli import cli
+from specframe.cli.endings import Terminated, status_of
+from specframe.cli.ranks import Ranks, ranks_of
+from specframe.engine.engine import Engine
+from specframe.errors import ModelError
+from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.registry import offer, registry
+
+
+class Several:
+    """An executor whose other ranks are thought of: what rank 0 agreed on is ``shared``, its exit status is ``status``."""
+
+    shared: list[Any] = []
+    ends: list[tuple[int, str]] = []
+    rank = 0
+    status: int | None = None
+
+    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Engine:
+        return Engine(recipe, parts, observers, clock, self)
+
+    def agree(self, value: Any) -> Any:
+        if self.rank and value is None:
+            return self.shared.pop(0)
+        if not self.rank:
+            self.shared.append(value)
+        return value
+
+    def end(self, status: int, told: str) -> int:
+        self.ends.append((status, told))
+        return status if self.status is None else self.status
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Several]]:
+    """Register the executor "several" for one test, in a process that is a rank."""
+    plugin = types.SimpleNamespace()
+
+    def implementation(register: Any) -> None:
+        register("several", Several)
+
+    plugin.specframe_register_executors = hookimpl(implementation, specname="specframe_register_executors")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(Several, "shared", [])
+    monkeypatch.setattr(Several, "ends", [])
+    offer(registry(), plugin, "specframe-stranger")
+    yield Several
+    registry.cache_clear()
+
+
+def test_one_process_has_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ranks a process writes, and shares with nobody; neither has the executor of one process ranks."""
+    monkeypatch.delenv("RANK", raising=False)
+    alone = ranks_of("whatever")
+    with alone.one_end():
+        assert (alone.writes, alone.several, alone.shared(lambda: 3)) == (True, False, 3)
+    monkeypatch.setenv("RANK", "1")
+    assert not ranks_of("auto").several
+    assert not ranks_of("local").several
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ModelError("no"), 2),
+        (click.exceptions.Exit(1), 1),
+        (click.UsageError("no"), 2),
+        (SystemExit(3), 3),
+        (SystemExit(), 0),
+        (SystemExit("no"), 1),
+        (KeyboardInterrupt(), 130),
+        (Terminated(), 143),
+        (BrokenPipeError(), 141),
+        (ValueError(), 1),
+    ],
+    ids=repr,
+)
+def test_statuses(error: BaseException, status: int) -> None:
+    """An error has the exit status that the command ends with."""
+    assert status_of(error) == status
+
+
+@pytest.mark.parametrize("error", [ModelError("no layers"), None], ids=["error", "none"])
+def test_other_ranks_end_with_the_status_of_rank_zero(error: Exception | None, capsys: Any) -> None:
+    """A rank that does not write prints nothing and exits with rank 0's status, whatever its own would be."""
+    executor: Any = types.SimpleNamespace(rank=1, ends=[])
+    executor.end = lambda *given: executor.ends.append(given) or 141
+
+    def work() -> None:
+        print("mine")
+        print("mine", file=sys.stderr)
+        if error:
+            raise error
+
+    with pytest.raises(SystemExit) as ended, Ranks(executor).one_end():
+        work()
+    assert (ended.value.code, executor.ends) == (141, [(2, "no layers") if error else (0, "")])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_rank_zero_tells_its_own_error() -> None:
+    """Rank 0 tells the others its status, and raises what it would have raised alone."""
+    executor: Any = types.SimpleNamespace(rank=0, ends=[])
+    executor.end = lambda *given: executor.ends.append(given) or 2
+    with pytest.raises(ModelError, match="no layers"), Ranks(executor).one_end():
+        raise ModelError("no layers")
+    assert executor.ends == [(2, "no layers")]
+
+
+def test_other_ranks_read_and_write_nothing(
+    several: type[Several], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prompts and what is done already come from rank 0; another rank touches no file, and prints nothing."""
+    prompts, out, report = (str(tmp_path / name) for name in ("prompts.txt", "out.jsonl", "report.json"))
+    Path(prompts).write_text("import os\nclass Stack:\n")
+    command = ["run", "--executor", "several", "--prompts", prompts, "--output", out, "--report", report]
+    command += ["--max-new-tokens", "4"]
+    first = CliRunner().invoke(cli, command)
+    assert (first.exit_code, several.ends) == (0, [(0, "")]), first.output
+    written = Path(out).read_text()
+    for path in (prompts, report):
+        Path(path).unlink()
+    monkeypatch.setattr(Several, "rank", 1)
+    asked = [one for one in several.shared if isinstance(one, list | set)]
+    monkeypatch.setattr(Several, "shared", asked)
+    second = CliRunner().invoke(cli, command)
+    assert (second.exit_code, second.output) == (0, "")
+    assert Path(out).read_text() == written
+    assert not Path(report).exists()
