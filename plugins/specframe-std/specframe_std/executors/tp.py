@@ -91,7 +91,8 @@ class TensorParallel:
                 raise ModelError(
                     "executor tp: transformers splits models with the package accelerate: pip install accelerate"
                 )
-            model = read(distributed_config=split.configuration(ranks.size))
+            with ranks.links.aside():
+                model = read(distributed_config=split.configuration(ranks.size))
             names = split.groups(model, role, ranks.size)
             ranks.add(split.checksum(model))
         ranks.links.include(names)
