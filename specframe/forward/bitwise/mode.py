@@ -138,10 +138,18 @@ def along(func: Any, x: torch.Tensor, *args: Any, **options: Any) -> Any:
 
 def normed(func: Any, x: torch.Tensor, shape: Any, *args: Any) -> Any:
     """Compute a norm over the last dimensions with its weights; its statistics are not returned in their shape."""
+    output = normed_alone(lambda *given: func(*given)[0], x, shape, *args)
+    return output, x.new_empty(0), x.new_empty(0)
+
+
+def normed_alone(func: Any, x: torch.Tensor, shape: Any, *args: Any) -> torch.Tensor:
+    """Compute a norm over the last dimensions that returns no statistics.
+
+    ``rms_norm`` is not taken apart, because torch 2.13 crashes in inference mode when it does so.
+    """
     rows_RD = x.flatten(-len(shape)).reshape(-1, x.shape[-len(shape) :].numel())
     flat = [value.flatten() if isinstance(value, torch.Tensor) else value for value in args]
-    output = by_rows(lambda piece: func(piece, [piece.shape[1]], *flat)[0], rows_RD, 1, True)
-    return output.view(x.shape), x.new_empty(0), x.new_empty(0)
+    return by_rows(lambda piece: func(piece, [piece.shape[1]], *flat), rows_RD, 1, True).view(x.shape)
 
 
 def refused(func: Any, *_: Any, **__: Any) -> Any:
@@ -164,6 +172,7 @@ _BY_NAME: dict[str, Rule] = {
     "grouped_mm_fallback": products.grouped,
     "scaled_dot_product_attention": attention,
     "pow": power,
+    "rms_norm": normed_alone,
     **dict.fromkeys(operators.TWO_STEPS, real),
     **dict.fromkeys(operators.ALONG_SEVERAL, reduced_later),
     **dict.fromkeys(operators.ALONG_ONE, along),
