@@ -5,7 +5,7 @@
 Each checkout is served by a process of its own, with one thread, that keeps its models. The two processes decode the same
 prompts in turn, never at once, and the tokens have to be the same. A cell's figures are ratios of medians, other checkout over
 this one: above 1 this one is faster. Seconds are processor time, which another program on the machine changes by a fifth; cycles
-are changed less, and the number of instructions is the same in every run.
+are changed less, and the number of instructions is the same in every run. A machine without these counters has seconds alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ def serve(pair: str, checkout: Path) -> None:
     import torch
     import transformers
     from contenders import held_out_prompts
-    from counters import Counters
     from grow import load_pair
 
     from specframe import Pipeline
@@ -75,7 +75,7 @@ def serve(pair: str, checkout: Path) -> None:
     transformers.logging.set_verbosity_error()
     target, draft, tokenizer = load_pair(pair, torch.device("cpu"), torch.float32)
     pipes: dict[tuple[str, int], Any] = {}
-    counters = Counters()
+    counters = counting()
     for line in sys.stdin:
         cell = json.loads(line)
         key = cell["scheme"], cell["batch"]
@@ -83,12 +83,20 @@ def serve(pair: str, checkout: Path) -> None:
             how = {"drafter": draft, "draft_length": DRAFT_LENGTH} | SCHEMES[cell["scheme"]]
             pipes[key] = Pipeline(target, tokenizer=tokenizer, batch_size=cell["batch"], **how)
         prompts = held_out_prompts(tokenizer, cell["prompts"])
-        before = {"seconds": time.process_time(), **counters.read()}
+        before = {"seconds": time.process_time(), **counters()}
         tokens = [result.token_ids for result in pipes[key].generate(prompts, cell["new"])]
-        after = {"seconds": time.process_time(), **counters.read()}
-        print(
-            json.dumps({"used": {what: after[what] - before[what] for what in MEASURES}, "tokens": tokens}), flush=True
-        )
+        after = {"seconds": time.process_time(), **counters()}
+        print(json.dumps({"used": {what: after[what] - before[what] for what in after}, "tokens": tokens}), flush=True)
+
+
+def counting() -> Callable[[], dict[str, int]]:
+    """Return the function that reads the processor's counters; nothing is read where the machine has none."""
+    from counters import Counters
+
+    try:
+        return Counters().read
+    except OSError:
+        return dict
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -107,7 +115,7 @@ def main(other: Path, pairs: str, batches: str, rounds: int, new: int, output: s
             for scheme in SCHEMES:
                 cell = {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": new}
                 found.append({"pair": pair, **cell, **compared(sides, cell, rounds)})
-                ratios = "  ".join(f"{what} {found[-1][what]:.3f}" for what in MEASURES)
+                ratios = "  ".join(f"{what} {found[-1][what]:.3f}" for what in MEASURES if what in found[-1])
                 print(f"{pair:9} batch {batch:2} {scheme:7} {ratios}", flush=True)
         for side in sides:
             side.close()
@@ -125,8 +133,8 @@ def compared(sides: list[Side], cell: dict[str, Any], rounds: int) -> dict[str, 
         if number:
             for found, run in zip(used, runs, strict=True):
                 found.append(run["used"])
-    medians = [{what: statistics.median(run[what] for run in side) for what in MEASURES} for side in used]
-    return {what: medians[0][what] / medians[1][what] for what in MEASURES}
+    medians = [{what: statistics.median(run[what] for run in side) for what in side[0]} for side in used]
+    return {what: medians[0][what] / medians[1][what] for what in medians[0]}
 
 
 if __name__ == "__main__":
