@@ -213,6 +213,18 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     assert all(cell["fault"] is None and cell["exactness"].startswith("3/3") for cell in cells)
 
 
+@pytest.mark.slow
+def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
+    """Clients that hang up, read slowly and err leave the streams of others as they are."""
+    output = tmp_path / "soak.json"
+    command = [sys.executable, str(BENCHMARKS / "soak.py"), "--streams", "9", "--seconds", "6", "--batch-size", "4"]
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    figures = json.loads(output.read_text())
+    assert figures["streams"] > 0
+    assert figures["kinds with other tokens"] == 0
+
+
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:
     """Parts of an earlier run that found nothing wrong are kept; one that did is run again."""
     path = tmp_path / "suite.json"
