@@ -61,8 +61,8 @@ class Heads(DrafterSuite):
         replace(monkeypatch)
 
     def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
-        """Return a pipeline with a head for the target."""
-        self.make = lambda: f"{self.name},checkpoint={saved(type(self), target)}{self.options}"  # type: ignore[method-assign]
+        """Return a pipeline with a head for the target; with the target as draft model: one that is always right."""
+        self.make = lambda: f"{self.name},checkpoint={saved(type(self), target, draft is target)}{self.options}"  # type: ignore[method-assign]
         return super().pipeline(target, None, **options)
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
@@ -73,10 +73,13 @@ class Heads(DrafterSuite):
 
 
 @functools.cache
-def saved(suite: type[Heads], target: PreTrainedModel) -> Path:
-    """Return the folder of a suite's head for a target."""
+def saved(suite: type[Heads], target: PreTrainedModel, perfect: bool = False) -> Path:
+    """Return the folder of a suite's head for a target, or of one of EAGLE-3 that is always right."""
     folder = Path(tempfile.mkdtemp())
-    suite.save(folder, target)
+    if perfect:
+        testing.planted_eagle3(folder, target, 1, [0, 1, 2])
+    else:
+        suite.save(folder, target)
     return folder
 
 
@@ -100,10 +103,6 @@ class TestEagle2(Heads, TreeDrafterSuite):
     """The tree of EAGLE-2."""
 
     name, save, options = "eagle", staticmethod(mostly_right), ",tree=dynamic,nodes=7,top=3"
-
-    def perfect(self, target: Any) -> Any:
-        """Return None: no draft model makes a head perfect."""
-        return None
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
