@@ -4,8 +4,8 @@ PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab p
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
-	generation_config.py given_models.py hidden.py logprobs.py paged.py pieces.py rope.py samples.py sampling.py sweep.py trees.py) plugins/specframe-std/tests \
-	$(addprefix plugins/specframe-lab/tests/test_,trace.py verify.py)
+	generation_config.py given_models.py hidden.py logprobs.py paged.py pieces.py rope.py samples.py sampling.py sweep.py trees.py) \
+	plugins/specframe-std/tests plugins/specframe-heads/tests $(addprefix plugins/specframe-lab/tests/test_,trace.py verify.py)
 
 .PHONY: run install test kernels fuzz check docs wheels bench clean
 

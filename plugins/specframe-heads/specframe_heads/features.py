@@ -20,6 +20,7 @@ from specframe.contracts.drafts import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 
 GROWTH = 8
 """Features per row by which the buffer grows: it is made anew once in so many rounds without a draft, not in each."""
@@ -114,7 +115,7 @@ class Features:
         first = self._consumed[: len(batch)].copy()
         counts = batch.lengths - 1 - first
         self._consumed[: len(batch)] = batch.lengths - 1
-        counts_B = torch.from_numpy(counts).to(batch.lengths_B.device)
+        counts_B = on_device(counts, batch.lengths_B.device)
         kept_BWD = self._kept_RWD[: len(batch), : int(counts.max())]
         return Waiting(kept_BWD, first, batch.lengths_B - 1 - counts_B, counts, counts_B)
 
@@ -129,7 +130,7 @@ class Features:
         if not waiting.any():
             kept_RWD[:rows, :width] = features_BTD
             return
-        places_B1 = torch.from_numpy(waiting).to(features_BTD.device)[:, None]
+        places_B1 = on_device(waiting, features_BTD.device)[:, None]
         places_BT1 = (places_B1 + torch.arange(width, device=features_BTD.device))[..., None]
         kept_RWD[:rows].scatter_(1, places_BT1.expand(-1, -1, size), features_BTD)
 

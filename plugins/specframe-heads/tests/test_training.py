@@ -246,6 +246,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert "mean_acceptance_length: " in done.output
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert (config["num_heads"], config["truncated_vocab_size"]) == (2, 60)
+    figures = json.loads((tmp_path / "head" / "figures.json").read_text())
+    assert (figures["kind"], figures["steps"], len(figures["accepted_at_each_place"])) == ("medusa", 3, 2)
+    assert f"mean_acceptance_length: {figures['mean_acceptance_length']:.3f}" in done.output
     weights = (tmp_path / "head" / "model.safetensors").read_bytes()
     assert command(*options, "--steps", 3).stdout == done.stdout  # without the bars of loading
     assert (tmp_path / "head" / "model.safetensors").read_bytes() == weights

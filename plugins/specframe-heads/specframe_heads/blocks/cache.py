@@ -5,7 +5,7 @@ Tensor names carry their shape: B rows, T tokens, S slots.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import attrs
 import numpy as np
@@ -14,6 +14,7 @@ from torch import nn
 
 from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Block
+from specframe.contracts.roles import AttentionBackend, AttentionFacts
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
@@ -21,15 +22,23 @@ from specframe.forward.views import gathered
 from specframe_heads.blocks.net import Write
 
 
-class _Unasked:
-    """The attention of a head, which attends by masks of its own."""
+@attrs.frozen
+class OwnAttention:
+    """The attention of a head, as the choice of attention backends knows it: the head attends by masks of its own.
 
-    def check(self, asked: Any) -> None:
-        """Whatever is asked for is asked of the target."""
+    Whatever is asked for is asked of the target, so that nothing is refused for the head's sake.
+    """
 
-    def packs(self, asked: Any) -> bool:
-        """Return that packed attention is not used."""
-        return False
+    facts: AttentionFacts
+    name: str = "the head"
+    implementation: str = "sdpa"
+
+    def fault(self, backend: AttentionBackend) -> None:
+        """Return that no backend is at fault: none is used."""
+
+    def mask_bytes(self, slots: int) -> int:
+        """Return a size that limits nothing."""
+        return 1
 
 
 @attrs.frozen(eq=False)
@@ -40,9 +49,9 @@ class HeadRunner:
     kv_shapes: list[KVShape]
     device: torch.device
     vocabulary: int
+    attention: OwnAttention
     role: str = "draft"
     context: int = 2**31
-    attention: Any = attrs.Factory(_Unasked)
 
 
 class HeadCache:
@@ -55,7 +64,9 @@ class HeadCache:
     """
 
     def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape]) -> None:
-        runner = HeadRunner(model, kv_shapes, run.runner.device, run.runner.vocabulary)
+        device, dtype = run.runner.device, next(model.parameters()).dtype
+        attention = OwnAttention(AttentionFacts(device, dtype, 1, (), ()))
+        runner = HeadRunner(model, kv_shapes, device, run.runner.vocabulary, attention)
         self._cache, self._watch = cast(CachedModel, run.open_cache(runner)), run.watch
 
     def cut(self, batch: Batch, kept: np.ndarray) -> None:

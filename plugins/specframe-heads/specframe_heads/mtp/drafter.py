@@ -19,6 +19,7 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.cached import CachedModel
 from specframe.forward.runner import ModelRunner
@@ -180,7 +181,7 @@ class Tails:
         self.follow(batch)
         both_BTD = torch.cat([last_RCD[: len(batch)], waiting.features_BWD], dim=1)
         first = np.maximum(waiting.first - self._count, 0)
-        more_B = torch.from_numpy(waiting.first - first).to(waiting.first_B.device)
+        more_B = on_device(waiting.first - first, waiting.first_B.device)
         skipped_BT = self._count - more_B[:, None] + torch.arange(both_BTD.shape[1], device=more_B.device)
         last_RCD[: len(batch)] = at(
             both_BTD, waiting.counts_B[:, None] + torch.arange(self._count, device=more_B.device)

@@ -21,6 +21,8 @@ from specframe_heads.training.kinds import learner, require
 from specframe_heads.training.learner import Learner, frequent
 from specframe_heads.training.loop import Plan, train
 
+FIGURES = "figures.json"
+"""The file of the figures, beside the head's."""
 HELD_OUT = 20
 """One text in so many is held out, where no others are given."""
 
@@ -95,7 +97,20 @@ class Session:
         taught = written["data"] if "held-out" in written else [one for one in written["data"] if one not in others]
         head = self._trained(Target(model), taught)
         head.save(self._out)
-        return self._figures(model, head, others)
+        figures = self._figures(model, head, others)
+        (self._out / FIGURES).write_text(json.dumps(self._told(figures), indent=2) + "\n", encoding="utf-8")
+        return figures
+
+    def _told(self, figures: Figures) -> dict[str, Any]:
+        """Return figures as their file has them."""
+        return {
+            "kind": self._options.kind,
+            "steps": self._options.steps,
+            "parameters": figures.parameters,
+            "texts": figures.texts,
+            "mean_acceptance_length": round(figures.length, 4),
+            "accepted_at_each_place": [round(one, 4) for one in figures.agreement],
+        }
 
     def _claim(self) -> None:
         """Refuse a folder with a training of other options."""
