@@ -87,3 +87,16 @@ class Elsewhere(Executor, Protocol):
         Raises:
             OptionError: an option cannot go to another process.
         """
+
+
+class TakesFiles(Executor, Protocol):
+    """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
+
+    offers: frozenset[str]
+
+    def decode_files(self, job: Any) -> tuple[int, int, Any]:
+        """Decode what a :class:`specframe.cli.jobs.Job` asks for.
+
+        Returns:
+            The number of rows, the number of those now decoded that failed, and a :class:`specframe.observe.counts.RunReport`.
+        """
