@@ -1,13 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
+RAY_SECONDS ?= 240
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
 	generation_config.py given_models.py hidden.py logprobs.py paged.py pieces.py rope.py samples.py sampling.py sweep.py trees.py) \
 	plugins/specframe-std/tests plugins/specframe-heads/tests $(addprefix plugins/specframe-lab/tests/test_,trace.py verify.py)
 
-.PHONY: run install test kernels fuzz check docs wheels bench clean
+.PHONY: run install test test-ray kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -22,6 +23,14 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 test: install  ## the fast suite, then the wide equivalence matrix
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+
+test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
+	OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests
+
+.venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet -c constraints.txt -e . $(addprefix -e plugins/specframe-,std tiny ray) pytest
+	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
@@ -47,4 +56,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray dist build *.egg-info plugins/*/*.egg-info

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from specframe.cli import jobs
 from specframe.cli.endings import Screen
 from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.manner import Manner
@@ -112,6 +113,25 @@ def run(
         check_names(options)
         manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
         given = taken(options)
+        if executor := jobs.taking_files(options["executor"]):
+            settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
+            settings |= given | {"max_new_tokens": max_new_tokens, "chat": chat or None}
+            named = {name: value for name, value in given.items() if value is not None}
+            job = jobs.job(
+                options["executor"],
+                given | {"prompt": prompt, "limit": limit, "stream": stream},
+                prompts=prompts,
+                output=output,
+                resume=resume,
+                options=options,
+                sampling=named,
+                settings=settings,
+                max_new_tokens=max_new_tokens,
+                chat=chat,
+            )
+            failed, figures = jobs.decode(executor, job, manner)
+            write_report(report, figures)
+            ctx.exit(int(failed > 0))
         asked = ranks.shared(lambda: gather(prompt, prompts, limit))
         settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
         settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}

@@ -141,3 +141,16 @@ class RankedExecutor(LoadingExecutor, Protocol):
             status: this rank's own.
             told: why it is not 0, in one sentence: where another rank alone has failed, rank 0 tells of it.
         """
+
+
+class TakesFiles(Executor, Protocol):
+    """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
+
+    offers: frozenset[str]
+
+    def decode_files(self, job: Any) -> tuple[int, int, Any]:
+        """Decode what a :class:`specframe.cli.jobs.Job` asks for.
+
+        Returns:
+            The number of rows, the number of those now decoded that failed, and a :class:`specframe.observe.counts.RunReport`.
+        """

@@ -1,0 +1,90 @@
+"""The executor ``ray``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specframe.contracts.engine import Value
+from specframe.errors import OptionError
+from specframe.files import Output
+from specframe.values import number, whole
+
+if TYPE_CHECKING:
+    from specframe.cli.jobs import Job
+    from specframe.observe.counts import RunReport
+
+FORMS = ("parquet", "jsonl")
+
+
+class Ray:
+    """Decodes files of prompts in actors of a Ray cluster, each with models of its own.
+
+    Options:
+        workers: number of actors.
+        gpus: GPUs of each.
+        cpus: CPUs of each, as Ray counts them.
+        rows: rows that are decoded, written and noted as done together.
+        form: "parquet" or "jsonl": the files of results.
+    """
+
+    offers = frozenset({"files"})
+
+    def __init__(
+        self, workers: int = 1, gpus: float = 0, cpus: float = 1, rows: int = 64, form: str = FORMS[0]
+    ) -> None:
+        self.workers, self.rows = whole("workers", workers, 1), whole("rows", rows, 1)
+        self.gpus, self.cpus = number("gpus", gpus, 0), number("cpus", cpus, 0)
+        if form not in FORMS:
+            raise OptionError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+        self.form = form
+
+    def open(self, *_: Any) -> Any:
+        """Refuse: nothing is decoded step by step."""
+        raise OptionError(
+            "executor ray: expected files of prompts, as `specframe run --prompts FILE --output FOLDER` has, got a run in Python"
+        )
+
+    def agree(self, value: Value) -> Value:
+        """Return the value itself: every actor is alone with its rows."""
+        return value
+
+    def decode_files(self, job: Job) -> tuple[int, int, RunReport]:
+        """Decode a job; return the number of rows, of those that failed, and the figures of this run."""
+        from specframe_ray.job import Asked, Place, run
+
+        claim(Path(job.output), job.settings | {"form": self.form}, job.resume)
+        asked = Asked({**job.options, "executor": "local"}, job.sampling, job.max_new_tokens, job.chat)
+        return run(asked, job.prompts, job.output, Place(self.workers, self.gpus, self.cpus), self.rows, self.form)
+
+
+SETTINGS = "_settings.json"
+"""The file, inside of the output, with the settings that all of its rows have."""
+
+
+def claim(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Make the output folder, or take it over.
+
+    Raises:
+        OptionError: it has something in it, or results of other settings.
+    """
+    kept = folder / SETTINGS
+    now = json.loads(json.dumps(settings, default=str))
+    if folder.exists() and any(folder.iterdir()):
+        if not kept.exists():
+            raise OptionError(
+                f"--output: expected an empty folder, got {str(folder)!r} with something other than results"
+            )
+        if not resume:
+            raise OptionError(f"--output: {str(folder)!r} holds results already: pass --resume to complete them")
+        then = json.loads(kept.read_text(encoding="utf-8"))
+        for name in sorted(now.keys() | then.keys()):
+            if now.get(name) != then.get(name):
+                option = name.replace("_", "-")
+                raise OptionError(
+                    f"--resume: {str(folder)!r} was made with {option} {then.get(name)}: expected {now.get(name)}, as asked now"
+                )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    Output(str(kept)).replace(json.dumps(now, indent=1) + "\n")

@@ -1,0 +1,221 @@
+"""Jobs: rows are read, decoded by actors and written, and what is written is not done again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow as pa
+
+from specframe.errors import OptionError, PluginError, sentence
+from specframe.observe.counts import RunReport
+from specframe_ray.figures import Tally, merged
+from specframe_ray.rows import ID, Input, Piece, block, found
+from specframe_ray.worker import Asked, Decode
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_register_timeout_seconds": "900",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+}
+"""Variables of Ray that are set unless they are: on a loaded machine a worker may take minutes to begin."""
+for _name, _value in SETTINGS.items():
+    os.environ.setdefault(_name, _value)
+
+import ray  # noqa: E402 - it reads the variables when it is imported
+import ray.data  # noqa: E402
+from ray.data import ActorPoolStrategy  # noqa: E402
+from ray.data.block import BlockMetadata  # noqa: E402
+from ray.data.checkpoint import CheckpointConfig  # noqa: E402
+from ray.data.datasource import Datasource, ReadTask  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+
+OWN_CPUS = 4
+"""Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
+CHECKPOINT = "_checkpoint"
+"""The folder, inside of the output, with the ids of the rows that are written."""
+
+
+@attrs.frozen
+class Place:
+    """Where actors run: how many, and what each takes of its machine."""
+
+    workers: int
+    gpus: float
+    cpus: float
+
+
+class Source(Datasource):
+    """Reads pieces, one per task."""
+
+    def __init__(self, given: Input) -> None:
+        super().__init__()
+        self._given = given
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Return None: it is not known."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        """Return a task per piece."""
+        return [self._task(piece) for piece in self._given.pieces]
+
+    def _task(self, piece: Piece) -> ReadTask:
+        columns = self._given.columns
+        metadata = BlockMetadata(
+            num_rows=piece.stop - piece.start, size_bytes=None, input_files=[piece.path], exec_stats=None
+        )
+
+        def read() -> Iterable[pa.Table]:
+            return [block(piece, columns)]
+
+        return ReadTask(read, metadata)
+
+
+def map(
+    dataset: ray.data.Dataset,
+    options: dict[str, Any],
+    *,
+    max_new_tokens: int = 64,
+    sampling: dict[str, Any] | None = None,
+    chat: bool = False,
+    workers: int = 1,
+    gpus: float = 0,
+    cpus: float = 1,
+) -> ray.data.Dataset:
+    """Return a data set with the columns of results beside its own.
+
+    A row is an entry as of a JSON line: it has a column ``prompt``, ``text`` or another one of docs/prompts.md. Its random numbers
+    follow from the row's values and the seed.
+
+    Args:
+        dataset: the rows.
+        options: the arguments of :class:`specframe.Pipeline`, plain values.
+        max_new_tokens: tokens generated per row unless it stops before.
+        sampling: parameters of :class:`specframe.Sampling` for all rows; those in a row's columns win.
+        chat: whether texts are messages of a chat.
+        workers, gpus, cpus: those of the executor ``ray``.
+    """
+    begin(Place(workers, gpus, cpus))
+    require_alike()
+    tally = ray.remote(num_cpus=0)(Tally).remote()
+    return decoded(dataset, Asked(options, sampling or {}, max_new_tokens, chat), tally, Place(workers, gpus, cpus))
+
+
+def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -> ray.data.Dataset:
+    """Return a data set, decoded by actors, a block at a time."""
+    return dataset.map_batches(
+        Decode,
+        fn_constructor_args=(asked, tally),
+        batch_size=None,
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(size=place.workers),
+        num_cpus=place.cpus,
+        num_gpus=place.gpus,
+    )
+
+
+def run(asked: Asked, prompts: str, output: str, place: Place, rows: int, form: str) -> tuple[int, int, RunReport]:
+    """Decode the rows of files that have not been written yet.
+
+    Args:
+        asked: what to decode with.
+        prompts: a file or a folder, see :func:`specframe_ray.rows.found`.
+        output: the folder of results.
+        place: where to decode.
+        rows: rows that are decoded, written and noted as done together.
+        form: "parquet" or "jsonl".
+
+    Returns:
+        The number of rows, the number of those now decoded that failed, and the figures of this run.
+    """
+    given = found(prompts, rows)
+    begin(place)
+    require_alike()
+    tally = ray.remote(num_cpus=0)(Tally).remote()
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.checkpoint_config = CheckpointConfig(
+        id_column=ID, checkpoint_path=str(Path(output).absolute() / CHECKPOINT), delete_checkpoint_on_success=False
+    )
+    before = time.perf_counter()
+    try:
+        data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
+        data = decoded(data, asked, tally, place)
+        write = data.write_parquet if form == "parquet" else data.write_json
+        write(str(Path(output).absolute()))
+        reports, failed = ray.get(tally.all.remote())
+    except ray.exceptions.RayError as error:
+        raise PluginError(
+            f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
+        ) from error
+    seconds = time.perf_counter() - before
+    return given.rows, failed, merged(reports, seconds, failed)
+
+
+def begin(place: Place) -> None:
+    """Join the cluster that RAY_ADDRESS names, or begin one of this machine."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level="ERROR", log_to_driver=False)
+    else:
+        cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
+        ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+
+
+def told(error: BaseException) -> str:
+    """Return the sentence of the innermost error."""
+    while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
+        error = cause
+    return sentence(error)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on: of Python, of libraries, and of the plugins that are loaded."""
+    import importlib.metadata
+    import platform
+
+    from specframe.plugins.registry import registry
+
+    names = {"specframe", "specframe-ray", "torch", "transformers", *registry().distributions}
+    known: dict[str, str] = {"python": platform.python_version()}
+    for name in sorted(names):
+        try:
+            known[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            known[name] = "not installed"
+    return known
+
+
+def require_alike() -> None:
+    """Raise :class:`OptionError` unless every machine of the cluster has the versions of this one."""
+    here = versions()
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asking = ray.remote(num_cpus=0)(versions)
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        try:
+            there = ray.get(asking.options(scheduling_strategy=strategy).remote())
+        except ray.exceptions.RayError as error:
+            raise OptionError(f"executor ray: node {node} cannot begin specframe: {told(error)}") from error
+        if other := difference(here, there):
+            name, own, its = other
+            raise OptionError(
+                f"executor ray: expected {name} {own} on every machine, as here, got {its} on node {node}"
+            )
+
+
+def difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:
+    """Return the first name of which the versions of two machines differ, with both; None: they are alike."""
+    versions = ((name, *(one.get(name, "not loaded") for one in (here, there))) for name in sorted({*here, *there}))
+    return next(((name, own, its) for name, own, its in versions if own != its), None)

@@ -1,0 +1,136 @@
+"""Rows of files: their pieces, ids, numbers and columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from specframe_ray.executor import Ray, claim
+from specframe_ray.figures import merged
+from specframe_ray.job import difference
+from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.observe.counts import RunReport
+
+
+def rows(given: Any) -> list[dict[str, Any]]:
+    """Return the rows of all pieces."""
+    return [row for piece in given.pieces for row in block(piece, given.columns).to_pylist()]
+
+
+def test_lines(tmp_path: Path) -> None:
+    """JSON lines keep their columns; ids are their own, or the file and the row, and numbers go on from file to file."""
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "p", "n": 1, "tags": ["x"], "id": 7}\n\n{"prompt": [1, 2], "n": 2.5}\nnot json\n'
+    )
+    (tmp_path / "b.txt").write_text("one\n\ntwo\n")
+    given = found(str(tmp_path), 2)
+    assert [(piece.name, piece.start, piece.stop, piece.first) for piece in given.pieces] == [
+        ("a.jsonl", 0, 2, 0),
+        ("a.jsonl", 2, 3, 2),
+        ("b.txt", 0, 2, 3),
+    ]
+    made = rows(given)
+    assert [row[ID] for row in made] == ["7", "a.jsonl:1", "a.jsonl:2", "b.txt:0", "b.txt:1"]
+    assert [row[NUMBER] for row in made] == [0, 1, 2, 3, 4]
+    assert [row["n"] for row in made] == [1.0, 2.5, None, None, None]
+    assert [row["tags"] for row in made] == ['["x"]', None, None, None, None]
+    assert [row["prompt"] for row in made] == ["p", "[1, 2]", None, "one", "two"]
+    assert json.loads(made[1][ENTRY])["prompt"] == [1, 2]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """Columns of Parquet keep their types, and one with the name of a result gives way."""
+    table = pa.table({"text": ["a", "b"], "when": pa.array([1, 2], pa.timestamp("ms")), "id": [5, 6]})
+    pq.write_table(table, tmp_path / "p.parquet")
+    given = found(str(tmp_path / "p.parquet"), 8)
+    made = block(given.pieces[0], given.columns)
+    assert made["input_text"].to_pylist() == ["a", "b"]
+    assert made["when"].type == pa.timestamp("ms")
+    assert made[ID].to_pylist() == ["5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("p.csv", "a,b\n", "expected a file or a folder of .jsonl"),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n',
+            "row 1: expected an id of its own, got '1' again",
+        ),
+        ("nowhere", None, "expected a file or a folder of .jsonl"),
+    ],
+)
+def test_what_is_no_input_is_refused(tmp_path: Path, name: str, content: str | None, told: str) -> None:
+    """A file of another form, an id that comes twice and no file are told in a sentence."""
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(OptionError, match=told):
+        found(str(tmp_path / name), 4)
+
+
+def test_an_output_folder_is_claimed_once(tmp_path: Path) -> None:
+    """A folder with something else in it, with results, or with results of other settings is refused."""
+    out = tmp_path / "out"
+    claim(out, {"seed": 0}, resume=False)
+    with pytest.raises(OptionError, match="holds results already: pass --resume"):
+        claim(out, {"seed": 0}, resume=False)
+    claim(out, {"seed": 0}, resume=True)
+    with pytest.raises(OptionError, match="was made with seed 0: expected 1"):
+        claim(out, {"seed": 1}, resume=True)
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(OptionError, match="expected an empty folder"):
+        claim(tmp_path, {}, resume=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": "two"}, {"gpus": -1}, {"cpus": "x"}, {"rows": 0}, {"form": "csv"}]
+)
+def test_options(options: dict[str, Any]) -> None:
+    """Options out of range are refused by name."""
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Ray(**options)
+
+
+def test_versions_differ() -> None:
+    """The first version that differs is told, with both sides."""
+    assert difference({"torch": "1", "a": "1"}, {"torch": "1", "a": "1"}) is None
+    assert difference({"torch": "1", "a": "1"}, {"torch": "2"}) == ("a", "1", "not loaded")
+
+
+def test_figures_are_merged() -> None:
+    """Counts are added up, shares are weighted by rounds, and the time is that of the job."""
+    one = RunReport(2, 0, 10, 1.0, 4, 4, 8, 4, 2.0, 0.5, {1: 4}, {"draft": 1.0}, 0.5, 1.0, 5, 6, 100)
+    other = RunReport(1, 0, 20, 9.0, 12, 12, 24, 0, 1.0, 0.0, {0: 12}, {"draft": 2.0}, 0.1, 0.0, 13, 14, 70)
+    both = merged([one, other], 4.0, 3)
+    assert (both.sequences, both.errors, both.tokens, both.seconds, both.rounds) == (3, 3, 30, 4.0, 16)
+    assert (both.mean_acceptance_length, both.draft_acceptance_rate) == (1.25, 0.125)
+    assert both.acceptance_histogram == {0: 12, 1: 4}
+    assert both.padding_share == pytest.approx(0.2)
+    assert both.grouping_rate == pytest.approx(0.25)
+    assert (both.stage_seconds, both.peak_kv_bytes, both.target_forwards) == ({"draft": 3.0}, 100, 18)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["a text"], "PROMPT: expected none with executor"),
+        (["--prompts", "p.jsonl", "--output", "out", "--samples", "2"], "--samples: expected none"),
+        (["--prompts", "p.jsonl"], "expected --prompts with a file or a folder, and --output with a folder"),
+        (["--prompts", "nowhere.jsonl", "--output", "out"], "--prompts: expected a file or a folder"),
+    ],
+)
+def test_what_a_job_cannot_have_is_refused(more: list[str], told: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """What such an executor does not do is told in one sentence."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["run", "--executor", "ray", *more])
+    assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert told in done.stderr

@@ -1,0 +1,73 @@
+"""Executors that take files of prompts as a whole: ``run`` hands its options over to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import click
+
+from specframe.cli.manner import Manner
+from specframe.errors import OptionError
+from specframe.files import MARK
+from specframe.plugins.registry import parse_specification, registry
+
+REFUSED = {"prompt": "PROMPT", "limit": "--limit", "stream": "--stream", "samples": "--samples"}
+"""What cannot be had with them."""
+
+
+@attrs.frozen
+class Job:
+    """What a run asks for: files in, a folder of files out."""
+
+    prompts: str
+    output: str
+    resume: bool
+    options: dict[str, Any]
+    """The arguments of :class:`specframe.Pipeline`."""
+    sampling: dict[str, Any]
+    """Those that are given of the parameters of :class:`specframe.Sampling`."""
+    settings: dict[str, Any]
+    """Everything that results depend on."""
+    max_new_tokens: int
+    chat: bool
+
+
+def taking_files(specification: str | None) -> Any:
+    """Return the executor of a specification if it offers "files", see :class:`specframe.contracts.engine.TakesFiles`."""
+    known = registry()
+    if specification is None or specification == "auto":
+        specification = known.default("executor")
+    entry = known.entry("executor", parse_specification(specification)[0])
+    return known.make("executor", specification) if "files" in entry.facts.able("offers") else None
+
+
+def job(executor: str, given: dict[str, Any], **asked: Any) -> Job:
+    """Return the job of a run.
+
+    Raises:
+        OptionError: the run asks for something that such executors have not.
+    """
+    for name, option in REFUSED.items():
+        if given.get(name) and (name, given[name]) != ("samples", 1):
+            raise OptionError(f"{option}: expected none with executor {executor!r}, which takes files as a whole")
+    if not (asked["prompts"] and asked["output"]) or "-" in (asked["prompts"], asked["output"]):
+        raise OptionError(
+            f"executor {executor!r}: expected --prompts with a file or a folder, and --output with a folder"
+        )
+    return Job(**asked)
+
+
+def decode(executor: Any, asked: Job, manner: Manner) -> tuple[int, str]:
+    """Decode a job's files; return the number of rows that failed, and the figures as JSON."""
+    from specframe.cli.display import show_figures
+
+    rows, failed, figures = executor.decode_files(asked)
+    if not manner.quiet:
+        show_figures(figures, manner.err)
+        click.echo(f"{asked.output} holds all {rows} results", err=True)
+    if failed:
+        click.echo(f"{failed} of {rows} prompts failed", err=True)
+    found = {"generator": f"{MARK} run", "settings": asked.settings, "failed": failed, "figures": figures.figures()}
+    return failed, json.dumps(found, indent=1) + "\n"
