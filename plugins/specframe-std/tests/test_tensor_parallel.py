@@ -29,7 +29,7 @@ PROMPTS = [[5, 9, 31, 7, 2, 60], [11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [8,
 NEW = [12, 9, 14, 6, 11]
 """Those of the worker."""
 
-SECONDS = 240
+SECONDS = 120
 """Most that a pair of processes may take, on a loaded machine."""
 
 EXACT = [f"exact:{align}:{policy}" for align in ("ragged", "eqspec", "exspec") for policy in ("3", "goodput,maximum=4")]
