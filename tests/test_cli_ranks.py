@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from specframe.cli import cli
-from specframe.cli.endings import Terminated, status_of
+from specframe.cli.endings import Signals, Terminated, status_of
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError
@@ -140,3 +141,16 @@ def test_other_ranks_read_and_write_nothing(
     assert (second.exit_code, second.output) == (0, "")
     assert Path(out).read_text() == written
     assert not Path(report).exists()
+
+
+def test_a_settled_status_is_not_ended_by_a_signal() -> None:
+    """A signal that an executor ignores at its end stays ignored until the process ends; others get their handlers back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with Signals():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -49,9 +49,10 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the handlers."""
+        """Restore the handlers. A signal that is ignored by now stays so: a rank whose exit status is settled may not be ended."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number

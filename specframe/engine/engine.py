@@ -68,7 +68,7 @@ class Engine:
         parts: models, tokenizers and strategies. Two engines that are open at the same time each need their own.
         observers: objects that are told about every round, before those that plugins install.
         clock: tells when requests arrive, and when their time is up.
-        executor: the one that opened the engine; of it, only ``agree`` is called.
+        executor: the one that opened the engine; of it, ``agree`` is called, and ``joint`` if it has ranks.
         installed: whether the observers that plugins install are told.
     """
 

@@ -29,7 +29,7 @@ PROMPTS = [[5, 9, 31, 7, 2, 60], [11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [8,
 NEW = [12, 9, 14, 6, 11]
 """Those of the worker."""
 
-SECONDS = 240
+SECONDS = 120
 """Most that a pair of processes may take, on a loaded machine."""
 
 EXACT = [f"exact:{align}:{policy}" for align in ("ragged", "eqspec", "exspec") for policy in ("3", "goodput,maximum=4")]
@@ -156,7 +156,7 @@ def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
     """Rank 1 tells what its strategy did, rank 0 that rank 1 has failed and why; the ranks can decode again afterwards."""
     first, second = found("failing")
     assert second["error"] == "ContractError"
-    assert second["told"].endswith("raised ValueError: a slot is on fire")
+    assert "store.write() raised ValueError: a slot is on fire" in second["told"]
     assert first == {"error": "RankError", "told": f"rank 1: {second['told']}"}
 
 

@@ -184,7 +184,7 @@ class Ranks:
 def lost(error: BaseException | None) -> bool:
     """Return whether an error, or what caused it, is that another rank has closed its links."""
     while error is not None:
-        if isinstance(error, dist.DistError) or "gloo" in str(error) or "ProcessGroup" in str(error):
+        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -93,7 +93,7 @@ class TensorParallel:
                 )
             with ranks.links.aside():
                 model = read(distributed_config=split.configuration(ranks.size))
-            names = split.groups(model, role, ranks.size)
+                names = split.groups(model, role, ranks.size)
             ranks.add(split.checksum(model))
         ranks.links.include(names)
         return model
