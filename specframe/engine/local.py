@@ -45,7 +45,7 @@ class Local:
         models: dict[str, Any] = {name: None for name in ("target", "drafter") if is_module(getattr(recipe, name))}
         packed_recipe(attrs.evolve(recipe, executor=None, **models))
         device = loading.pick_device(recipe.device)
-        if device.type != "cuda":
+        if device.type == "cpu":
             return recipe
         return attrs.evolve(recipe, device="cpu", dtype=str(loading.pick_dtype(recipe.dtype, device)))
 

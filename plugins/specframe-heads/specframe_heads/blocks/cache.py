@@ -52,6 +52,7 @@ class HeadRunner:
     attention: OwnAttention
     role: str = "draft"
     context: int = 2**31
+    spread: bool = False
 
 
 class HeadCache:
