@@ -132,8 +132,8 @@ class Crew:
         if member.starts and (member.starts >= STARTS or (member.process.exitcode or 0) >= 0):
             self.dismiss()
             raise ModelError(
-                f"worker {member.number} ended {fate} before it had its models: expected one that starts, in a script below "
-                "`if __name__ == '__main__':`"
+                f"worker {member.number} ended {fate} before it had its models: expected one that starts; a script begins workers "
+                "below `if __name__ == '__main__':`"
             )
         member.end()
         made = begun(member.number, self._count)
