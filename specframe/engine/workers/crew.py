@@ -91,10 +91,11 @@ class Crew:
         self.run = self._runs
         return self.run
 
-    def open(self, member: Member, recipe: Recipe) -> None:
+    def open(self, member: Member, recipe: Recipe, parts: Parts) -> None:
         """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
         data = m.packed_recipe(recipe) if member.recipe != self._recipes else None
-        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed))
+        kind = parts.runner.device.type
+        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed, kind))
         member.recipe = self._recipes
 
     def listen(self, timeout: float | None) -> tuple[Member, Any] | None:

@@ -77,7 +77,7 @@ class DealingEngine:
             self._run = crew.begin(parts)
             self._desks = [Desk(member) for member in crew.members]
             for desk in self._desks:
-                crew.open(desk.member, recipe)
+                crew.open(desk.member, recipe, parts)
             while not all(desk.ready for desk in self._desks):
                 self._listen(None)
         except BaseException:
@@ -244,7 +244,7 @@ class DealingEngine:
         """Have another worker in the place of one that has died, and its requests decoded again."""
         fate, jobs = desk.member.fate, list(desk.jobs.values())
         desk.member, desk.stages = self._crew.replace(desk.member), {}
-        self._crew.open(desk.member, self._recipe)
+        self._crew.open(desk.member, self._recipe, self._parts)
         desk.jobs.clear()
         report = None
         for job in jobs:

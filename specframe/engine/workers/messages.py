@@ -36,6 +36,8 @@ class Open:
     """The pickled recipe; None: the one that the worker has made its models and strategies of."""
     batch_size: int
     seed: int
+    kind: str
+    """Kind of devices that loaded models may be on; the worker has to know of it before it is sent tensors."""
 
 
 @attrs.frozen
