@@ -91,10 +91,11 @@ class Crew:
         self.run = self._runs
         return self.run
 
-    def open(self, member: Member, recipe: Recipe) -> None:
+    def open(self, member: Member, recipe: Recipe, parts: Parts) -> None:
         """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
         data = m.packed_recipe(recipe) if member.recipe != self._recipes else None
-        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed))
+        kind = parts.runner.device.type
+        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed, kind))
         member.recipe = self._recipes
 
     def listen(self, timeout: float | None) -> tuple[Member, Any] | None:
@@ -132,8 +133,8 @@ class Crew:
         if member.starts and (member.starts >= STARTS or (member.process.exitcode or 0) >= 0):
             self.dismiss()
             raise ModelError(
-                f"worker {member.number} ended {fate} before it had its models: expected one that starts, in a script below "
-                "`if __name__ == '__main__':`"
+                f"worker {member.number} ended {fate} before it had its models: expected one that starts; a script begins workers "
+                "below `if __name__ == '__main__':`"
             )
         member.end()
         made = begun(member.number, self._count)

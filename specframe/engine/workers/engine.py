@@ -73,15 +73,15 @@ class DealingEngine:
         self._room = 0
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
-        self._run = crew.begin(parts)
-        self._desks = [Desk(member) for member in crew.members]
-        for desk in self._desks:
-            crew.open(desk.member, recipe)
         try:
+            self._run = crew.begin(parts)
+            self._desks = [Desk(member) for member in crew.members]
+            for desk in self._desks:
+                crew.open(desk.member, recipe, parts)
             while not all(desk.ready for desk in self._desks):
                 self._listen(None)
         except BaseException:
-            self.close()
+            crew.dismiss()
             raise
 
     @property
@@ -204,7 +204,7 @@ class DealingEngine:
             case m.Refused() if message.ticket in desk.jobs:
                 return self._failed(desk.jobs.pop(message.ticket), message.error)
             case m.Failed():
-                return self._blamed([desk.jobs.pop(one) for one in message.tickets if one in desk.jobs], message.error)
+                return self._blamed(desk, message)
             case m.Warned():
                 warnings.warn(message.text, SpecframeWarning, stacklevel=2)
             case m.Broken():
@@ -230,10 +230,11 @@ class DealingEngine:
         self._jobs.pop(job.ticket, None)
         return report_of_failure(job, next(self._numbers), error)
 
-    def _blamed(self, jobs: list[Job], error: str) -> RoundReport | None:
+    def _blamed(self, desk: Desk, told: m.Failed) -> RoundReport | None:
         """End the request that a round's error is laid to; of several, each is decoded again, by itself."""
-        if len(jobs) == 1:
-            return self._failed(jobs[0], error)
+        jobs = [desk.jobs.pop(ticket) for ticket in told.tickets if ticket in desk.jobs]
+        if jobs and len(told.tickets) == 1:
+            return self._failed(jobs[0], told.error)
         for job in jobs:
             job.alone = True
             self._queue.put(job)
@@ -243,7 +244,7 @@ class DealingEngine:
         """Have another worker in the place of one that has died, and its requests decoded again."""
         fate, jobs = desk.member.fate, list(desk.jobs.values())
         desk.member, desk.stages = self._crew.replace(desk.member), {}
-        self._crew.open(desk.member, self._recipe)
+        self._crew.open(desk.member, self._recipe, self._parts)
         desk.jobs.clear()
         report = None
         for job in jobs:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from specframe.plugins.recipe import Recipe
 
 
+KEPT = 256
+"""Lists of processors that a worker knows again, at most."""
+
+
 @attrs.frozen
 class Open:
     """Open an engine."""
@@ -32,6 +36,8 @@ class Open:
     """The pickled recipe; None: the one that the worker has made its models and strategies of."""
     batch_size: int
     seed: int
+    kind: str
+    """Kind of devices that loaded models may be on; the worker has to know of it before it is sent tensors."""
 
 
 @attrs.frozen
@@ -221,6 +227,8 @@ class Unpacking:
                 check.device = self._device
         plan = made.plan
         if plan.positionwise:
+            if len(self._processors) >= KEPT:
+                self._processors.clear()
             known = self._processors.setdefault(pickle.dumps(plan.positionwise), plan.positionwise)
             plan = attrs.evolve(plan, positionwise=known)
         return attrs.evolve(made, plan=plan)

@@ -134,6 +134,7 @@ class Worker:
         self._close()
         if asked.recipe is not None:
             self._parts = None
+            kinds.kind(asked.kind)
             self._recipe = placed(pickle.loads(asked.recipe), self._number)
             self._parts = parts_of(self._recipe)
         self._recipe = attrs.evolve(self._recipe, batch_size=asked.batch_size, seed=asked.seed)
