@@ -12,14 +12,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.commands.heads import train
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.target import Target
 from specframe_heads.training import clover2, eagle3, loop
 from specframe_heads.training.continuations import Text, texts
-from specframe_heads.training.kinds import LEARNERS, learner
+from specframe_heads.training.kinds import LEARNERS, learner, require
 from specframe_heads.training.learner import frequent, mean
 from specframe_heads.training.lessons import Lesson, Reader, drawn
 from specframe_heads.training.optimizers import orthogonal
+from specframe_tiny import train_heads
 
 from specframe.cli import cli
 from specframe.errors import OptionError
@@ -278,3 +280,21 @@ def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
     done = command(*arguments)
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
+
+
+@pytest.mark.parametrize("kind", train_heads.KINDS)
+def test_heads_of_the_embedded_target_are_asked_for_rightly(kind: str, tmp_path: Path) -> None:
+    """The options of every head of ``python -m specframe_tiny.train_heads`` are those of the command and of the kind."""
+    (tmp_path / "prompts.ids").write_text("1 2")
+    files = ["--data", str(tmp_path / "prompts.ids"), "--out", str(tmp_path / "head")]
+    given = [kind, "--target", "tiny", *files, *train_heads.COMMON, *train_heads.KINDS[kind]]
+    options = train.make_context("train", given).params
+    require(kind, [name for name, option in (("ids", "vocabulary"), ("layers", "layers")) if options[option]])
+
+
+def test_an_unknown_head_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head that there is not is one sentence, before anything is written."""
+    with pytest.raises(SystemExit):
+        train_heads.main(["--work", str(tmp_path / "work"), "eagle9"])
+    assert "unknown head eagle9: expected one of eagle3, medusa, clover2, dflash" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()

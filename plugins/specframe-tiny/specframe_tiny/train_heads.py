@@ -1,4 +1,4 @@
-"""Train the embedded heads: drafters that read the features of ``tiny``.
+"""Train heads for the embedded target: drafters that read the features of ``tiny``.
 
     python -m specframe_tiny.train_heads --work WORK_DIR                    # all heads: on one CPU core about an hour
     python -m specframe_tiny.train_heads --work WORK_DIR eagle3 medusa
@@ -80,14 +80,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"heads to train; without any: {', '.join(KINDS)}")
     parser.add_argument("--work", type=Path, required=True, help="directory for texts and checkpoints")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="where a folder for each head is written")
+    parser.add_argument("--out", type=Path, help="where a folder for each head is written  [default: WORK/heads]")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.kinds) - set(KINDS)):
         parser.error(f"unknown head {unknown[0]}: expected one of {', '.join(KINDS)}")
     options.work.mkdir(parents=True, exist_ok=True)
     write_prompts(options.work)
     for kind in options.kinds or KINDS:
-        train(kind, options.work, options.out / kind)
+        train(kind, options.work, (options.out or options.work / "heads") / kind)
 
 
 if __name__ == "__main__":
