@@ -123,7 +123,7 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.prompts, self.output = folder / "prompts.jsonl", folder / "out.jsonl"
-        self.texts = [f"def function_{i}(x, y):\n    " for i in range(80)]
+        self.texts = [f"def function_{i}(x, y):\n    " for i in range(40)]
         self.prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in self.texts))
 
     def arguments(self, *more: str) -> list[str]:
@@ -131,19 +131,17 @@ class Command:
         options = ["--prompts", str(self.prompts), "--target", "tiny", "--max-new-tokens", "24", "--batch-size", "2"]
         return [sys.executable, "-m", "specframe", "run", *options, "--executor", "local,workers=2", "--quiet", *more]
 
-    def begun(self, *more: str) -> subprocess.Popen[str]:
+    def begun(self) -> subprocess.Popen[str]:
         """Return the command after it has written some results."""
-        before = len(self.results())
-        asked = self.arguments("--output", str(self.output), *more)
+        asked = self.arguments("--output", str(self.output))
         running = subprocess.Popen(asked, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        wait_for(lambda: len(self.results()) > before + 4)
+        wait_for(lambda: self.output.exists() and len(self.output.read_text().splitlines()) > 4)
         return running
 
     def results(self) -> list[tuple[int, list[int]]]:
         """Return the index and the tokens of every result in the file."""
-        text = self.output.read_text() if self.output.exists() else ""
-        lines = map(json.loads, text[: text.rfind("\n") + 1].splitlines())  # the last one may be under way
-        return sorted((line["index"], line["token_ids"]) for line in lines)
+        lines = map(json.loads, self.output.read_text().splitlines())
+        return sorted((line["index"], line["token_ids"]) for line in lines if "index" in line)
 
 
 def gone(pids: list[int]) -> bool:
@@ -151,8 +149,8 @@ def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
 
 
-def test_resume_after_any_end(tmp_path: Path) -> None:
-    """A run that is killed, or ended by SIGTERM or Ctrl-C, leaves no process, and is completed as if nothing had happened."""
+def test_resume_after_kills(tmp_path: Path) -> None:
+    """A run whose worker and then whose parent are killed leaves no process, and is completed as if nothing had happened."""
     command = Command(tmp_path)
     running = command.begun()
     os.kill(workers_of(running.pid)[0], signal.SIGKILL)
@@ -162,18 +160,23 @@ def test_resume_after_any_end(tmp_path: Path) -> None:
     running.kill()
     running.wait()
     wait_for(lambda: gone(left))
-    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        running = command.begun("--resume")
-        left = children(running.pid)
-        if number == signal.SIGINT:
-            os.killpg(running.pid, number)  # as a terminal does: every process gets it
-        else:
-            running.send_signal(number)
-        _, told = running.communicate(timeout=60)
-        assert running.returncode == status, told
-        assert len(told.strip().splitlines()) == 1, told
-        wait_for(lambda left=left: gone(left))
-    assert len(command.results()) < len(command.texts)
+    assert len(command.results()) < 40
     subprocess.run(command.arguments("--output", str(command.output), "--resume"), check=True, timeout=120)
     expected = Pipeline("tiny", batch_size=2).generate(command.texts, 24)
     assert command.results() == [(result.index, result.token_ids) for result in expected]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_the_workers(tmp_path: Path, number: int, status: int) -> None:
+    """Ctrl-C, which reaches every process of a terminal, and SIGTERM end a run with its workers, in one line."""
+    command = Command(tmp_path)
+    running = command.begun()
+    left = children(running.pid)
+    if number == signal.SIGINT:
+        os.killpg(running.pid, number)
+    else:
+        running.send_signal(number)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == status, told
+    assert len(told.strip().splitlines()) == 1, told
+    wait_for(lambda: gone(left))
