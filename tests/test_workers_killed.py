@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,12 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     assert "if __name__ == '__main__':" in ended.stderr.splitlines()[-1]
 
 
+def deaf_to_interrupts(pid: int) -> bool:
+    """Return whether a process blocks Ctrl-C."""
+    (blocked,) = re.findall(r"^SigBlk:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(blocked, 16) >> (signal.SIGINT - 1) & 1)
+
+
 class Command:
     """``specframe run`` with two workers on a file of prompts."""
 
@@ -172,6 +179,7 @@ def test_signals_end_the_workers(tmp_path: Path, number: int, status: int) -> No
     command = Command(tmp_path)
     running = command.begun()
     left = children(running.pid)
+    assert [deaf_to_interrupts(pid) for pid in workers_of(running.pid)] == [True, True]
     if number == signal.SIGINT:
         os.killpg(running.pid, number)
     else:

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from specframe_heads.stepwise import testing
 
-from specframe.errors import SpecframeError
+from specframe.errors import ModelError, SpecframeError
 from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 KINDS = testing.KINDS
 EVERY = bool(os.environ.get("SPECFRAME_FULL_MATRIX"))
-ARCHITECTURES = ("qwen3", "llama", "gemma3", "gpt2", "mistral", "opt")
+ARCHITECTURES = ("qwen3", "llama", "gemma3", "gpt2", "mistral", "phi3")
 """Tied embeddings, grouped heads, sliding windows, learned positions; OPT's embeddings are narrower than its states."""
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 TREES = ("chain", "static,branch=3/2/1", "dynamic,nodes=7,top=3")
@@ -83,6 +83,13 @@ def sample(count: int, *axes: Any) -> list[Any]:
 def test_wide(tree: str, kind: str, batch_size: int, align: str, architecture: str, folder: Any) -> None:
     """Every head is exact as a chain and as a tree, under every alignment, at every batch size, on every architecture."""
     decode(kind, folder(kind, architecture), architecture, tree, batch_size=batch_size, align=align)
+
+
+def test_a_head_without_logits_of_its_own_needs_a_target_of_its_size(folder: Any) -> None:
+    """A target that projects its states before its language modelling head cannot lend that to a head: one sentence says so."""
+    wanted = "expected the target to have one of size 32, got one of size 16"
+    with pytest.raises(ModelError, match=wanted):
+        decode("medusa", folder("medusa", "opt"), "opt")
 
 
 @pytest.mark.parametrize(

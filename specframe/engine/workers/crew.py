@@ -9,6 +9,7 @@ import signal
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,11 @@ def begun(number: int, count: int) -> Member:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Begin processes that Ctrl-C does not reach: this process ends them."""
+    """Begin processes that Ctrl-C does not reach: this process ends them.
+
+    The tracker of multiprocessing's resources is begun before: beginning it unblocks Ctrl-C in this process.
+    """
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
