@@ -18,6 +18,7 @@ from specframe_ray.figures import merged
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 
 from specframe.cli import cli
+from specframe.cli.names import check_names
 from specframe.errors import OptionError
 from specframe.observe.counts import RunReport
 
@@ -211,3 +212,12 @@ def test_what_a_job_cannot_have_is_refused(more: list[str], told: str, tmp_path:
     done = CliRunner().invoke(cli, ["run", "--executor", "ray", *more])
     assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
     assert told in done.stderr
+
+
+def test_commands_that_decode_step_by_step_refuse_it() -> None:
+    """Commands other than ``run`` say in one sentence that they cannot have it."""
+    with pytest.raises(
+        OptionError, match="--executor: expected one of one process, such as local, got 'ray,workers=2'"
+    ):
+        check_names({"executor": "ray,workers=2"})
+    check_names({"executor": "ray,workers=2"}, anywhere=True)

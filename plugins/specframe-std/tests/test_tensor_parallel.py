@@ -5,8 +5,10 @@ One pair of processes runs many cases (``ranks_worker.py``), for most of the tim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +19,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from click.testing import CliRunner
 from specframe_std.executors import heads, place
 from specframe_std.executors.tp import TensorParallel
 
+from specframe.cli import cli
 from specframe.errors import ModelError, OptionError
 from specframe.testing import harness, zoo
 from specframe.testing.conformance import ExecutorSuite
@@ -64,27 +68,28 @@ def decoded(folder: Path, cases: list[str], ends: tuple[int, int] = (0, 0)) -> F
         model(name).save_pretrained(folder / name)
         zoo.character_tokenizer().save_pretrained(folder / name)
     logs = [folder / f"log{rank}.txt" for rank in range(2)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, WORKER, folder, str(rank), "2", *cases],
-            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2"),
-            stdout=logs[rank].open("w"),
-            stderr=subprocess.STDOUT,
+    with logs[0].open("w") as log:
+        command = [sys.executable, WORKER, folder, "2", *cases]
+        started = subprocess.Popen(
+            command, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-        for rank in range(2)
-    ]
     try:
-        ended = [one.wait(SECONDS) for one in started]
+        first = started.wait(SECONDS)
+        assert [first, *json.loads((folder / "ended.json").read_text())] == [*ends], ends_of(logs)
     finally:
-        for one in started:
-            one.kill()
-    assert ended == [*ends], [log.read_text()[-2000:] for log in logs]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
 
     def found(case: str) -> list[Any]:
         files = [folder / f"{case}.{rank}.json" for rank in range(2)]
         return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
     return found
+
+
+def ends_of(logs: list[Path]) -> list[str]:
+    """Return the ends of logs, as far as there are any."""
+    return [log.read_text()[-2000:] for log in logs if log.exists()]
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +279,19 @@ def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(OptionError, match=r"executor tp: expected a process that torchrun has started, as torchrun"):
         harness.pipeline(zoo.build("qwen3"), None, executor="tp")
+
+
+@pytest.mark.parametrize("command", ["compare", "verify"])
+def test_commands_of_one_process_refuse_it(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that steps engines by itself says so in one sentence, with torchrun as without."""
+    for ranks in ({}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}):
+        for name, value in ranks.items():
+            monkeypatch.setenv(name, value)
+        done = CliRunner().invoke(cli, [command, "--executor", "tp", "--output", str(tmp_path / "out"), "x"])
+        assert (done.exit_code, [*tmp_path.iterdir()]) == (2, [])
+        assert done.stderr == (
+            "Error: --executor: expected one of one process, such as local, got 'tp', which is for `specframe run`\n"
+        )
 
 
 @pytest.mark.parametrize(
