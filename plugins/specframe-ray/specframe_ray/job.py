@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -165,15 +167,34 @@ def noting(folder: Path) -> Iterator[None]:
 
 def begin(place: Place) -> None:
     """Join the cluster that RAY_ADDRESS names, or begin one of this machine."""
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, and told in one sentence
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="ERROR", log_to_driver=False)
-    else:
-        cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
-        ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+    with without_notice():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="ERROR", log_to_driver=False)
+        else:
+            cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
+            ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+
+
+@contextlib.contextmanager
+def without_notice() -> Iterator[None]:
+    """Leave out of standard error what Ray's own code says about RAY_BACKEND_LOG_LEVEL, and nothing else."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as told:
+        os.dup2(told.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            told.seek(0)
+            for line in told:
+                if b"environment variable RAY_BACKEND_LOG_LEVEL" not in line:
+                    os.write(2, line)
 
 
 def warn_of_waiting(place: Place) -> None:

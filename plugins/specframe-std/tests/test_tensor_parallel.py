@@ -36,15 +36,24 @@ NEW = [12, 9, 14, 6, 11]
 SECONDS = 120
 """Most that a pair of processes may take, on a loaded machine."""
 
-EXACT = [f"exact:{align}:{policy}" for align in ("ragged", "eqspec", "exspec") for policy in ("3", "goodput,maximum=4")]
-FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "parted", "three_heads", "no_plan", "whole"]
+ALIGNMENTS = ("ragged", "eqspec", "exspec")
+EXACT = ["exact:ragged:3", *(f"exact:{align}:goodput,maximum=4" for align in ALIGNMENTS)]
+FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "three_heads"]
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
 """Further architectures, with heads that two ranks share."""
-ALSO_EXACT = ["exact:rollback:3", "exact:rollback:goodput,maximum=4", "pieces", "lookup", "buffered"]
+ALSO_EXACT = [
+    "exact:eqspec:3",
+    "exact:exspec:3",
+    "exact:rollback:3",
+    "exact:rollback:goodput,maximum=4",
+    "pieces",
+    "lookup",
+    "buffered",
+]
 SLOW = [
     *ALSO_EXACT,
     *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
-    *("sharded", "drawn", "no_memory_to_open", "bitwise", "device"),
+    *("sharded", "drawn", "no_memory_to_open", "bitwise", "device", "parted", "no_plan", "whole"),
 ]
 
 Found = Callable[[str], list[Any]]
@@ -165,10 +174,11 @@ def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
     assert first == {"error": "RankError", "told": f"rank 1: {second['told']}"}
 
 
-def test_tokens_that_part_are_found(found: Found) -> None:
+@pytest.mark.slow
+def test_tokens_that_part_are_found(also_found: Found) -> None:
     """A rank that chooses another token is named, in the round in which it does."""
     told = "rank 1 has other tokens, or another model, than rank 0: expected equal devices and files on every rank"
-    assert found("parted") == [{"error": "ModelError", "told": told}] * 2
+    assert also_found("parted") == [{"error": "ModelError", "told": told}] * 2
 
 
 def test_a_request_is_aborted_on_all_ranks(found: Found) -> None:
@@ -188,10 +198,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_models_that_cannot_be_split(found: Found, case: str) -> None:
-    """They are refused in one sentence, on both ranks alike."""
-    assert found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
+def test_heads_that_cannot_be_split(found: Found) -> None:
+    """Three of them on two ranks are refused in one sentence, on both alike."""
+    assert found("three_heads") == [{"error": "ModelError", "told": REFUSED["three_heads"]}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["no_plan", "whole"])
+def test_models_that_cannot_be_split(also_found: Found, case: str) -> None:
+    """So are a model without a plan, and one that is loaded whole."""
+    assert also_found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
 
 
 @pytest.mark.slow
@@ -331,9 +347,11 @@ def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks
 class TestTensorParallel(ExecutorSuite):
     """The executor ``tp`` with one rank, in this process."""
 
-    @pytest.fixture(autouse=True)
-    def _one_rank(self, tmp_path: Path) -> Iterator[None]:
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _one_rank(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        store = tmp_path_factory.mktemp("rank") / "store"
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
         yield
         place.leave()
 
