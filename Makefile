@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
-RAY_SECONDS ?= 240
+RAY_SECONDS ?= 600
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
@@ -29,7 +29,7 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 
 .venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet -c constraints.txt -e . $(addprefix -e plugins/specframe-,std tiny ray) pytest
+	.venv-ray/bin/pip install --quiet -c constraints.txt -e ".[data]" $(addprefix -e plugins/specframe-,std tiny ray) pytest
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
@@ -15,19 +16,22 @@ from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
 from specframe.engine.guard import guard
-from specframe.engine.parts import parts_of
+from specframe.engine.parts import Parts, check_strategies, parts_of
 from specframe.engine.prompts import Prompt, listed
 from specframe.engine.requests import Requests, Samplings
 from specframe.engine.results import Results
-from specframe.errors import OptionError, PromptError
+from specframe.errors import OptionError, PromptError, shown
 from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
 from specframe.plugins.registry import registry
 from specframe.text.chat import as_chat, require_template
+from specframe.text.sampling import Sampling
+from specframe.values import flag, whole
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -122,14 +126,33 @@ class Pipeline:
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
         home = getattr(self.executor, "home", None)
-        own = home(self.recipe) if home else self.recipe
-        self.parts = parts_of(own, self.executor)
-        self.device = self.parts.runner.device if own.device == self.recipe.device else pick_device(self.recipe.device)
-        """The device that the models run on; where workers have several, the kind of device."""
-        self.requests = Requests(self.recipe, self.parts)
-        self._results = Results(self.tokenizer, self.parts.runner.device)
+        self._own = home(self.recipe) if home else self.recipe
         self._engine: Engine | None = None
         self._busy = False
+        if hasattr(self.executor, "map"):
+            check_strategies(self._own)
+        else:
+            self.requests = Requests(self.recipe, self.parts)
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """The models and strategies of this process; made at once, but where an executor maps data sets."""
+        return parts_of(self._own, self.executor)
+
+    @functools.cached_property
+    def requests(self) -> Requests:
+        """Makes requests of prompts."""
+        return Requests(self.recipe, self.parts)
+
+    @functools.cached_property
+    def _results(self) -> Results:
+        return Results(self.tokenizer, self.parts.runner.device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the models run on; where workers have several, the kind of device."""
+        same = self._own.device == self.recipe.device
+        return self.parts.runner.device if same else pick_device(self.recipe.device)
 
     @property
     def target_model(self) -> PreTrainedModel:
@@ -229,6 +252,33 @@ class Pipeline:
     ) -> Iterator[Chunk]:
         """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
         return self._stream(*self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling))
+
+    def map(
+        self,
+        dataset: Any,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        sampling: Sampling | None = None,
+        chat: bool = False,
+    ) -> Any:
+        """Return a data set with the columns of results beside its own; the executor decodes it.
+
+        Args:
+            dataset: a data set of a library that the executor knows: with ``executor="ray,workers=8"`` one of Ray.
+            max_new_tokens: tokens generated per row unless it stops before.
+            sampling: how tokens are chosen, for all rows; a row's own parameters win.
+            chat: whether texts go through the chat template of the target's tokenizer.
+
+        Raises:
+            OptionError: the executor maps no data sets, or not this one.
+        """
+        if not hasattr(self.executor, "map"):
+            raise OptionError(
+                f"map: expected an executor that maps data sets, such as ray of specframe-ray, got {shown(self.recipe.executor)}"
+            )
+        whole("max_new_tokens", max_new_tokens, 1)
+        recipe = attrs.evolve(self.recipe, batch_size=self.batch_size, seed=self.seed)
+        return self.executor.map(recipe, dataset, max_new_tokens, sampling or Sampling(), flag("chat", chat))
 
     def decode(
         self, requests: Rows[Request], failed: Rows[Result] = (), observers: Iterable[Observer] = ()

@@ -25,6 +25,7 @@ from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import OWN, offer, registry
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import ExecutorSuite
+from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
@@ -286,3 +287,38 @@ def test_an_executor_refuses_a_model_before_its_weights_are_read(tmp_path: Path)
     (tmp_path / "target" / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"^the target qwen3: three heads$"):
         Pipeline(target=str(tmp_path / "target"), drafter=None, executor=Loading("three heads"))
+
+
+class Mapping(Asked):
+    """Maps lists to lists, and notes what it is given."""
+
+    def map(self, recipe: Any, dataset: Any, max_new_tokens: int, sampling: Any, chat: bool) -> Any:
+        self.given = recipe, max_new_tokens, sampling, chat
+        return [row | {"text": ""} for row in dataset]
+
+
+def test_an_executor_maps_data_sets() -> None:
+    """``Pipeline.map`` hands the data set and the run's options over, and no model is loaded for it."""
+    executor = Mapping()
+    pipe = Pipeline("tiny", executor=executor, seed=4)
+    pipe.batch_size = 2
+    assert pipe.map([{"prompt": "a"}], 3, sampling=Sampling(top_k=2), chat=True) == [{"prompt": "a", "text": ""}]
+    recipe, *more = executor.given
+    assert (recipe.target, recipe.batch_size, recipe.seed, more) == ("tiny", 2, 4, [3, Sampling(top_k=2), True])
+    assert not {"parts", "requests"} & vars(pipe).keys()
+    with pytest.raises(OptionError, match="max_new_tokens: expected"):
+        pipe.map([], 0)
+    with pytest.raises(UnknownNameError, match="unknown model 'nothing'"):
+        Pipeline("nothing", executor=executor)
+    with pytest.raises(ModelError, match="is not there"):
+        Pipeline("./nowhere", executor=executor)
+    found, alone = (harness.pipeline(TARGET, DRAFT, executor=one).generate(PROMPTS, 4) for one in (executor, "local"))
+    assert [result.token_ids for result in found] == [result.token_ids for result in alone]
+
+
+def test_an_executor_that_maps_nothing_is_refused() -> None:
+    """Another executor cannot be asked for it: one sentence names one that can."""
+    with pytest.raises(
+        OptionError, match="map: expected an executor that maps data sets, such as ray of specframe-ray, got 'local'"
+    ):
+        harness.pipeline(TARGET, DRAFT).map([{"prompt": "a"}])

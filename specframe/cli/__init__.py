@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import io
 import sys
 import traceback
@@ -27,13 +26,10 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins.registry import LIMIT_VARIABLE, OWN, Entry, registry
+from specframe.plugins.elsewhere import NAMES, installed
+from specframe.plugins.registry import OWN, Entry, registry
 
-ELSEWHERE = {
-    **dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab"),
-    "serve": "specframe-serve",
-    "heads": "specframe-heads",
-}
+ELSEWHERE = NAMES["command"]
 """Commands of distributions that may not be installed. They are listed even if their distribution is missing."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
@@ -52,7 +48,7 @@ class CommandLine(click.Group):
         """Import and return a command; an unknown name is answered with the known ones."""
         known = registry()
         if cmd_name not in known.names("command"):
-            if cmd_name in ELSEWHERE:
+            if known.lack("command", cmd_name):
                 return missing(cmd_name, ELSEWHERE[cmd_name])
             if not known.excuse(cmd_name):
                 raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
@@ -155,21 +151,12 @@ def told(entry: Entry, error: Exception) -> str:
 
 def missing(name: str, distribution: str) -> click.Command:
     """Return a command that fails with the reason why its distribution is missing, and how to install it."""
-    part = f"command {name!r} is part of {distribution}"
-    if fault := registry().failures.get(distribution):
-        return broken(name, PluginError(f"{part}, which was skipped: {fault}"))
-    if installed(distribution):
-        return broken(name, PluginError(f"{part}, which {LIMIT_VARIABLE} leaves out"), "(left out)")
-    need = f"pip install {distribution}"
-    return broken(name, PluginError(f"{part}, which is not installed: {need}"), f"(not installed: {need})")
-
-
-def installed(distribution: str) -> bool:
-    """Return whether a distribution is installed."""
-    try:
-        return bool(importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    fault = PluginError(registry().lack("command", name))
+    if distribution in registry().failures:
+        return broken(name, fault)
+    return broken(
+        name, fault, "(left out)" if installed(distribution) else f"(not installed: pip install {distribution})"
+    )
 
 
 def broken(name: str, fault: PluginError, listed: str = "(fails to load)") -> click.Command:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from specframe.errors import CompositionError
+from specframe.errors import CompositionError, OptionError
 from specframe.models.pairs import check_location, choose
 from specframe.plugins.compose import OPTIONS, check_fit, is_number
 from specframe.plugins.recipe import DEFAULTS
@@ -16,8 +16,12 @@ LEFT_OPEN = (None, "auto")
 """Values that name no strategy: the strategy then follows from the other options."""
 
 
-def check_names(options: Mapping[str, Any]) -> None:
+def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
     """Check the models, strategies and strategies' options in a command's options. A value may be a list.
+
+    Args:
+        options: the options by name.
+        anywhere: whether the command can have any executor; others step engines, in one process.
 
     Raises:
         SpecframeError: a name is unknown, a strategy lacks an option, or no given alignment can run on any given KV backend.
@@ -28,6 +32,8 @@ def check_names(options: Mapping[str, Any]) -> None:
         for text in given.get(option, []):
             if kind != "drafter" and text not in LEFT_OPEN and not is_number(text):
                 check_name(known, kind, text)
+                if kind == "executor" and not anywhere:
+                    require_steps(known, text)
     for target, drafter in itertools.product(
         given.get("target", [DEFAULTS.target]), given.get("drafter", [DEFAULTS.drafter])
     ):
@@ -50,6 +56,15 @@ def check_name(known: Registry, kind: str, specification: str) -> None:
     """Check one strategy's name and the names of its options."""
     name, options = parse_specification(specification)
     check_options(known.entry(kind, name), options)
+
+
+def require_steps(known: Registry, executor: str) -> None:
+    """Raise :class:`OptionError` for an executor that has ranks, or takes files as a whole: no process steps its engines alone."""
+    entry = known.entry("executor", parse_specification(executor)[0])
+    if "files" in entry.facts.able("offers") or hasattr(entry.factory, "joint"):
+        raise OptionError(
+            f"--executor: expected one of one process, such as local, got {executor!r}, which is for `specframe run`"
+        )
 
 
 def check_storage(known: Registry, alignments: list[str], backends: list[str | None]) -> None:

@@ -110,7 +110,7 @@ def run(
         resume, quiet, verbose = False, True, False
     with ranks.one_end():
         check_places(output, resume, report)
-        check_names(options)
+        check_names(options, anywhere=True)
         manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
         given = taken(options)
         if executor := jobs.taking_files(options["executor"]):

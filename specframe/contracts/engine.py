@@ -143,6 +143,27 @@ class RankedExecutor(LoadingExecutor, Protocol):
         """
 
 
+class MapsDatasets(Executor, Protocol):
+    """An executor that decodes data sets of a library as a whole, for :meth:`specframe.Pipeline.map`.
+
+    A pipeline with one loads no model before it is asked for one.
+    """
+
+    def map(self, recipe: Any, dataset: Any, max_new_tokens: int, sampling: Any, chat: bool) -> Any:
+        """Return a data set of the same library, with the columns of results beside those of the one given.
+
+        Args:
+            recipe: the options of the run, a :class:`specframe.plugins.recipe.Recipe`. Its names have been checked.
+            dataset: the rows. Each is an entry as of a line of a prompt file.
+            max_new_tokens: tokens generated per row unless it stops before.
+            sampling: a :class:`specframe.text.sampling.Sampling` for all rows; a row's own parameters win.
+            chat: whether texts go through the target's chat template.
+
+        Raises:
+            OptionError: it cannot decode this data set, or an option of the recipe.
+        """
+
+
 class TakesFiles(Executor, Protocol):
     """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
 

@@ -10,7 +10,7 @@ from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
 from specframe.models import loading, vocabulary
-from specframe.models.pairs import choose
+from specframe.models.pairs import check_location, choose
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.registry import parse_specification, registry
 
@@ -48,6 +48,21 @@ class Parts:
         return self.composition if greedy else self.composition.sampling(registry(), recipe)
 
 
+def composed(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
+    """Return target, drafter and draft model of a recipe as :func:`specframe.models.pairs.choose` does, and its strategies."""
+    given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
+    target, drafter, draft = choose(*given)
+    return target, drafter, draft, compose(registry(), recipe, drafter)
+
+
+def check_strategies(recipe: Recipe) -> None:
+    """Raise a :class:`SpecframeError` where a recipe's names cannot be found or combined; no model is loaded."""
+    target, _, draft, _ = composed(recipe)
+    for role, model in (("target", target), ("draft", draft)):
+        if isinstance(model, str):
+            check_location(role, model)
+
+
 def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
     """Load and make everything that a recipe names; strategies are composed before any model is loaded.
 
@@ -58,9 +73,7 @@ def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
     """
-    given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
-    target, drafter, draft = choose(*given)
-    use = compose(registry(), recipe, drafter)
+    target, drafter, draft, use = composed(recipe)
     places = getattr(executor, "device", None)
     device = places(recipe) if places else loading.pick_device(recipe.device)
     load = getattr(executor, "load", loading.whole)

@@ -50,7 +50,7 @@ def resolve(name: str) -> str:
         return the_one(offered[name]).location
     if holds(Path(name), CONFIG):
         return name
-    if excuse := registry().excuse(name):
+    if excuse := registry().excuse(name) or registry().lack("model", name):
         raise PluginError(excuse)
     if not os.path.isdir(name):
         raise UnknownNameError("model", name, yours | offered)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specframe.errors import ModelError
 
@@ -30,6 +33,16 @@ def holds(folder: Path | None, files: tuple[str, ...]) -> bool:
     if folder is None or not os.path.isdir(folder):  # pathlib raises an error for a name that is too long
         return False
     return any(path.is_file() for pattern in files for path in folder.glob(pattern))
+
+
+def configuration(location: str) -> Mapping[str, Any]:
+    """Return what a model's config.json has; without a file on disk that can be read, nothing."""
+    folder = on_disk(location)
+    try:
+        found = json.loads((folder / CONFIG[0]).read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def require_model_folder(called: str, location: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from specframe.errors import ModelError, OptionError, PluginError, UnknownNameError, sentence, shown
+from specframe.errors import ModelError, OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.models import aliases
-from specframe.models.local import require_model_folder
+from specframe.models.local import configuration, require_model_folder
+from specframe.plugins.elsewhere import HEADS, SIGNS
 from specframe.plugins.recipe import PLAIN
 from specframe.plugins.registry import parse_specification, registry
 
@@ -51,7 +53,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         try:
             location = aliases.resolve(name)
         except UnknownNameError as fault:
-            raise UnknownNameError("drafter or model", name, [*drafters, *fault.known]) from None
+            raise unknown(name, [*drafters, *fault.known]) from None
         options, head = drafter.removeprefix(name), recognised(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
@@ -71,7 +73,8 @@ def recognised(location: str) -> str | None:
     """Return the drafter that runs the checkpoint at a location, as ``name,key=value``; None: no plugin knows it.
 
     Raises:
-        PluginError: a plugin's function raises an error, or returns something else than a text.
+        PluginError: a plugin's function raises an error, or returns something else than a text; or there is a head, and the
+            distribution that runs heads is not installed.
     """
     for entry in registry().of("checkpoint"):
         try:
@@ -82,7 +85,16 @@ def recognised(location: str) -> str | None:
             raise PluginError(f"{entry}: expected a drafter as name,key=value or None, got {shown(found)}")
         if found:
             return found
+    why = registry().without(f"the drafter for {location!r}, the checkpoint of a head,", HEADS)
+    if why and any(sign in configuration(location) for sign in SIGNS):
+        raise PluginError(why)
     return None
+
+
+def unknown(name: str, known: Iterable[str]) -> SpecframeError:
+    """Return the error of a drafter's or model's name that nothing offers."""
+    why = registry().lack("drafter", name)
+    return PluginError(why) if why else UnknownNameError("drafter or model", name, known)
 
 
 def as_text(given: Any) -> Any:

@@ -17,7 +17,7 @@ import attrs
 import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
-from specframe.plugins import builtin, hookspecs
+from specframe.plugins import builtin, elsewhere, hookspecs
 from specframe.plugins.facts import REQUIRED, Facts, of_object, of_reference
 from specframe.values import check_annotated, parse_value
 
@@ -179,7 +179,7 @@ class Registry:
             PluginError: several offer it, or the plugin of that name failed to load or is not installed.
         """
         if name not in self.entries.get(kind, {}):
-            if excuse := self.excuse(name):
+            if excuse := self.excuse(name) or self.lack(kind, name):
                 raise PluginError(excuse)
             raise UnknownNameError(kind, name, self.names(kind))
         return the_one(self.entries[kind][name])
@@ -209,6 +209,22 @@ class Registry:
         if is_plugin_folder(Path(name)):
             return f"{name!r} is the folder of a plugin that is not installed: pip install -e {name}"
         return None
+
+    def lack(self, kind: str, name: str) -> str | None:
+        """Return why a name of one of specframe's other distributions is not there; None: it is of none.
+
+        Args:
+            kind: a kind of strategy, or "model".
+            name: what was asked for.
+        """
+        return self.without(f"{kind} {name!r}", elsewhere.NAMES.get(kind, {}).get(name))
+
+    def without(self, what: str, distribution: str | None) -> str | None:
+        """Return why a part of a distribution is not there; None: the distribution is loaded as a whole, or is None."""
+        fault = self.failures.get(distribution or "")
+        if distribution is None or (distribution in self.distributions and not fault):
+            return None
+        return elsewhere.why(what, distribution, fault, LIMIT_VARIABLE)
 
     def fail(self, distribution: str, fault: str) -> None:
         """Record a fault of a distribution."""

@@ -6,26 +6,31 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from specframe.contracts.engine import Value
-from specframe.errors import OptionError
+from specframe.errors import OptionError, shown
 from specframe.files import Output
 from specframe.values import number, whole
 
 if TYPE_CHECKING:
     from specframe.cli.jobs import Job
     from specframe.observe.counts import RunReport
+    from specframe.plugins.recipe import Recipe
+    from specframe.text.sampling import Sampling
+    from specframe_ray.job import Place
 
 FORMS = ("parquet", "jsonl")
 
 
 class Ray:
-    """Decodes files of prompts in actors of a Ray cluster, each with models of its own.
+    """Decodes files of prompts and data sets in actors of a Ray cluster, each with models of its own.
 
     Options:
         workers: number of actors.
         gpus: GPUs of each.
         cpus: CPUs of each, as Ray counts them.
-        rows: rows that are decoded, written and noted as done together.
+        rows: rows of files that are decoded, written and noted as done together.
         form: "parquet" or "jsonl": the files of results.
     """
 
@@ -40,11 +45,31 @@ class Ray:
             raise OptionError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
         self.form = form
 
+    @property
+    def place(self) -> Place:
+        """Where the actors run."""
+        from specframe_ray.job import Place
+
+        return Place(self.workers, self.gpus, self.cpus)
+
     def open(self, *_: Any) -> Any:
         """Refuse: nothing is decoded step by step."""
         raise OptionError(
-            "executor ray: expected files of prompts, as `specframe run --prompts FILE --output FOLDER` has, got a run in Python"
+            "executor ray: expected files of prompts, as `specframe run --prompts FILE --output FOLDER` has, or a data set for "
+            "Pipeline.map, got prompts in Python"
         )
+
+    def map(self, recipe: Recipe, dataset: Any, max_new_tokens: int, sampling: Sampling, chat: bool) -> Any:
+        """Return a Ray data set with the columns of results beside its own.
+
+        A row is an entry as of a JSON line. Its random numbers follow from its values and the seed, since a data set has no order.
+
+        Raises:
+            OptionError: the data set is none of Ray's, or an option is no plain value.
+        """
+        from specframe_ray.job import Asked, map
+
+        return map(dataset, Asked(plain(recipe), sampling, max_new_tokens, chat), self.place)
 
     def agree(self, value: Value) -> Value:
         """Return the value itself: every actor is alone with its rows."""
@@ -52,11 +77,26 @@ class Ray:
 
     def decode_files(self, job: Job) -> tuple[int, int, RunReport]:
         """Decode a job; return the number of rows, of those that failed, and the figures of this run."""
-        from specframe_ray.job import Asked, Place, run
+        from specframe.text.sampling import Sampling
+        from specframe_ray.job import Asked, run
 
         claim(Path(job.output), job.settings | {"form": self.form}, job.resume)
-        asked = Asked({**job.options, "executor": "local"}, job.sampling, job.max_new_tokens, job.chat)
-        return run(asked, job.prompts, job.output, Place(self.workers, self.gpus, self.cpus), self.rows, self.form)
+        how = Sampling().with_parameters(job.sampling)
+        asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
+        return run(asked, job.prompts, job.output, self.place, self.rows, self.form)
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as arguments of an actor's own pipeline.
+
+    Raises:
+        OptionError: an option is an object, which does not go to other machines.
+    """
+    options = {name: value for name, value in attrs.asdict(recipe, recurse=False).items() if name != "executor"}
+    for name, value in options.items():
+        if not (value is None or value in ((), []) or isinstance(value, str | int)):
+            raise OptionError(f"{name}: expected a plain value with executor ray, got {shown(value)}")
+    return options
 
 
 SETTINGS = "_settings.json"

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specframe.observe.counts import RunReport
+if TYPE_CHECKING:
+    from specframe.observe.counts import RunReport
 
 SUMS = ("sequences", "tokens", "rounds", "target_forwards", "draft_forwards")
 DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
 class Tally:
-    """Keeps what actors tell."""
+    """Keeps what actors tell, in a process that has no torch."""
 
     def __init__(self) -> None:
-        self._reports: list[RunReport] = []
+        self._reports: list[dict[str, Any]] = []
         self._failed = 0
 
-    def add(self, report: RunReport) -> None:
-        """Keep the report of one run of an actor."""
+    def add(self, report: dict[str, Any]) -> None:
+        """Keep the fields of the report of one run of an actor."""
         self._reports.append(report)
 
     def fail(self, count: int) -> None:
         """Count rows that failed."""
         self._failed += count
 
-    def all(self) -> tuple[list[RunReport], int]:
-        """Return all reports, and the number of rows that failed."""
+    def all(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the fields of all reports, and the number of rows that failed."""
         return self._reports, self._failed
 
 
 def merged(reports: list[RunReport], seconds: float, errors: int) -> RunReport:
     """Return the figures of several runs as those of one that took so many seconds; shares are weighted by rounds."""
+    from specframe.observe.counts import RunReport
+
     total = {name: sum(getattr(one, name) for one in reports) for name in (*SUMS, *DRAFTS)}
     rounds = total["rounds"] or 1
     counted: Counter[int] = Counter()

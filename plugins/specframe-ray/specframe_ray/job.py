@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
+import tempfile
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pyarrow as pa
 
-from specframe.errors import OptionError, PluginError, sentence
+from specframe.errors import OptionError, PluginError, SpecframeWarning, sentence, shown
 from specframe.observe.counts import RunReport
+from specframe_ray.again import forget_failures
+from specframe_ray.alike import difference, versions
 from specframe_ray.figures import Tally, merged
 from specframe_ray.rows import ID, Input, Piece, block, found
 from specframe_ray.worker import Asked, Decode
@@ -79,34 +85,19 @@ class Source(Datasource):
         return ReadTask(read, metadata)
 
 
-def map(
-    dataset: ray.data.Dataset,
-    options: dict[str, Any],
-    *,
-    max_new_tokens: int = 64,
-    sampling: dict[str, Any] | None = None,
-    chat: bool = False,
-    workers: int = 1,
-    gpus: float = 0,
-    cpus: float = 1,
-) -> ray.data.Dataset:
-    """Return a data set with the columns of results beside its own.
+def map(dataset: ray.data.Dataset, asked: Asked, place: Place) -> ray.data.Dataset:
+    """Return a data set with the columns of results beside its own; nothing is decoded before it is read.
 
-    A row is an entry as of a JSON line: it has a column ``prompt``, ``text`` or another one of docs/prompts.md. Its random numbers
-    follow from the row's values and the seed.
-
-    Args:
-        dataset: the rows.
-        options: the arguments of :class:`specframe.Pipeline`, plain values.
-        max_new_tokens: tokens generated per row unless it stops before.
-        sampling: parameters of :class:`specframe.Sampling` for all rows; those in a row's columns win.
-        chat: whether texts are messages of a chat.
-        workers, gpus, cpus: those of the executor ``ray``.
+    Raises:
+        OptionError: it is no data set of Ray, or a machine of the cluster has other versions than this one.
     """
-    begin(Place(workers, gpus, cpus))
+    if not isinstance(dataset, ray.data.Dataset):
+        raise OptionError(f"map: expected a data set of Ray with executor ray, got {shown(dataset)}")
+    begin(place)
     require_alike()
+    warn_of_waiting(place)
     tally = ray.remote(num_cpus=0)(Tally).remote()
-    return decoded(dataset, Asked(options, sampling or {}, max_new_tokens, chat), tally, Place(workers, gpus, cpus))
+    return decoded(dataset, asked, tally, place)
 
 
 def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -> ray.data.Dataset:
@@ -139,38 +130,83 @@ def run(asked: Asked, prompts: str, output: str, place: Place, rows: int, form: 
     given = found(prompts, rows)
     begin(place)
     require_alike()
+    warn_of_waiting(place)
+    folder = Path(output).absolute()
+    forget_failures(folder, folder / CHECKPOINT)
     tally = ray.remote(num_cpus=0)(Tally).remote()
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.checkpoint_config = CheckpointConfig(
-        id_column=ID, checkpoint_path=str(Path(output).absolute() / CHECKPOINT), delete_checkpoint_on_success=False
-    )
     before = time.perf_counter()
     try:
-        data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
-        data = decoded(data, asked, tally, place)
-        write = data.write_parquet if form == "parquet" else data.write_json
-        write(str(Path(output).absolute()))
+        with noting(folder / CHECKPOINT):
+            data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
+            data = decoded(data, asked, tally, place)
+            write = data.write_parquet if form == "parquet" else data.write_json
+            write(str(folder))
         reports, failed = ray.get(tally.all.remote())
     except ray.exceptions.RayError as error:
         raise PluginError(
             f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
         ) from error
     seconds = time.perf_counter() - before
-    return given.rows, failed, merged(reports, seconds, failed)
+    return given.rows, failed, merged([RunReport(**one) for one in reports], seconds, failed)
+
+
+@contextlib.contextmanager
+def noting(folder: Path) -> Iterator[None]:
+    """Have the ids of rows that are written noted in a folder, and rows that are noted left out; no other data set is affected."""
+    context = ray.data.DataContext.get_current()
+    kept = context.enable_progress_bars, context.checkpoint_config
+    context.enable_progress_bars = False
+    context.checkpoint_config = CheckpointConfig(
+        id_column=ID, checkpoint_path=str(folder), delete_checkpoint_on_success=False
+    )
+    try:
+        yield
+    finally:
+        context.enable_progress_bars, context.checkpoint_config = kept
 
 
 def begin(place: Place) -> None:
     """Join the cluster that RAY_ADDRESS names, or begin one of this machine."""
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, and told in one sentence
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="ERROR", log_to_driver=False)
-    else:
-        cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
-        ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+    with without_notice():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="ERROR", log_to_driver=False)
+        else:
+            cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
+            ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+
+
+@contextlib.contextmanager
+def without_notice() -> Iterator[None]:
+    """Leave out of standard error what Ray's own code says about RAY_BACKEND_LOG_LEVEL, and nothing else."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as told:
+        os.dup2(told.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            told.seek(0)
+            for line in told:
+                if b"environment variable RAY_BACKEND_LOG_LEVEL" not in line:
+                    os.write(2, line)
+
+
+def warn_of_waiting(place: Place) -> None:
+    """Warn where the actors take all CPUs of the cluster, and none is left for reading."""
+    have, take = ray.cluster_resources().get("CPU", 0), place.workers * place.cpus
+    if have < take + 1:
+        warnings.warn(
+            f"the cluster has {have:g} CPUs, of which actors take {take:g} and reading 1: it waits until there are more; begin Ray "
+            "with more of them, or pass less as cpus",
+            SpecframeWarning,
+            stacklevel=3,
+        )
 
 
 def told(error: BaseException) -> str:
@@ -178,23 +214,6 @@ def told(error: BaseException) -> str:
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
     return sentence(error)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that results depend on: of Python, of libraries, and of the plugins that are loaded."""
-    import importlib.metadata
-    import platform
-
-    from specframe.plugins.registry import registry
-
-    names = {"specframe", "specframe-ray", "torch", "transformers", *registry().distributions}
-    known: dict[str, str] = {"python": platform.python_version()}
-    for name in sorted(names):
-        try:
-            known[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            known[name] = "not installed"
-    return known
 
 
 def require_alike() -> None:
@@ -213,9 +232,3 @@ def require_alike() -> None:
             raise OptionError(
                 f"executor ray: expected {name} {own} on every machine, as here, got {its} on node {node}"
             )
-
-
-def difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:
-    """Return the first name of which the versions of two machines differ, with both; None: they are alike."""
-    versions = ((name, *(one.get(name, "not loaded") for one in (here, there))) for name in sorted({*here, *there}))
-    return next(((name, own, its) for name, own, its in versions if own != its), None)

@@ -7,6 +7,7 @@ do from the number of a prompt in ``specframe run``.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,8 @@ class Piece:
     stop: int
     first: int
     """Number of the row ``start`` among those of all files."""
+    offset: int = 0
+    """Where in a file of lines the row ``start`` begins, in bytes."""
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +61,45 @@ def found(path: str, size: int) -> Input:
     Raises:
         OptionError: there are no files of a known form, a line cannot be read, or two rows have one id.
     """
+    root, files = Path(path), files_of(path)
+    pieces: list[Piece] = []
+    kinds: dict[str, Any] = {}
+    seen: set[str] = set()
+    first = 0
+    for file in files:
+        name = file.name if file == root else str(file.relative_to(root))
+        count = 0
+        offsets = []
+        for number, (offset, entry) in enumerate(entries(str(file))):
+            count += 1
+            if number % size == 0:
+                offsets.append(offset)
+            if (key := identity(entry, name, number)) in seen:
+                raise OptionError(f"--prompts: {name} row {number}: expected an id of its own, got {key!r} again")
+            seen.add(key)
+            if file.suffix in LINES:
+                widen(kinds, entry)
+        if file.suffix not in LINES:
+            kinds |= {column.name: column.type for column in table_of(str(file)).schema}
+        pieces += [
+            Piece(str(file.absolute()), name, at, min(at + size, count), first + at, offset)
+            for at, offset in zip(range(0, count, size), offsets, strict=True)
+        ]
+        first += count
+    kinds.pop(ID, None)
+    return Input(pieces, pa.schema([(kept(name), kind or pa.string()) for name, kind in kinds.items()]))
+
+
+def files_of(path: str) -> list[Path]:
+    """Return a file, the files of a folder, or those of a data set that ``save_to_disk`` wrote, by their names.
+
+    Raises:
+        OptionError: there are none of a known form, or a data set has several splits.
+    """
     root = Path(path)
+    if (root / "dataset_dict.json").exists():
+        splits = ", ".join(sorted(one.parent.name for one in root.glob("*/state.json")))
+        raise OptionError(f"--prompts: expected the folder of one split ({splits}), got {path!r} with all of them")
     if (root / "dataset_info.json").exists() and (root / "state.json").exists():
         files = sorted(root.glob("*.arrow"))
     elif root.is_dir():
@@ -69,28 +110,7 @@ def found(path: str, size: int) -> Input:
         raise OptionError(
             f"--prompts: expected a file or a folder of {', '.join(LINES)} or .parquet, or a data set on disk, got {path!r}"
         )
-    pieces: list[Piece] = []
-    kinds: dict[str, Any] = {}
-    seen: set[str] = set()
-    first = 0
-    for file in files:
-        name = file.name if file == root else str(file.relative_to(root))
-        count = 0
-        for number, entry in enumerate(entries(str(file))):
-            count += 1
-            if (key := identity(entry, name, number)) in seen:
-                raise OptionError(f"--prompts: {name} row {number}: expected an id of its own, got {key!r} again")
-            seen.add(key)
-            if file.suffix in LINES:
-                widen(kinds, entry)
-        if file.suffix not in LINES:
-            kinds |= {column.name: column.type for column in table_of(str(file)).schema}
-        pieces += [
-            Piece(str(file.absolute()), name, at, min(at + size, count), first + at) for at in range(0, count, size)
-        ]
-        first += count
-    kinds.pop(ID, None)
-    return Input(pieces, pa.schema([(kept(name), kind or pa.string()) for name, kind in kinds.items()]))
+    return files
 
 
 def kept(name: str) -> str:
@@ -116,17 +136,26 @@ def widen(kinds: dict[str, Any], entry: Any) -> None:
             kinds[name] = pa.float64() if numbers else pa.string()
 
 
-def entries(path: str) -> Iterator[Any]:
-    """Yield the entry of every row of a file: of a text file, each line that is not blank."""
+def entries(path: str, start: int = 0, offset: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file from a row on: where each begins, in bytes, and its entry. Blank lines are none.
+
+    Args:
+        path: the file.
+        start: the first row, of a table.
+        offset: where the first row begins, in a file of lines.
+    """
     if Path(path).suffix in LINES:
         plain = path.endswith(".txt")
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = (line.rstrip("\n") for line in file)
-            yield from ((line if plain else parsed(line)) for line in lines if line.strip())
+        with open(path, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+                if text.strip():
+                    yield offset, text if plain else parsed(text)
+                offset += len(line)
     else:
-        table = table_of(path)
-        for batch in table.to_batches(1000):
-            yield from batch.to_pylist()
+        for batch in table_of(path).slice(start).to_batches(1000):
+            yield from ((0, row) for row in batch.to_pylist())
 
 
 def parsed(line: str) -> Any:
@@ -148,7 +177,8 @@ def table_of(path: str) -> pa.Table:
 
 def block(piece: Piece, columns: pa.Schema) -> pa.Table:
     """Return a piece as a table: the columns of the input, and those that every row has."""
-    held = [entry for place, entry in enumerate(entries(piece.path)) if piece.start <= place < piece.stop]
+    following = entries(piece.path, piece.start, piece.offset)
+    held = [entry for _, entry in itertools.islice(following, piece.stop - piece.start)]
     rows = [entry if isinstance(entry, dict) else {"prompt": entry} for entry in held]
     made = {}
     for column in columns:

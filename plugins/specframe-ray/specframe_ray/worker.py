@@ -13,6 +13,7 @@ from specframe.contracts.requests import Request, Result, SequenceMetrics
 from specframe.errors import sentence
 from specframe.text.chat import as_chat
 from specframe.text.prompts.entries import from_entry
+from specframe.text.sampling import Sampling
 from specframe_ray.rows import ENTRY, NUMBER, kept
 
 METRICS = [field.name for field in attrs.fields(SequenceMetrics) if field.name != "acceptance_histogram"]
@@ -33,7 +34,7 @@ class Asked:
 
     options: dict[str, Any]
     """The arguments of :class:`specframe.Pipeline`."""
-    sampling: dict[str, Any]
+    sampling: Sampling
     """The parameters of all rows; those of a row's entry win."""
     max_new_tokens: int
     chat: bool
@@ -85,13 +86,11 @@ class Decode:
         if not requests:
             return {}
         found = {result.index: result for result in self._pipe.decode(requests)}
-        self._tally.add.remote(self._pipe.report)
+        self._tally.add.remote(attrs.asdict(self._pipe.report, recurse=False))
         return found
 
     def _request(self, place: int, number: int, entry: Any) -> Request | Result:
         """Return the request of the row at a place of the table, or its result if it cannot be decoded."""
-        from specframe.text.sampling import Sampling
-
         try:
             prompt = from_entry(entry, "the row")
             if prompt.fault:
@@ -101,7 +100,7 @@ class Decode:
                 for name, one in prompt.parameters.items()
                 if name in Sampling.parameters() and one is not None
             }
-            how = Sampling().with_parameters({**self._asked.sampling, **own, "samples": 1})
+            how = self._asked.sampling.with_parameters({**own, "samples": 1})
             given = as_chat(prompt.given) if self._asked.chat else prompt.given
             made, wrong = self._pipe.requests.make([given], self._asked.max_new_tokens, None, False, how)
         except Exception as error:  # a row's own parameters may be anything

@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from specframe_ray.again import forget_failures
+from specframe_ray.alike import difference
 from specframe_ray.executor import Ray, claim
 from specframe_ray.figures import merged
-from specframe_ray.job import difference
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 
 from specframe.cli import cli
+from specframe.cli.names import check_names
 from specframe.errors import OptionError
 from specframe.observe.counts import RunReport
 
@@ -55,6 +58,81 @@ def test_parquet(tmp_path: Path) -> None:
     assert made["input_text"].to_pylist() == ["a", "b"]
     assert made["when"].type == pa.timestamp("ms")
     assert made[ID].to_pylist() == ["5", "6"]
+
+
+def test_pieces_begin_where_their_rows_do(tmp_path: Path) -> None:
+    """A piece is read from its own place in the file, and has the rows that the whole file has there."""
+    texts = [f"é{place} " + "x" * (place % 7) for place in range(50)]
+    (tmp_path / "a.jsonl").write_bytes(
+        b"\r\n".join(json.dumps({"prompt": text}, ensure_ascii=False).encode() for text in texts)
+    )
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "b.parquet")
+    given = found(str(tmp_path), 7)
+    assert [row["prompt"] for row in rows(given)] == texts * 2
+    assert [row[ID] for row in rows(given)][48:52] == ["a.jsonl:48", "a.jsonl:49", "b.parquet:0", "b.parquet:1"]
+    for piece in given.pieces[:8]:
+        start = (tmp_path / "a.jsonl").read_bytes()[piece.offset :].decode()
+        assert json.loads(start.splitlines()[0])["prompt"] == texts[piece.start]
+
+
+def test_shards(tmp_path: Path) -> None:
+    """Shards of both forms are one input, with the columns of all; a column that a shard lacks is empty there."""
+    (tmp_path / "deep").mkdir()
+    pq.write_table(pa.table({"prompt": ["p0", "p1"], "tags": [["x"], []]}), tmp_path / "deep" / "0.parquet")
+    (tmp_path / "1.jsonl").write_text('{"prompt": "l0", "n": 3}\n')
+    pq.write_table(pa.table({"prompt": ["q0"], "n": pa.array([4], pa.int64())}), tmp_path / "2.parquet")
+    made = rows(found(str(tmp_path), 64))
+    assert [(row[ID], row["prompt"], row["n"], row["tags"]) for row in made] == [
+        ("1.jsonl:0", "l0", 3, None),
+        ("2.parquet:0", "q0", 4, None),
+        ("deep/0.parquet:0", "p0", None, ["x"]),
+        ("deep/0.parquet:1", "p1", None, []),
+    ]
+
+
+def test_a_data_set_on_disk(tmp_path: Path) -> None:
+    """What ``save_to_disk`` writes is read in its order, with its columns; of several splits one has to be named."""
+    whole = datasets.Dataset.from_dict({"prompt": [f"p{i}" for i in range(10)], "n": [*range(10)]})
+    whole = whole.filter(lambda row: row["n"] % 2 == 0)
+    whole.save_to_disk(tmp_path / "one", num_shards=2)
+    given = found(str(tmp_path / "one"), 2)
+    assert [(row["prompt"], row["n"], row[NUMBER]) for row in rows(given)] == [
+        (f"p{2 * i}", 2 * i, i) for i in range(5)
+    ]
+    assert given.columns.field("n").type == pa.int64()
+    datasets.DatasetDict({"train": whole, "test": whole}).save_to_disk(tmp_path / "two")
+    with pytest.raises(OptionError, match=r"expected the folder of one split \(test, train\), got '.*two'"):
+        found(str(tmp_path / "two"), 2)
+    assert len(rows(found(str(tmp_path / "two" / "test"), 2))) == 5
+
+
+def test_failures_are_forgotten(tmp_path: Path) -> None:
+    """Rows with an error are taken out of the results and the notes, others stay; what is written in part is Ray's to remove."""
+    notes = tmp_path / "_checkpoint"
+    notes.mkdir()
+    ids = [["a", "b"], ["c"], ["d", "e"]]
+    errors = [[None, "wrong"], ["wrong"], [None, None]]
+    for place, (own, told) in enumerate(zip(ids, errors, strict=True)):
+        pq.write_table(pa.table({ID: own}), notes / f"u{place}.parquet")
+        table = pa.table({ID: own, "error": pa.array(told, pa.string()), "n": [*range(len(own))]})
+        pq.write_table(table, tmp_path / f"u{place}_0.parquet")
+    (tmp_path / "l.json").write_text('{"id": "f", "error": null}\n{"id": "g", "error": "wrong"}\n')
+    pq.write_table(pa.table({ID: ["f", "g"]}), notes / "l.parquet")
+    pq.write_table(pa.table({ID: ["x"]}), notes / "v.pending.parquet")
+    (tmp_path / "v_0.parquet").write_bytes(b"PAR1 cut off")
+    assert forget_failures(tmp_path, notes) == 3
+    assert {one.name: pq.read_table(one)[ID].to_pylist() for one in notes.glob("*.parquet")} == {
+        "u0.parquet": ["a"],
+        "u2.parquet": ["d", "e"],
+        "l.parquet": ["f"],
+        "v.pending.parquet": ["x"],
+    }
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        *("_checkpoint", "l.json", "u0_0.parquet", "u2_0.parquet", "v_0.parquet")
+    ]
+    assert pq.read_table(tmp_path / "u0_0.parquet").to_pylist() == [{ID: "a", "error": None, "n": 0}]
+    assert (tmp_path / "l.json").read_text() == '{"id": "f", "error": null}\n'
+    assert forget_failures(tmp_path, notes) == 0
 
 
 @pytest.mark.parametrize(
@@ -134,3 +212,12 @@ def test_what_a_job_cannot_have_is_refused(more: list[str], told: str, tmp_path:
     done = CliRunner().invoke(cli, ["run", "--executor", "ray", *more])
     assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
     assert told in done.stderr
+
+
+def test_commands_that_decode_step_by_step_refuse_it() -> None:
+    """Commands other than ``run`` say in one sentence that they cannot have it."""
+    with pytest.raises(
+        OptionError, match="--executor: expected one of one process, such as local, got 'ray,workers=2'"
+    ):
+        check_names({"executor": "ray,workers=2"})
+    check_names({"executor": "ray,workers=2"}, anywhere=True)

@@ -1,6 +1,9 @@
-"""One of the processes that decode the same rows: ``python ranks_worker.py FOLDER RANK RANKS CASE...``.
+"""Processes that decode the same rows: ``python ranks_worker.py FOLDER RANKS CASE...``.
 
 Each case is a function below; what it returns is written to ``FOLDER/CASE.RANK.json``, or the error that it raises.
+
+Rank 0 is the process that is started. The others are forked from it once torch is imported, which takes longer than most cases; how
+they end is written to ``FOLDER/ended.json``.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from specframe.errors import SpecframeWarning
 
 torch.set_num_threads(1)
 
-FOLDER, RANK, RANKS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+FOLDER, RANK, RANKS = Path(sys.argv[1]), 0, int(sys.argv[2])
 PROMPTS = [[5, 9, 31, 7, 2, 60], [11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [8, 3, 77, 15], [90, 1, 33]]
 NEW = [12, 9, 14, 6, 11]
 
@@ -223,7 +226,7 @@ def command() -> Any:
 
 
 def main() -> None:
-    for case in sys.argv[4:]:
+    for case in sys.argv[3:]:
         name, _, options = case.partition(":")
         try:
             found = globals()[name](*options.split(":") if options else ())
@@ -232,6 +235,27 @@ def main() -> None:
         (FOLDER / f"{case}.{RANK}.json").write_text(json.dumps(found))
 
 
+def forked() -> list[int]:
+    """Fork the other ranks; return their process ids in rank 0, nothing in the others."""
+    global RANK
+    others = []
+    for rank in range(1, RANKS):
+        if pid := os.fork():
+            others.append(pid)
+        else:
+            RANK, others = rank, []
+            log = os.open(FOLDER / f"log{rank}.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            break
+    os.environ |= {"RANK": str(RANK), "LOCAL_RANK": str(RANK), "WORLD_SIZE": str(RANKS)}
+    return others
+
+
 if __name__ == "__main__":
+    others = forked()
     dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=RANKS)
     main()
+    if RANK == 0:
+        ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in others]
+        (FOLDER / "ended.json").write_text(json.dumps(ended))

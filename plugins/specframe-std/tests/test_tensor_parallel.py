@@ -5,8 +5,10 @@ One pair of processes runs many cases (``ranks_worker.py``), for most of the tim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +19,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from click.testing import CliRunner
 from specframe_std.executors import heads, place
 from specframe_std.executors.tp import TensorParallel
 
+from specframe.cli import cli
 from specframe.errors import ModelError, OptionError
 from specframe.testing import harness, zoo
 from specframe.testing.conformance import ExecutorSuite
@@ -32,15 +36,24 @@ NEW = [12, 9, 14, 6, 11]
 SECONDS = 120
 """Most that a pair of processes may take, on a loaded machine."""
 
-EXACT = [f"exact:{align}:{policy}" for align in ("ragged", "eqspec", "exspec") for policy in ("3", "goodput,maximum=4")]
-FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "parted", "three_heads", "no_plan", "whole"]
+ALIGNMENTS = ("ragged", "eqspec", "exspec")
+EXACT = ["exact:ragged:3", *(f"exact:{align}:goodput,maximum=4" for align in ALIGNMENTS)]
+FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "three_heads"]
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
 """Further architectures, with heads that two ranks share."""
-ALSO_EXACT = ["exact:rollback:3", "exact:rollback:goodput,maximum=4", "pieces", "lookup", "buffered"]
+ALSO_EXACT = [
+    "exact:eqspec:3",
+    "exact:exspec:3",
+    "exact:rollback:3",
+    "exact:rollback:goodput,maximum=4",
+    "pieces",
+    "lookup",
+    "buffered",
+]
 SLOW = [
     *ALSO_EXACT,
     *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
-    *("sharded", "drawn", "no_memory_to_open", "bitwise", "device"),
+    *("sharded", "drawn", "no_memory_to_open", "bitwise", "device", "parted", "no_plan", "whole"),
 ]
 
 Found = Callable[[str], list[Any]]
@@ -64,27 +77,28 @@ def decoded(folder: Path, cases: list[str], ends: tuple[int, int] = (0, 0)) -> F
         model(name).save_pretrained(folder / name)
         zoo.character_tokenizer().save_pretrained(folder / name)
     logs = [folder / f"log{rank}.txt" for rank in range(2)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, WORKER, folder, str(rank), "2", *cases],
-            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2"),
-            stdout=logs[rank].open("w"),
-            stderr=subprocess.STDOUT,
+    with logs[0].open("w") as log:
+        command = [sys.executable, WORKER, folder, "2", *cases]
+        started = subprocess.Popen(
+            command, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-        for rank in range(2)
-    ]
     try:
-        ended = [one.wait(SECONDS) for one in started]
+        first = started.wait(SECONDS)
+        assert [first, *json.loads((folder / "ended.json").read_text())] == [*ends], ends_of(logs)
     finally:
-        for one in started:
-            one.kill()
-    assert ended == [*ends], [log.read_text()[-2000:] for log in logs]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
 
     def found(case: str) -> list[Any]:
         files = [folder / f"{case}.{rank}.json" for rank in range(2)]
         return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
     return found
+
+
+def ends_of(logs: list[Path]) -> list[str]:
+    """Return the ends of logs, as far as there are any."""
+    return [log.read_text()[-2000:] for log in logs if log.exists()]
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +174,11 @@ def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:
     assert first == {"error": "RankError", "told": f"rank 1: {second['told']}"}
 
 
-def test_tokens_that_part_are_found(found: Found) -> None:
+@pytest.mark.slow
+def test_tokens_that_part_are_found(also_found: Found) -> None:
     """A rank that chooses another token is named, in the round in which it does."""
     told = "rank 1 has other tokens, or another model, than rank 0: expected equal devices and files on every rank"
-    assert found("parted") == [{"error": "ModelError", "told": told}] * 2
+    assert also_found("parted") == [{"error": "ModelError", "told": told}] * 2
 
 
 def test_a_request_is_aborted_on_all_ranks(found: Found) -> None:
@@ -183,10 +198,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_models_that_cannot_be_split(found: Found, case: str) -> None:
-    """They are refused in one sentence, on both ranks alike."""
-    assert found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
+def test_heads_that_cannot_be_split(found: Found) -> None:
+    """Three of them on two ranks are refused in one sentence, on both alike."""
+    assert found("three_heads") == [{"error": "ModelError", "told": REFUSED["three_heads"]}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["no_plan", "whole"])
+def test_models_that_cannot_be_split(also_found: Found, case: str) -> None:
+    """So are a model without a plan, and one that is loaded whole."""
+    assert also_found(case) == [{"error": "ModelError", "told": REFUSED[case]}] * 2
 
 
 @pytest.mark.slow
@@ -276,6 +297,19 @@ def test_a_process_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         harness.pipeline(zoo.build("qwen3"), None, executor="tp")
 
 
+@pytest.mark.parametrize("command", ["compare", "verify"])
+def test_commands_of_one_process_refuse_it(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that steps engines by itself says so in one sentence, with torchrun as without."""
+    for ranks in ({}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}):
+        for name, value in ranks.items():
+            monkeypatch.setenv(name, value)
+        done = CliRunner().invoke(cli, [command, "--executor", "tp", "--output", str(tmp_path / "out"), "x"])
+        assert (done.exit_code, [*tmp_path.iterdir()]) == (2, [])
+        assert done.stderr == (
+            "Error: --executor: expected one of one process, such as local, got 'tp', which is for `specframe run`\n"
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [({"draft": "halved"}, "expected replicated or sharded, got 'halved'"), ({"timeout": 0}, "timeout: expected")],
@@ -313,9 +347,11 @@ def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks
 class TestTensorParallel(ExecutorSuite):
     """The executor ``tp`` with one rank, in this process."""
 
-    @pytest.fixture(autouse=True)
-    def _one_rank(self, tmp_path: Path) -> Iterator[None]:
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _one_rank(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        store = tmp_path_factory.mktemp("rank") / "store"
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
         yield
         place.leave()
 

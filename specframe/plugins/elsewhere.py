@@ -1,0 +1,54 @@
+"""Names that specframe's other distributions offer: where one is not installed, an error says which.
+
+A test compares the names with what the distributions register.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "command": {
+        **dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab"),
+        "serve": "specframe-serve",
+        "heads": "specframe-heads",
+    },
+    "drafter": dict.fromkeys(
+        ("clover", "clover2", "dflash", "dspark", "eagle", "hydra", "medusa", "mtp", "pard", "peagle"),
+        "specframe-heads",
+    ),
+    "executor": {"ray": "specframe-ray"},
+    "model": dict.fromkeys(("tiny", "tiny-draft"), "specframe-tiny"),
+}
+"""The distribution of each name, by kind."""
+
+HEADS = "specframe-heads"
+"""The distribution that runs checkpoints of heads."""
+SIGNS = ("speculators_model_type", "eagle_config", "dflash_config", "medusa_num_heads", "hydra_num_heads")
+"""Keys of a config.json that say: this is a head, no language model."""
+
+
+def installed(distribution: str) -> bool:
+    """Return whether a distribution is installed."""
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def why(what: str, distribution: str, fault: str | None, variable: str) -> str:
+    """Return the sentence that says why a part of a distribution is not there.
+
+    Args:
+        what: the part, such as "command 'trace'".
+        distribution: whose part it is.
+        fault: why the distribution was skipped, if it was.
+        variable: the environment variable that leaves plugins out.
+    """
+    part = f"{what} is part of {distribution}"
+    if fault:
+        return f"{part}, which was skipped: {fault}"
+    if installed(distribution):
+        return f"{part}, which {variable} leaves out"
+    return f"{part}, which is not installed: pip install {distribution}"

@@ -1,0 +1,107 @@
+"""Names of specframe's other distributions: where one is not installed, the sentence says which to install."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from specframe.cli import cli
+from specframe.errors import PluginError
+from specframe.pipeline import Pipeline
+from specframe.plugins import elsewhere
+from specframe.plugins.registry import LIMIT_VARIABLE, Registry, offer, registry
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    """Plugins are discovered anew after every test."""
+    yield
+    registry.cache_clear()
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have none of the further distributions loaded, as if only specframe and specframe-std were installed."""
+    monkeypatch.setenv(LIMIT_VARIABLE, "std")
+    monkeypatch.setattr(elsewhere, "installed", lambda distribution: False)
+    registry.cache_clear()
+
+
+def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the names that specframe's distributions register, and no other."""
+    monkeypatch.syspath_prepend(str(PLUGINS / "specframe-ray"))
+    found = Registry()
+    for name in ("heads", "lab", "ray", "serve", "tiny"):
+        offer(found, importlib.import_module(f"specframe_{name}"), f"specframe-{name}")
+    for kind, names in elsewhere.NAMES.items():
+        offers: Any = found.models if kind == "model" else found.entries[kind]
+        every = {name: one.distribution for name, (one,) in offers.items() if " " not in name}
+        assert names == every, kind
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--executor", "ray,workers=2"], "executor 'ray' is part of specframe-ray"),
+        (["--drafter", "eagle,checkpoint=x"], "drafter 'eagle' is part of specframe-heads"),
+        (["--drafter", "dflash"], "drafter 'dflash' is part of specframe-heads"),
+        (["--target", "tiny"], "model 'tiny' is part of specframe-tiny"),
+    ],
+)
+def test_a_name_says_what_to_install(options: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that a distribution would offer is one sentence with the distribution, and exit status 2."""
+    alone(monkeypatch)
+    target = [] if "--target" in options else ["--target", "./nowhere"]
+    done = CliRunner().invoke(cli, ["run", *target, *options, "x"])
+    part = told.rpartition(" ")[2]
+    assert (done.exit_code, done.stderr) == (2, f"Error: {told}, which is not installed: pip install {part}\n")
+    name = options[1]
+    with pytest.raises(PluginError, match=f"which is not installed: pip install {part}$"):
+        Pipeline(**{"target": "./nowhere", options[0].removeprefix("--"): name})
+
+
+def test_a_name_of_a_part_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says where SPECFRAME_PLUGINS leaves a distribution out, and where one does not load."""
+    monkeypatch.setenv(LIMIT_VARIABLE, "std")
+    registry.cache_clear()
+    done = CliRunner().invoke(cli, ["run", "--target", "./nowhere", "--drafter", "medusa", "x"])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "Error: drafter 'medusa' is part of specframe-heads, which SPECFRAME_PLUGINS leaves out\n",
+    )
+    monkeypatch.delenv(LIMIT_VARIABLE)
+    monkeypatch.setitem(sys.modules, "specframe_heads", None)
+    registry.cache_clear()
+    done = CliRunner().invoke(cli, ["run", "--target", "./nowhere", "--drafter", "medusa", "x"])
+    assert done.exit_code == 2
+    assert "Error: drafter 'medusa' is part of specframe-heads, which was skipped: plugin 'heads'" in done.stderr
+
+
+@pytest.mark.parametrize("sign", elsewhere.SIGNS)
+def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a head is not taken for a language model where nothing that is installed runs heads."""
+    alone(monkeypatch)
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({sign: "eagle3", "architectures": ["Eagle3Speculator"]}))
+    done = CliRunner().invoke(cli, ["run", "--target", str(folder), "--drafter", str(folder), "x"])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"Error: the drafter for {str(folder)!r}, the checkpoint of a head, is part of specframe-heads, which is not installed: "
+        "pip install specframe-heads\n",
+    )
+
+
+def test_nothing_is_said_of_what_is_loaded() -> None:
+    """No name of the table is lacking where its distribution is loaded."""
+    known = registry()
+    lacking = {name for kind, names in elsewhere.NAMES.items() for name in names if known.lack(kind, name)}
+    assert lacking <= {"ray"}  # it has an environment of its own
