@@ -4,8 +4,8 @@
     python benchmarks/acceptance.py --trees [--seeds N]
 
 Prints the table of docs/strategies.md; with ``--trees`` that of trees in README.md, at temperature 1. Standard errors are those of
-a ratio over prompts (rounds of one prompt are alike), so they hold for other prompts of the kind. All rules decode the same prompts,
-and no time is taken.
+a ratio over prompts (rounds of one prompt are alike), so they hold for other prompts of the kind. All rules decode the same
+prompts, and no time is taken.
 """
 
 from __future__ import annotations
