@@ -96,7 +96,7 @@ def main(trees: bool, count: int, new: int, draft_length: int, batch_size: int, 
             for rule in rules:
                 runs = [run(rule, 1.0, "" if draft == "chain" else draft, seed) for seed in range(seeds)]
                 found = totals(runs)
-                print(tree_row(draft, rule, found, before), flush=True)
+                print(tree_row(f"`{draft}`" if "=" in draft else draft, rule, found, before), flush=True)
                 before = found
         return
     print("| rule | temperature | mean acceptance length | acceptance rate |")
