@@ -42,6 +42,7 @@ COLUMNS = {
     "tokens/s": "tokens_per_second",
     "to plain": "to_plain",
     "to assisted": "to_assisted",
+    "to ragged": "to_draft_model",
     "to batch 1": "to_batch_1",
     "acceptance": "mean_acceptance_length",
     "realign": "realign_share",
@@ -85,6 +86,9 @@ SHARES = {"realign_share", "own_share", "roofline"}
     flag_value="all",
     metavar="[BATCHES]",
     help="Plain and ragged with compiled layers, too, at these batch sizes, or all; on a CPU the first round compiles them.",
+)
+@click.option(
+    "--drafter", "drafters", multiple=True, help="A further drafter for the target, under ragged, such as tiny-eagle3."
 )
 @click.option("--without", multiple=True, help="A scheme to leave out.")
 @click.option("--quick", is_flag=True, help="Batches 8 and 1, half the prompts and tokens, two rounds.")
@@ -143,7 +147,9 @@ def bench(
     cells = [
         Cell(contender, counts[batch])
         for batch in settings["batches"]
-        for contender in contenders(models, batch, settings["draft_length"], batch in settings["compiled"])
+        for contender in contenders(
+            models, batch, settings["draft_length"], batch in settings["compiled"], settings.get("drafters", ())
+        )
         if contender.name not in settings["without"]
     ]
     bandwidth = copy_bandwidth(device)
@@ -201,7 +207,8 @@ def without_output(arguments: list[str]) -> list[str]:
 def show(result: dict[str, Any]) -> None:
     """Print the table of one result."""
     title = f"{result['settings']['pair']} pair, {result['device']}, {result['dtype']}, K = {result['settings']['draft_length']}"
-    table = Table("batch", "scheme", *COLUMNS, title=title)
+    columns = {name: key for name, key in COLUMNS.items() if name != "to ragged" or result["settings"].get("drafters")}
+    table = Table("batch", "scheme", *columns, title=title)
     before = None
     for cell in result["cells"]:
         if before not in (None, cell["batch"]):
@@ -211,9 +218,9 @@ def show(result: dict[str, Any]) -> None:
             table.add_row(str(cell["batch"]), cell["contender"], cell["fault"])
         else:
             table.add_row(
-                str(cell["batch"]), cell["contender"], *(text(key, cell.get(key)) for key in COLUMNS.values())
+                str(cell["batch"]), cell["contender"], *(text(key, cell.get(key)) for key in columns.values())
             )
-    Console(width=132).print(table)
+    Console(width=132 if len(columns) < len(COLUMNS) else 152).print(table)
     print(
         "to plain: transformers plain at the same batch; to assisted: transformers assisted, one by one; own: time outside of the "
         "models;\nroofline: bytes a round must move over the bandwidth of a copy, as a share of the time a round took"

@@ -18,6 +18,8 @@ from specframe.plugins.registry import registry
 
 Decoder = Callable[[list[list[int]], int], list[list[int]]]
 PLAIN, ASSISTED, DROP_IN = "transformers plain", "transformers assisted", "generate, drop-in"
+DRAFTING = "ragged"
+"""The contender with the pair's draft model under the default alignment."""
 MODULES = ("textwrap", "queue", "statistics", "calendar", "shelve", "bisect", "sched", "fractions")
 """Modules of the standard library that the embedded pair was not trained on."""
 
@@ -34,7 +36,7 @@ class Models:
 
 @attrs.frozen(eq=False)
 class Contender:
-    """One way to decode prompts, at one batch size. ``pipe`` and ``volume`` belong to those of specframe."""
+    """One way to decode prompts, at one batch size. ``pipe`` is of those of specframe, ``volume`` of those with the pair alone."""
 
     name: str
     batch: int
@@ -56,14 +58,23 @@ def held_out_prompts(tokenizer: Any, count: int, longest: int = 128) -> list[lis
     return prompts
 
 
-def contenders(models: Models, batch: int, draft_length: int, compiled: bool = False) -> list[Contender]:
-    """Return every contender at a batch size, those that ratios are taken to first; ``compiled``: two with compiled layers, too."""
+def contenders(
+    models: Models, batch: int, draft_length: int, compiled: bool = False, drafters: Collection[str] = ()
+) -> list[Contender]:
+    """Return every contender at a batch size, those that ratios are taken to first.
+
+    Args:
+        compiled: two with compiled layers, too.
+        drafters: further drafters, under ``ragged``, such as heads.
+    """
     found = [Contender(PLAIN, batch, theirs(models, None, batch, draft_length))]
     if batch == 1:
         found.append(Contender(ASSISTED, batch, theirs(models, models.draft, batch, draft_length)))
     assistant = specframe.assisted(models.draft, draft_length)
     found.append(Contender(DROP_IN, batch, theirs(models, None, batch, draft_length, custom_generate=assistant)))
-    return found + [ours(models, name, batch, **options) for name, options in schemes(draft_length, compiled).items()]
+    found += [ours(models, name, batch, **options) for name, options in schemes(draft_length, compiled).items()]
+    others = [ours(models, name, batch, drafter=name, draft_length=draft_length) for name in drafters]
+    return found + [attrs.evolve(one, volume=None) for one in others]  # they move other bytes than the pair's
 
 
 def schemes(draft_length: int, compiled: bool = False) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from contenders import ASSISTED, PLAIN, Contender, Models
+from contenders import ASSISTED, DRAFTING, PLAIN, Contender, Models
 from cost import ModelClock
 from exactness import Judge
 from roofline import decoding_seconds
@@ -118,9 +118,13 @@ def once(cell: Cell, number: int, plan: Plan, clock: ModelClock) -> None:
     cell.rates[number] = sum(map(len, tokens)) / seconds
     if cell.tokens is None:
         cell.tokens = tokens
-    if contender.pipe is None or contender.volume is None:
+    if contender.pipe is None:
         return
     report = contender.pipe.report
+    if report.num_spec_steps:
+        cell.acceptance = report.mean_acceptance_length
+    if contender.volume is None:
+        return
     least = contender.volume.bytes_moved(plan.models.target, plan.models.draft) / plan.bandwidth
     decoding = decoding_seconds(report)
     cell.figures[number] = {
@@ -128,8 +132,6 @@ def once(cell: Cell, number: int, plan: Plan, clock: ModelClock) -> None:
         "own_share": clock.own_share(report),
         "roofline": least / decoding if decoding else None,
     }
-    if report.num_spec_steps:
-        cell.acceptance = report.mean_acceptance_length
 
 
 def summary(cells: list[Cell], judge: Judge | None, deadline: float) -> Iterator[dict[str, Any]]:
@@ -144,6 +146,7 @@ def summary(cells: list[Cell], judge: Judge | None, deadline: float) -> Iterator
                 "by_round": [round(rate, 2) for rate in cell.rates.values()],
                 "to_plain": ratio(cell.rates, rates.get((PLAIN, batch))),
                 "to_assisted": ratio(cell.rates, rates.get((ASSISTED, 1))),
+                "to_draft_model": ratio(cell.rates, rates.get((DRAFTING, batch))),
                 "to_batch_1": ratio(cell.rates, rates.get((name, 1))),
                 "mean_acceptance_length": cell.acceptance and round(cell.acceptance, 3),
             }

@@ -1,86 +1,29 @@
-"""The conformance suite of drafters, on targets that have hidden states and heads that read them.
-
-The fake models of the suite have no hidden states. Planted ones take their places: :func:`specframe_heads.testing.planted_target`.
-"""
+"""The suite of heads on every family of heads, and the faults that it catches."""
 
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from specframe_heads import features, testing
+from specframe_heads.blocks import drafter as block_drafter
 from specframe_heads.blocks import testing as blocks
+from specframe_heads.conformance import LAYERS, HeadSuite, replace
+from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter
 from specframe_heads.mtp import testing as mtp
 from specframe_heads.stepwise import testing as stepwise
+from specframe_heads.vocabulary import DraftVocabulary
 from transformers import PreTrainedModel
 
+from specframe.contracts.drafts import Outcome
 from specframe.errors import SpecframeError
-from specframe.pipeline import Pipeline
-from specframe.testing import fakes, standard, zoo
-from specframe.testing.conformance import DrafterSuite, TreeDrafterSuite, decoding, drafter, stops, trees
-
-LAYERS = 2
-
-
-@functools.cache
-def planted(vocabulary: int = 61, eos: int = 0, context: int = 64) -> PreTrainedModel:
-    """Return a target in the place of a fake one."""
-    target = testing.planted_target(LAYERS, vocabulary)
-    target.config.eos_token_id, target.config.max_position_embeddings = eos, context
-    return target
-
-
-def replace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put planted models in the places of fake ones."""
-    for module in (decoding, drafter, trees):
-        monkeypatch.setattr(module, "fake_pair", lambda: (planted(), None))
-        monkeypatch.setattr(module, "real_pair", lambda name: (zoo.build(name), None), raising=False)
-    monkeypatch.setattr(stops, "stop_target", lambda: planted(509))
-    monkeypatch.setattr(fakes, "fake_target", planted)
-    monkeypatch.setattr(fakes, "fake_draft", lambda *_, **__: None)
-
-
-class Heads(DrafterSuite):
-    """The suite, with a head for each of its targets."""
-
-    save: ClassVar[Callable[[Path, PreTrainedModel], Any]]
-    """Saves a head for a target to a folder."""
-    name: ClassVar[str]
-    options: ClassVar[str] = ""
-    architectures = ("qwen3",)
-
-    @pytest.fixture(autouse=True)
-    def models(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put planted models in the places of fake ones."""
-        replace(monkeypatch)
-
-    def pipeline(self, target: PreTrainedModel, draft: Any = None, **options: Any) -> Pipeline:
-        """Return a pipeline with a head for the target; with the target as draft model: one that is always right."""
-        self.make = lambda: f"{self.name},checkpoint={saved(type(self), target, draft is target)}{self.options}"  # type: ignore[method-assign]
-        return super().pipeline(target, None, **options)
-
-    @pytest.mark.parametrize("align", standard.ALIGNMENTS)
-    def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
-        """A round feeds a head what stood, K + 1 tokens at most, and those of its own draft."""
-        for round in self.watch(align=align):
-            assert sum(tokens for _, tokens in round.draft) <= 2 * self.draft_length + 1
-
-
-@functools.cache
-def saved(suite: type[Heads], target: PreTrainedModel, perfect: bool = False) -> Path:
-    """Return the folder of a suite's head for a target, or of one of EAGLE-3 that is always right."""
-    folder = Path(tempfile.mkdtemp())
-    if perfect:
-        testing.planted_eagle3(folder, target, 1, [0, 1, 2])
-    else:
-        suite.save(folder, target)
-    return folder
+from specframe.testing import standard
+from specframe.testing.conformance import TreeDrafterSuite
 
 
 def mostly_right(folder: Path, target: PreTrainedModel) -> None:
@@ -91,15 +34,30 @@ def mostly_right(folder: Path, target: PreTrainedModel) -> None:
         testing.eagle3(folder, target)
 
 
+def counted(folder: Path, save: Callable[..., str], **options: Any) -> PreTrainedModel:
+    """Save a block head that is right for a target that repeats its last token, and return the target."""
+    target = blocks.counting()
+    blocks.plant(save(folder, target, **options), target.config.num_hidden_layers, 2)
+    return target
+
+
 @pytest.mark.slow
-class TestEagle(Heads):
+class TestEagle(HeadSuite):
     """A chain of EAGLE-3."""
 
     name, save = "eagle", staticmethod(mostly_right)
+    reduced = staticmethod(functools.partial(testing.eagle3, drafted=40))
+
+    @staticmethod
+    def right(folder: Path) -> PreTrainedModel:
+        """Save a head that reads the third hidden state."""
+        target = testing.planted_target()
+        testing.planted_eagle3(folder, target, 3, [1, 3, 6])
+        return target
 
 
 @pytest.mark.slow
-class TestEagle2(Heads, TreeDrafterSuite):
+class TestEagle2(HeadSuite, TreeDrafterSuite):
     """The tree of EAGLE-2."""
 
     name, save, options = "eagle", staticmethod(mostly_right), ",tree=dynamic,nodes=7,top=3"
@@ -114,31 +72,43 @@ class TestEagle2(Heads, TreeDrafterSuite):
 
 
 @pytest.mark.slow
-class TestDSpark(Heads):
+class TestDSpark(HeadSuite):
     """Blocks of DSpark; DFlash's network is the same."""
 
     name, save = "dspark", staticmethod(functools.partial(blocks.speculators, kind="dspark", size=16))
+    reduced = staticmethod(functools.partial(blocks.speculators, kind="dspark", drafted=40))
+
+    @staticmethod
+    def right(folder: Path) -> PreTrainedModel:
+        """Save a head that reads the second hidden state."""
+        return counted(folder, blocks.speculators, kind="dspark", ids=(2, 1), size=16)
 
 
 @pytest.mark.slow
-class TestPEagle(Heads):
+class TestPEagle(HeadSuite):
     """Blocks of P-EAGLE."""
 
     name, save = "peagle", staticmethod(blocks.peagle)
+    reduced = staticmethod(functools.partial(blocks.peagle, drafted=40))
+
+    @staticmethod
+    def right(folder: Path) -> PreTrainedModel:
+        """Save a head that reads the second hidden state."""
+        return counted(folder, blocks.peagle, hidden=32, depth=1, ids=(2, 1, 3))
 
 
 @pytest.mark.slow
-class TestMtp(Heads):
+class TestMtp(HeadSuite):
     """An MTP layer in a file."""
 
     name, save = "mtp", staticmethod(mtp.save_file_of)
 
 
 @pytest.mark.slow
-class TestHydra(Heads):
+class TestHydra(HeadSuite):
     """Hydra++ as a chain; Clover's layers before the steps are the same."""
 
-    name, options = "hydra", ",tree=chain"
+    name, options, chain = "hydra", ",tree=chain", ",tree=chain"
 
     @staticmethod
     def save(folder: Path, target: PreTrainedModel) -> None:
@@ -147,7 +117,7 @@ class TestHydra(Heads):
 
 
 @pytest.mark.parametrize("suite", [TestEagle, TestDSpark])
-def test_a_round_waits_once(suite: type[Heads], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_waits_once(suite: type[HeadSuite], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device as strict as CUDA heads decode exactly, and a round waits for the device once: the suite's test, here fast."""
     replace(monkeypatch)
     suite().test_as_on_a_gpu()
@@ -168,3 +138,39 @@ def test_the_suite_finds_drafts_that_are_too_long(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PairDrafter, "chain", lambda self, batch, states, depth: chain(self, batch, states, depth + 1))
     with pytest.raises((AssertionError, SpecframeError)):
         TestEagle().test_draft_is_no_longer_than_asked()
+
+
+def stale(outcome: Outcome, states_BTD: torch.Tensor, on_path: Callable = features.on_path) -> torch.Tensor:
+    """Take the features of the token before each token."""
+    return on_path(outcome, states_BTD).roll(1, dims=1)
+
+
+def one_more(self: Format, *given: Any, layers: Callable = Format.layers, **options: Any) -> tuple[int, ...]:
+    """Take the output of a layer for what the next one gives."""
+    return tuple(one + 1 for one in layers(self, *given, **options))
+
+
+def as_ids(whose: str, drafted: int, made_for: int, target: int, d2t: torch.Tensor | None) -> DraftVocabulary:
+    """Take offsets for ids."""
+    return DraftVocabulary(None if d2t is None else d2t.long() % target, target)
+
+
+FAULTS: dict[str, tuple[list[Any], str, Any, str]] = {
+    "stale feature": ([features, block_drafter], "on_path", stale, "test_features_are_the_rows_own"),
+    "off-by-one layer": ([Format], "layers", one_more, "test_an_offset_of_one_lowers_acceptance"),
+    "d2t read as ids": ([DraftVocabulary], "of", as_ids, "test_a_vocabulary_of_its_own"),
+}
+
+
+@pytest.mark.parametrize("suite", [TestEagle, pytest.param(TestDSpark, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_suite_finds_faults_of_heads(
+    fault: str, suite: type[HeadSuite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter passes the case, and with the planted fault, with which its output stays exact, it does not."""
+    places, member, wrong, case = FAULTS[fault]
+    getattr(suite(), case)(tmp_path / "right")
+    for place in places:
+        monkeypatch.setattr(place, member, wrong)
+    with pytest.raises(AssertionError):
+        getattr(suite(), case)(tmp_path / "wrong")

@@ -1,4 +1,7 @@
-"""The embedded default pair, as model aliases ``tiny`` and ``tiny-draft``."""
+"""The embedded default pair, as model aliases ``tiny`` and ``tiny-draft``, and heads for it, as ``tiny-eagle3`` and others.
+
+A head is registered when its folder is there: :mod:`specframe_tiny.train_heads` makes them. specframe-heads runs them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from pathlib import Path
 from specframe.plugins.hookspecs import RegisterDefaults, RegisterModels, hookimpl
 
 FOLDER = Path(__file__).parent
+HEADS = ("eagle3", "medusa", "clover2", "dflash")
+"""The kinds of heads, each in a folder of that name below ``heads``."""
 
 
 @hookimpl
@@ -17,4 +22,9 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 @hookimpl
 def specframe_register_models(register: RegisterModels) -> None:
     register("tiny", str(FOLDER / "target"))
-    register("tiny-draft", str(FOLDER / "draft"), target="tiny")
+    register(
+        "tiny-draft", str(FOLDER / "draft"), target="tiny"
+    )  # first: "auto" takes it, which needs no specframe-heads
+    for kind in HEADS:
+        if (folder := FOLDER / "heads" / kind).is_dir():
+            register(f"tiny-{kind}", str(folder), target="tiny")

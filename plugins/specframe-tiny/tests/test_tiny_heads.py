@@ -1,0 +1,109 @@
+"""The heads of the embedded target: their files, that they decode exactly, and what they let stand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_tiny import FOLDER, HEADS, train
+from tokenizers import Tokenizer
+
+from specframe import Pipeline
+from specframe.cli import cli
+from specframe.models import aliases, pairs
+from specframe.testing import harness
+
+THERE = [kind for kind in HEADS if (FOLDER / "heads" / kind).is_dir()]
+BRANCHES = {"medusa": ",tree=chain", "dflash": None}
+"""What a head drafts beside what it drafts by default: most draft chains, Medusa drafts trees, DFlash chains alone."""
+CELLS = [
+    (kind, options, align)
+    for kind in THERE
+    for options, align in itertools.product(("", BRANCHES.get(kind, ",branch=3/2/1")), ("ragged", "eqspec", "exspec"))
+    if options is not None
+]
+DRAFTERS = {"eagle3": "eagle"}
+"""Drafters that are not called as their heads are."""
+QUICK = {("", "ragged"), (",branch=3/2/1", "eqspec"), (",tree=chain", "exspec")}
+"""What runs by default; the other cells are slow."""
+LEAST = 0.8
+"""The part of the card's mean acceptance length that has to be reached: on other prompts, after another version's library."""
+
+
+def held_out(count: int, length: int) -> list[list[int]]:
+    """Return pieces of the modules that were not trained on."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "target" / "tokenizer.json"))
+    library = Path(sysconfig.get_path("stdlib"))
+    stream = train.encode(tokenizer, [(library / name).read_text(encoding="utf-8") for name in sorted(train.HELD_OUT)])
+    starts = torch.linspace(0, len(stream) - length - 1, count).long().tolist()
+    return [stream[start : start + length - 7 * (number % 5)].tolist() for number, start in enumerate(starts)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """The embedded target."""
+    return Pipeline("tiny", None, dtype="float32", device="cpu").target_model
+
+
+def test_the_draft_model_is_still_the_default() -> None:
+    """ "auto" takes the embedded draft model, whatever heads there are, and a head alone takes the embedded target."""
+    assert aliases.paired_drafter("tiny") == "tiny-draft"
+    assert pairs.choose("tiny", "auto")[1:] == ("model", "tiny-draft")
+    assert pairs.choose(None, "tiny-draft")[0] == "tiny"
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_a_heads_files(kind: str) -> None:
+    """A head has at most 3 MB, figures, and a configuration that names no folder of the machine that it was made on."""
+    folder = FOLDER / "heads" / kind
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors", "figures.json"}
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 3_000_000
+    assert json.loads((folder / "figures.json").read_text())["kind"] == kind
+    text = (folder / "config.json").read_text()
+    config = json.loads(text)
+    if kind in ("eagle3", "dflash"):
+        assert config["speculators_model_type"] == kind
+        assert config["speculators_config"]["verifier"]["name_or_path"] == "tiny"
+    assert "/" not in text
+    assert pairs.choose(None, f"tiny-{kind}")[:2] == ("tiny", f"{DRAFTERS.get(kind, kind)},checkpoint={folder}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "align"),
+    [pytest.param(*cell, marks=[] if cell[1:] in QUICK else [pytest.mark.slow]) for cell in CELLS],
+)
+def test_a_head_decodes_exactly(kind: str, options: str, align: str, target: Any) -> None:
+    """Chains and trees of a trained head give the target's own tokens in ragged batches, and some of their tokens stand."""
+    pipe = harness.pipeline(target, f"tiny-{kind}{options}", align=align, batch_size=3, draft_length=4)
+    harness.check(pipe, harness.requests(held_out(6, 64), 24, {0}))
+    assert pipe.report.mean_acceptance_length > 1.2
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_a_head_reaches_the_cards_figure(kind: str, target: Any) -> None:
+    """As a chain a head's mean acceptance length on held-out modules is about that of its card."""
+    figures = json.loads((FOLDER / "heads" / kind / "figures.json").read_text())
+    chain = f"tiny-{kind}{',tree=chain' if kind == 'medusa' else ''}"
+    pipe = harness.pipeline(target, chain, batch_size=16, draft_length=4)
+    list(pipe.generate(held_out(16, 96), max_new_tokens=48))
+    assert pipe.report.mean_acceptance_length > LEAST * figures["mean_acceptance_length"]
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_the_command_runs_with_a_head(kind: str, tmp_path: Path) -> None:
+    """``specframe run --drafter tiny-KIND`` writes the token ids of plain decoding."""
+    found = []
+    for number, drafter in enumerate(("none", f"tiny-{kind}")):
+        file = tmp_path / f"{number}.jsonl"
+        line = ["run", "import os", "def f(x):", "--drafter", drafter, "--max-new-tokens", "12", "--output", str(file)]
+        done = CliRunner().invoke(cli, line)
+        assert done.exit_code == 0, done.output
+        found.append([json.loads(row)["token_ids"] for row in file.read_text(encoding="utf-8").splitlines()])
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
