@@ -46,6 +46,7 @@ def replace(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fake_pair", lambda: (planted(), None))
         monkeypatch.setattr(module, "real_pair", lambda name: (zoo.build(name), None), raising=False)
     monkeypatch.setattr(stops, "stop_target", lambda: planted(509))
+    monkeypatch.setattr(stops, "RIGHT", {"its own": None})  # a head drafts what it drafts, so one run is enough
     monkeypatch.setattr(fakes, "fake_target", planted)
     monkeypatch.setattr(fakes, "fake_draft", lambda *_, **__: None)
 

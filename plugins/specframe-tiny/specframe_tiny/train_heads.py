@@ -1,6 +1,6 @@
 """Train heads for the embedded target: drafters that read the features of ``tiny``.
 
-    python -m specframe_tiny.train_heads --work WORK_DIR                    # all heads: on one CPU core about an hour
+    python -m specframe_tiny.train_heads --work WORK_DIR                    # all heads: on one CPU core about two hours
     python -m specframe_tiny.train_heads --work WORK_DIR eagle3 medusa
 
 The work is done by ``specframe heads train``, of the plugin specframe-heads: the target continues snippets of the training modules
@@ -30,7 +30,7 @@ NEW = 128
 """Tokens of a continuation."""
 
 KINDS = {
-    "eagle3": ("--steps", "2000", "--rate", "2e-3"),
+    "eagle3": ("--steps", "6000", "--rate", "2e-3"),
     "medusa": ("--steps", "1500", "--vocabulary", "1400"),
     "clover2": ("--steps", "1500"),
     "dflash": ("--steps", "1500", "--layers", "2"),
