@@ -25,7 +25,7 @@ test: install  ## the fast suite, then the wide equivalence matrix
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
 
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
-	OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests
+	RAY_worker_niceness=0 OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests
 
 .venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
 	$(PYTHON) -m venv .venv-ray

@@ -213,7 +213,8 @@ def told(error: BaseException) -> str:
     """Return the sentence of the innermost error."""
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
-    return sentence(error)
+    system = error.strerror if isinstance(error, OSError) else None
+    return system.rstrip(".") if system else sentence(error)  # Ray puts its advice where the file's name would be
 
 
 def require_alike() -> None:

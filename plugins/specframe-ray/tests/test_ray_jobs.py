@@ -196,3 +196,11 @@ def test_a_cluster_without_room(recwarn: pytest.WarningsRecorder) -> None:
     assert not recwarn.list
     job.warn_of_waiting(job.Place(5, 0, 1))
     assert "the cluster has 5 CPUs, of which actors take 5 and reading 1" in str(recwarn.pop().message)
+
+
+def test_the_innermost_error_is_told() -> None:
+    """Of an error with causes, the first one's sentence is told, without what Ray adds."""
+    outer = RuntimeError("a task failed")
+    outer.__cause__ = OSError(28, "No space left on device", "Failed to apply UDF transform")
+    assert job.told(outer) == "No space left on device"
+    assert job.told(ValueError("x is wrong.")) == "x is wrong"
