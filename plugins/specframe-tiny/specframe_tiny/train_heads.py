@@ -30,7 +30,7 @@ NEW = 128
 """Tokens of a continuation."""
 
 KINDS = {
-    "eagle3": ("--steps", "2000", "--rate", "2e-3"),
+    "eagle3": ("--steps", "6000", "--rate", "2e-3"),
     "medusa": ("--steps", "1500", "--vocabulary", "1400"),
     "clover2": ("--steps", "1500"),
     "dflash": ("--steps", "1500", "--layers", "2"),
