@@ -7,13 +7,16 @@ layer ids that mean other hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specframe.contracts.requests import Result
 from specframe.errors import ModelError
 from specframe.models import loading
 from specframe.pipeline import Pipeline
@@ -27,9 +30,9 @@ from specframe_heads.vocabulary import looks_like_ids
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "layernorms", "fusion_bias")
 """Flags that change what a head computes. Engines disagree on what holds where a file leaves one out."""
 
-CLEARLY = 0.1
-"""Tokens per round by which an offset has to be accepted more than the file as read, to be told as the right one: less may be
-chance over a few prompts."""
+CLEARLY, ERRORS = 0.1, 3
+"""An offset has to be accepted more than the file as read, to be told as the right one: by so many tokens per round, and by so many
+standard errors. Less may be chance over a few prompts."""
 
 
 @attrs.frozen
@@ -148,37 +151,57 @@ def measured(patient: Patient, draft_length: int, new: int, limit: int) -> Itera
         A line with the figures, and one with what follows from them.
     """
     known = {shift: acceptance(patient, shift, draft_length, new, limit) for shift in (0, -1, 1)}
-    best = max(known, key=lambda shift: known[shift] or 0.0)
+    best = max(known, key=lambda shift: known[shift].length)
     told = ", ".join(
-        f"{'as read' if not shift else f'ids {shift:+d}'} {'not possible' if value is None else f'{value:.2f}'}"
-        for shift, value in known.items()
+        f"{'as read' if not shift else f'ids {shift:+d}'} {f'{one.length:.2f}' if one.rounds else 'not possible'}"
+        for shift, one in known.items()
     )
     yield Finding("acceptance", f"mean acceptance length of {draft_length} drafted: {told}")
-    as_read = known[0] or 0.0
-    if best and (known[best] or 0.0) > as_read + CLEARLY:
+    as_read, other = known[0], known[best]
+    chance = ERRORS * math.hypot(as_read.error, other.error)
+    if best and other.length > as_read.length + max(CLEARLY, chance):
         yield Finding(
             "layer ids",
             f"more is accepted with ids shifted by {best:+d}: the file was written for another meaning of its ids, expected those "
             f"of {patient.format.name}; run it with shift={best}",
             wrong=True,
         )
-    elif as_read < 1 + CLEARLY:
+    elif as_read.length < 1 + CLEARLY:
         yield Finding("acceptance", "hardly anything is accepted: expected a head trained for this target", wrong=True)
 
 
-def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> float | None:
-    """Return the mean acceptance length with layer ids shifted; None: the target has no such hidden states."""
+@attrs.frozen
+class Acceptance:
+    """What was accepted over some rounds; without rounds the target has no such hidden states."""
+
+    rounds: int = 0
+    length: float = 0.0
+    """The mean acceptance length."""
+    error: float = 0.0
+    """Its standard error, rounds taken as independent."""
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> Acceptance:
+        """Return that of results."""
+        counts = sum((Counter(one.metrics.acceptance_histogram) for one in results), Counter[int]())
+        if not (rounds := counts.total()):
+            return cls()
+        mean = sum(accepted * count for accepted, count in counts.items()) / rounds
+        squares = sum((accepted - mean) ** 2 * count for accepted, count in counts.items())
+        return cls(rounds, 1 + mean, math.sqrt(squares) / rounds)
+
+
+def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> Acceptance:
+    """Return what is accepted with layer ids shifted."""
     drafter = f"{patient.format.drafter},checkpoint={patient.checkpoint.name},shift={shift}"
     options: dict[str, Any] = {"tokenizer": patient.tokenizer, "batch_size": 4, "draft_length": draft_length}
     try:
         pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
-        for _ in pipe.generate(prompts(patient)[:limit], max_new_tokens=new):
-            pass
+        return Acceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
     except ModelError:
         if shift:
-            return None
+            return Acceptance()
         raise
-    return pipe.report.mean_acceptance_length
 
 
 def prompts(patient: Patient) -> list[Any]:

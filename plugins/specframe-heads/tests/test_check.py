@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from specframe_heads import testing
+from specframe_heads import doctor, testing
 from specframe_heads.doctor import examine, measured
 
 from specframe.cli import cli
@@ -43,6 +44,24 @@ def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
     patient = examine(str(testing.planted_eagle3(tmp_path / "b", target, 4, [1, 3, 6])), target)
     (found,) = [one for one in measured(patient, 4, 16, 2) if one.wrong]
     assert (found.subject, found.text[:48]) == ("layer ids", "more is accepted with ids shifted by +1: the fil")
+
+
+@pytest.mark.parametrize(("more", "wrong"), [(0.12, False), (0.9, True)])
+def test_chance_is_no_wrong_offset(more: float, wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An offset that is accepted a little more over few rounds is not told as the right one."""
+    target = testing.planted_target()
+    patient = examine(str(testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6])), target)
+    monkeypatch.setattr(
+        doctor, "acceptance", lambda _, shift, *__: doctor.Acceptance(60, 2.1 + more * (shift > 0), 0.15)
+    )
+    assert [one.wrong for one in measured(patient, 4, 16, 2)] == [False, True][: 1 + wrong]
+
+
+def test_the_standard_error_of_acceptance() -> None:
+    """Of 8 rounds with 1 accepted and 8 with 3 the mean acceptance length is 3, and its standard error 1 / sqrt(16)."""
+    results = [SimpleNamespace(metrics=SimpleNamespace(acceptance_histogram={1: 4, 3: 4})) for _ in range(2)]
+    found = doctor.Acceptance.of(results)
+    assert (found.rounds, found.length, found.error) == (16, 3.0, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +122,13 @@ def test_the_command_prints_findings(tmp_path: Path) -> None:
     assert done.exit_code == 2, done.output
     assert "WRONG" in done.output
     assert "for another target" in done.output
+
+
+def test_a_target_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
+    """Without ``--target`` a folder is refused in a sentence: only an alias says which target it is for."""
+    done = CliRunner().invoke(cli, ["models", "check", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"--target: expected the model that {tmp_path} is for" in f"{done.output}{done.exception}"
 
 
 def test_a_checkpoint_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def test_the_command(tmp_path: Path) -> None:
         ),
         (("medusa", "--target", "tiny", "--out", "y"), "Missing option '--data'"),
         (("medusa", "--target", "tiny", "--data", "x", "--out", "y", "--places", "0"), "--places"),
+        (("medusa", "--target", "tiny", "--data", "not-there", "--out", "OUT"), "--data: not-there cannot be read"),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:

@@ -107,3 +107,12 @@ def test_the_command_runs_with_a_head(kind: str, tmp_path: Path) -> None:
         found.append([json.loads(row)["token_ids"] for row in file.read_text(encoding="utf-8").splitlines()])
     assert len(found[0]) == 2
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", THERE)
+def test_the_doctor_finds_a_head_sound(kind: str) -> None:
+    """``specframe models check tiny-KIND`` takes the alias's target and finds nothing wrong."""
+    done = CliRunner().invoke(cli, ["models", "check", f"tiny-{kind}"])
+    assert done.exit_code == 0, done.output
+    assert "mean acceptance length of 4 drafted: as read" in done.output

@@ -7,12 +7,17 @@ import click
 from specframe.cli.kinds import Model
 from specframe.cli.options import DTYPES, whole
 from specframe.cli.tables import show_table
+from specframe.errors import OptionError
+from specframe.models.aliases import paired_target
 
 
 @click.command()
 @click.argument("drafter")
 @click.option(
-    "--target", metavar="T", type=Model(), required=True, help="The target: an alias, a directory or a hub id."
+    "--target",
+    metavar="T",
+    type=Model(),
+    help="The target: an alias, a directory or a hub id.  [default: that of the head's alias]",
 )
 @click.option("--device", metavar="D", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", metavar="P", type=click.Choice(DTYPES), default="auto", show_default=True, help="Precision.")
@@ -23,7 +28,7 @@ from specframe.cli.tables import show_table
 def check(
     ctx: click.Context,
     drafter: str,
-    target: str,
+    target: str | None,
     device: str,
     dtype: str,
     draft_length: int,
@@ -37,6 +42,8 @@ def check(
     """
     from specframe_heads.doctor import examine, measured
 
+    if (target := target or paired_target(drafter)) is None:
+        raise OptionError(f"--target: expected the model that {drafter} is for: only an alias says that by itself")
     patient = examine(drafter, target, device, dtype)
     findings = patient.findings
     if patient.fits:

@@ -78,7 +78,8 @@ class Session:
 
     def run(self, data: str, held_out: str | None) -> Figures:
         """Train a head on prompts of a file, and return its figures on those of another, or on some that are held out."""
-        prompts = {name: given(file) for name, file in (("data", data), ("held-out", held_out)) if file is not None}
+        files = {name: file for name, file in (("data", data), ("held-out", held_out)) if file is not None}
+        prompts = {name: given(f"--{name}", file) for name, file in files.items()}
         if len(prompts) == 1 and len(prompts["data"]) < 2:
             raise OptionError(f"--data: expected at least two prompts in {data}, of which one is held out, got one")
         self._claim()
@@ -172,9 +173,12 @@ def longer(result: Result, place: int) -> int:
     return sum(rounds for accepted, rounds in result.metrics.acceptance_histogram.items() if accepted > place)
 
 
-def given(file: str) -> list[Any]:
-    """Return the prompts of a file; raise :class:`OptionError` for one that cannot be read."""
-    asked = from_file(file)
-    if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
-        raise OptionError(f"{file}: {fault}")
+def given(option: str, file: str) -> list[Any]:
+    """Return the prompts of an option's file; raise :class:`OptionError` with the option's name for one that cannot be read."""
+    try:
+        asked = from_file(file)
+    except OptionError as fault:
+        raise OptionError(str(fault).replace("--prompts:", f"{option}:", 1)) from fault
+    if wrong := next((prompt.fault for prompt in asked if prompt.fault), None):
+        raise OptionError(f"{option}: {file}: {wrong}")
     return [prompt.given for prompt in asked]
