@@ -14,9 +14,11 @@ from workers_objects import After, Raising
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
+from specframe.engine.arrivals import HandClock
 from specframe.engine.local import Local
+from specframe.engine.workers.engine import DealingEngine
 from specframe.engine.workers.jobs import Job, report_of
-from specframe.engine.workers.messages import Broken, Ended, Round
+from specframe.engine.workers.messages import Broken, Ended, Ready, Round
 from specframe.errors import InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
@@ -254,3 +256,52 @@ def test_what_was_told_is_not_told_again() -> None:
     assert again.verdict.host()[1][0, : again.gained[0]].tolist() == [4, 5]
     assert (again.finished[0].token_ids, job.told) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     assert report_of(told(8, [1, 2]), jobs, 4) is None
+
+
+class Mortal:
+    """A worker that can be sent messages."""
+
+    fate = "by signal 9"
+
+    def send(self, message: Any) -> None:
+        pass
+
+
+class DyingCrew:
+    """One worker that tells what it is made to tell; a None is its death."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.run, self.members, self._messages = 1, [Mortal()], messages
+
+    def begin(self, parts: Any) -> int:
+        return 1
+
+    def open(self, *_: Any) -> None:
+        pass
+
+    def replace(self, member: Any) -> Any:
+        self.members = [Mortal()]
+        return self.members[0]
+
+    def listen(self, timeout: float | None) -> tuple[Any, Any]:
+        return self.members[0], self._messages.pop(0)
+
+    def dismiss(self) -> None:
+        self.run = 0
+
+    release = dismiss
+
+
+@pytest.mark.parametrize(
+    ("between", "errors"), [([], 0), ([Ready()], 1)], ids=["while they begin", "while they decode"]
+)
+def test_deaths_that_a_request_is_blamed_for(between: list[Any], errors: int) -> None:
+    """Three workers that die with a request end it; workers that die before they are ready have begun none."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    crew: Any = DyingCrew([Ready(), None, *between, None, *between, None, *between])
+    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    engine.add(Request(0, [1, 2, 3], 5))
+    reports = [engine.step() for _ in range(3 + 2 * len(between))]
+    failed = [sequence.error for report in reports if report for sequence in report.finished]
+    assert failed == ["3 worker processes have died with this request, the last one by signal 9"] * errors
+    assert engine.idle is bool(errors)

@@ -241,15 +241,19 @@ class DealingEngine:
         return None
 
     def _buried(self, desk: Desk) -> RoundReport | None:
-        """Have another worker in the place of one that has died, and its requests decoded again."""
-        fate, jobs = desk.member.fate, list(desk.jobs.values())
+        """Have another worker in the place of one that has died, and its requests decoded again.
+
+        A worker that died before it was ready had begun no request, so none is blamed.
+        """
+        fate, jobs, blamed = desk.member.fate, list(desk.jobs.values()), desk.ready
+        desk.ready = False
         desk.member, desk.stages = self._crew.replace(desk.member), {}
         self._crew.open(desk.member, self._recipe, self._parts)
         desk.jobs.clear()
         report = None
         for job in jobs:
-            job.falls += 1
-            if job.alone and job.falls >= FALLS:
+            job.falls += blamed
+            if blamed and job.alone and job.falls >= FALLS:
                 report = self._failed(
                     job, f"{job.falls} worker processes have died with this request, the last one {fate}"
                 )
