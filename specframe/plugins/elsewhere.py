@@ -19,13 +19,23 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "specframe-heads",
     ),
     "executor": {"ray": "specframe-ray"},
-    "model": dict.fromkeys(("tiny", "tiny-draft"), "specframe-tiny"),
+    "model": dict.fromkeys(
+        ("tiny", "tiny-draft", "tiny-eagle3", "tiny-medusa", "tiny-clover2", "tiny-dflash"), "specframe-tiny"
+    ),
 }
 """The distribution of each name, by kind."""
 
 HEADS = "specframe-heads"
 """The distribution that runs checkpoints of heads."""
-SIGNS = ("speculators_model_type", "eagle_config", "dflash_config", "medusa_num_heads", "hydra_num_heads")
+SIGNS = (
+    "speculators_model_type",
+    "eagle_config",
+    "dflash_config",
+    "medusa_num_heads",
+    "medusa_fc_bias",
+    "hydra_num_heads",
+    "clover_num_heads",
+)
 """Keys of a config.json that say: this is a head, no language model."""
 
 
