@@ -203,7 +203,7 @@ def completed(line: str) -> list[tuple[str, str]]:
         ("run --draft-length g", ["goodput"]),
         ("run --target vic", ["vicuna-68m", "vicuna-7b"]),
         ("run --drafter prom", ["prompt-lookup"]),
-        ("verify --drafter none,tiny-d", ["none,tiny-draft"]),
+        ("verify --drafter none,tiny-dr", ["none,tiny-draft"]),
         ("run --dtype f", ["float32", "float16", "fp32", "fp16"]),
         ("run --attention p", ["packed"]),
         ("run --layers ", ["eager", "compiled", "auto"]),

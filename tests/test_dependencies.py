@@ -19,7 +19,10 @@ PROJECTS = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: 
 NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
 
-EXTRAS = {"specframe": {"testing": "test", "text/prompts/tables.py": "data"}}
+EXTRAS = {
+    "specframe": {"testing": "test", "text/prompts/tables.py": "data"},
+    "specframe-heads": {"conformance.py": "test"},
+}
 """The parts of a distribution that need one of its extras."""
 
 

@@ -61,7 +61,7 @@ def check_name(known: Registry, kind: str, specification: str) -> None:
 def require_steps(known: Registry, executor: str) -> None:
     """Raise :class:`OptionError` for an executor that has ranks, or takes files as a whole: no process steps its engines alone."""
     entry = known.entry("executor", parse_specification(executor)[0])
-    if "files" in entry.facts.able("offers") or hasattr(entry.factory, "joint"):
+    if entry.facts.able("offers") & {"files", "ranks"}:
         raise OptionError(
             f"--executor: expected one of one process, such as local, got {executor!r}, which is for `specframe run`"
         )

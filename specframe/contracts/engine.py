@@ -119,7 +119,7 @@ class LoadingExecutor(Executor, Protocol):
 
 
 class RankedExecutor(LoadingExecutor, Protocol):
-    """An executor whose processes decode the same rows. Each process is a rank, and all make the same calls."""
+    """An executor whose processes decode the same rows. Each process is a rank, and all make the same calls. It offers "ranks"."""
 
     rank: int
     """This process's rank. Of all ranks only 0 writes: results, reports, progress, warnings."""

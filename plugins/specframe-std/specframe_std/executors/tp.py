@@ -42,6 +42,8 @@ class TensorParallel:
         timeout: seconds that a rank waits for the others.
     """
 
+    offers = frozenset({"ranks"})
+
     def __init__(self, draft: str = DRAFTS[0], timeout: float = TIMEOUT) -> None:
         if draft not in DRAFTS:
             raise OptionError(f"executor tp: draft: expected {' or '.join(DRAFTS)}, got {draft!r}")
