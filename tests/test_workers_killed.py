@@ -134,21 +134,27 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.prompts, self.output = folder / "prompts.jsonl", folder / "out.jsonl"
-        self.texts = [f"def function_{i}(x, y):\n    " for i in range(60)]
-        self.prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in self.texts))
+        texts = [f"def function_{i}(x, y):\n    " for i in range(60)]
+        # the last one takes seconds, so that no run ends before it is ended
+        lengths = [*[24] * 59, 900]
+        self.entries: list[dict[str, Any]] = [
+            {"prompt": text, "max_new_tokens": length, "min_new_tokens": length}
+            for text, length in zip(texts, lengths, strict=True)
+        ]
+        self.prompts.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries))
 
     def arguments(self, workers: int = 2) -> list[str]:
         """Return the command line, which begins the file of results or goes on with it."""
-        options = ["--prompts", str(self.prompts), "--target", "tiny", "--max-new-tokens", "24", "--batch-size", "2"]
+        options = ["--prompts", str(self.prompts), "--target", "tiny", "--batch-size", "2"]
         files = ["--output", str(self.output), *(["--resume"] if self.output.exists() else [])]
         executor = ["--executor", f"local,workers={workers}"]
         return [sys.executable, "-m", "specframe", "run", *options, *files, *executor, "--quiet"]
 
     def begun(self) -> subprocess.Popen[str]:
-        """Return the command after it has written some results."""
-        before = len(self.results())
+        """Return the command after it has written some results, or all but the last."""
+        wanted = min(len(self.results()) + 5, len(self.entries) - 1)
         running = subprocess.Popen(self.arguments(), stderr=subprocess.PIPE, text=True, start_new_session=True)
-        wait_for(lambda: len(self.results()) > before + 4, seconds=200)
+        wait_for(lambda: len(workers_of(running.pid)) == 2 and len(self.results()) >= wanted, seconds=200)
         return running
 
     def results(self) -> list[tuple[int, list[int]]]:
@@ -180,8 +186,9 @@ def test_a_run_that_is_ended_in_every_way(tmp_path: Path) -> None:
         assert running.returncode == status, told
         assert len(told.strip().splitlines()) == (number != signal.SIGKILL), told
         wait_for(lambda left=left: gone(left))  # type: ignore[misc]
-    assert len(command.results()) < len(command.texts)
+    assert len(command.results()) < len(command.entries)
     ended = CliRunner().invoke(cli, command.arguments(workers=1)[3:])
     assert ended.exit_code == 0, ended.stderr
-    expected = Pipeline("tiny", batch_size=2).generate(command.texts, 24)
+    texts = [entry.pop("prompt") for entry in command.entries]
+    expected = Pipeline("tiny", batch_size=2).generate(texts, sampling=[Sampling(**entry) for entry in command.entries])
     assert command.results() == [(result.index, result.token_ids) for result in expected]

@@ -93,10 +93,10 @@ def layers_of(checkpoint: Checkpoint, format: Format, target: Target) -> Iterato
     ids, read = format.ids(checkpoint, target.layers), format.layers(checkpoint, target.layers)
     meaning = f"id k is hidden state k{f' + {format.offset}' if format.offset else ''}"
     text = f"{list(ids)} of {target.layers} layers, {meaning} in this format: hidden states {list(read)}"
-    outside = [one for one in read if not 0 <= one <= target.layers]
+    outside = [one for one in read if not 0 <= one <= target.layers + 1]  # the last: before the final norm
     twice = len(set(read)) < len(read)
     if outside or twice:
-        expected = f"expected different ones from 0 to {target.layers}"
+        expected = f"expected different ones from 0 to {target.layers + 1}"
         yield Finding("layer ids", f"{text}; {expected}, so this head is for a target of another depth", wrong=True)
     else:
         yield Finding("layer ids", text)
