@@ -1,6 +1,6 @@
 """The optimizer of heads: Muon for matrices inside of layers, AdamW for all else, one schedule for both.
 
-Muon (Jordan et al. 2024) takes about half the steps of AdamW. ``torch.optim.Muon`` iterates in bfloat16, which many CPUs emulate.
+Muon (Jordan et al. 2024) takes about half the steps of AdamW.
 """
 
 from __future__ import annotations
@@ -13,35 +13,6 @@ WARM = 50
 """Steps until the full rate: the first gradients point in no direction that lasts."""
 HELD = 0.4
 """The part of all steps at the full rate; it then falls to nothing in a line."""
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz iterations; its update is as large as AdamW's."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Update every parameter once."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
-                average.lerp_(parameter.grad, 1 - group["momentum"])
-                update = orthogonal(torch.lerp(parameter.grad, average, group["momentum"]))
-                parameter.add_(update, alpha=-group["lr"] * 0.2 * max(parameter.shape) ** 0.5)
-
-
-def orthogonal(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """Return roughly the nearest matrix whose singular values are equal, by a quintic iteration with Jordan's coefficients."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix) / (matrix.norm() + 1e-7)
-    for _ in range(iterations):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.T if tall else x
 
 
 class Optimizers:
@@ -60,7 +31,8 @@ class Optimizers:
         others = [weight for _, weight in trained if id(weight) not in known]
         self._rates, self._steps, self._parts = list[float](), steps, list[torch.optim.Optimizer]()
         if inner:
-            self._add(Muon(inner, 3 * rate), 3 * rate)
+            muon = torch.optim.Muon(inner, 3 * rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+            self._add(muon, 3 * rate)
         if others:
             self._add(torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0), rate)
         self._all = [weight for _, weight in trained]
