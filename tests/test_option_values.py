@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import subprocess
@@ -48,10 +49,11 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 
-OF_TREES = {("drafter", "model", key) for key in ("tree", "branch", "nodes", "top")} | {
-    ("draft-length policy", "fixed", "nodes")
-}
+TREE_DRAFTERS = itertools.product(("model", "early-exit"), ("tree", "branch", "nodes", "top"))
+OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-length policy", "fixed", "nodes")}
 """Options that go together: plugins/specframe-std/tests/test_tree_drafts.py has their values."""
+OF_TARGETS = {("drafter", "early-exit", "layers")}
+"""Options whose values depend on the target: plugins/specframe-std/tests/test_early_exit.py has them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""
@@ -82,7 +84,7 @@ def test_every_option_of_a_strategy_is_in_the_table() -> None:
         if entry.kind in ROLES and entry.distribution == "specframe-std"
         for key in inspect.signature(entry.factory).parameters
     }
-    assert found == RANGES.keys() | OF_TREES
+    assert found == RANGES.keys() | OF_TREES | OF_TARGETS
 
 
 @pytest.mark.parametrize("option", RANGES, ids=" ".join)

@@ -178,5 +178,11 @@ class Run(Protocol):
     def caches(self) -> MutableSequence[Any]:
         """The models whose caches are counted, and released when the run ends. A drafter that makes its own adds it here."""
 
-    def open_cache(self, runner: Any) -> CachedModel:
-        """Return a model, a :class:`specframe.forward.runner.ModelRunner`, with a KV cache of its own."""
+    def open_cache(self, runner: Any, *, share: Any = None) -> CachedModel:
+        """Return a model, a :class:`specframe.forward.runner.ModelRunner`, with a KV cache.
+
+        Args:
+            share: the :class:`CachedModel` whose cache it uses; None: a cache of its own. The model's layers are the first
+                layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.keep`,
+                before the other feeds.
+        """

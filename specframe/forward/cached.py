@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,10 @@ class CachedModel:
             self._forward = Recorded(self._execute, store.rows, slots, record, pack)
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, slots, record, pack)
+
+    def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
+        """Return another model on this one's cache; ``how``: the further arguments, which say how its forwards are run."""
+        return CachedModel(runner, self.store, self.layout, *how)
 
     def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         layers, how = self.runner.layers(self._layers), self._attention

@@ -42,18 +42,27 @@ class Run:
     """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
+    """The models with a cache of their own."""
+    _sharing: list[CachedModel] = attrs.field(factory=list, init=False)
     _reserved: list[Sequence] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.target = self.open_cache(self.runner)
 
-    def open_cache(self, runner: ModelRunner) -> CachedModel:
-        """Return ``runner`` with a KV cache of its own under this run's alignment and KV backend."""
-        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+    def open_cache(self, runner: ModelRunner, *, share: CachedModel | None = None) -> CachedModel:
+        """Return ``runner`` with a KV cache under this run's alignment and KV backend.
+
+        Args:
+            share: the cached model whose cache it uses; None: a cache of its own.
+        """
         record = RECORDINGS["off" if runner.spread else self.graphs](runner.device)
-        cached = self._cached(runner, store, self.watch, self.attention, record, self.layers)
-        self.caches.append(cached)
-        return cached
+        how = (self.watch, self.attention, record, self.layers)
+        if share is not None:
+            self._sharing.append(share.shared(runner, *how))
+            return self._sharing[-1]
+        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+        self.caches.append(self._cached(runner, store, *how))
+        return self.caches[-1]
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
         """Return a model on a store; a run that checks puts its checks around both.
@@ -82,9 +91,10 @@ class Run:
 
     def release(self) -> None:
         """Let go of all caches."""
-        for cached in self.caches:
+        for cached in (*self.caches, *self._sharing):
             cached.release()
         self.caches.clear()
+        self._sharing.clear()
 
     @property
     def kv_bytes(self) -> int:

@@ -261,6 +261,7 @@ class ModelRunner:
         """Describe how the sliding windows that layers ask for differ from the configuration's."""
         kinds = getattr(self.config, "layer_types", None)
         told = [self.windows[kind] for kind in kinds] if kinds else [self.windows["all"]] * len(seen)
+        told = told[: len(self.kv_shapes)]  # the configuration may be of a model with more layers
         bounded = [[window if window and window < self.context else None for window in given] for given in (seen, told)]
         if bounded[0] == bounded[1]:
             return None

@@ -206,6 +206,7 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "distinct": ("acceptance rule",),
     "independent": ("acceptance rule",),
     "prunable": ("acceptance rule",),
+    "share": ("alignment",),
     "logits": (),
 }
 """The roles that have to offer a word when another needs it. None has to offer "logits": a draft without is certain. A word that

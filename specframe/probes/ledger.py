@@ -51,6 +51,10 @@ class CheckedModel(CachedModel):
         super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
 
+    def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
+        """Return another model on this one's cache, with the same ledger."""
+        return CheckedModel(runner, self.store, self.layout, *how, ledger=self._ledger)
+
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking the batch that the layout is handed."""
         self._ledger.checks.batch(batch)
@@ -69,7 +73,8 @@ class CheckedModel(CachedModel):
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of the last ``keep`` tokens after telling the ledger."""
         scores = super().feed(batch, block, keep)
-        self._ledger.scored(batch, block, scores)
+        if self.runner.role == "target":
+            self._ledger.scored(batch, block, scores)
         return scores
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
@@ -112,8 +117,8 @@ class Ledger(Listener):
         self._check_visible(accounts, places_BT, block, placement)
 
     def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
-        """Check the choices of the target, where it is to be heard."""
-        if self._runner.role == "target" and block.end >= 0:
+        """Check the target's choices, where it is to be heard."""
+        if block.end >= 0:
             self._check_choices(self.checks.batch(batch), scores.logits_BTV, block)
 
     def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:

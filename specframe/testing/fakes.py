@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -25,6 +25,7 @@ from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
+from specframe.forward.runner import ModelRunner
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
@@ -196,6 +197,33 @@ class ScriptedDrafter:
         if isinstance(self.right, int):
             return self.right
         return self.right[index] if isinstance(self.right, Mapping) else self.right(index, generated)
+
+
+class Sharing:
+    """Drafts with the target itself on the target's own cache: every draft is right."""
+
+    needs = frozenset({"share"})
+    offers = frozenset({"chain"})
+
+    def start(self, run: Run) -> None:
+        """Open the target once more on its cache."""
+        self._rule = run.rule
+        self._cache = run.open_cache(ModelRunner(cast(ModelRunner, run.runner).model, "draft"), share=run.target)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the target's tokens, and forget that they were fed."""
+        if budget.depth == 0:
+            return Draft(batch.tokens_BS[:, :0])
+
+        def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
+            return self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
+
+        tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose, pure=True)
+        self._cache.keep(batch, batch.lengths - 1)
+        return Draft(tokens_BK)
 
 
 TREE = (-1, -1, 0, 1, 1, 3)

@@ -7,6 +7,7 @@ from specframe.plugins.hookspecs import Register, RegisterDefaults, RegisterMode
 
 @hookimpl
 def specframe_register_drafters(register: Register) -> None:
+    register("early-exit", "specframe_std.drafters.early_exit:EarlyExit")
     register("model", "specframe_std.drafters.model:ModelDrafter")
     register("none", "specframe_std.drafters.none:NoDrafter")
     register("prompt-lookup", "specframe_std.drafters.prompt_lookup:PromptLookup")

@@ -69,6 +69,15 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         results = self.verify(self.pipeline(target, drafter, **surroundings), asked)
         assert {result.metrics.num_spec_steps for result in results} == {2}
 
+    def test_a_second_model_on_the_same_cache(self, surroundings: dict[str, Any]) -> None:
+        """What a drafter feeds into the target's cache and has forgotten leaves no trace: drafts of the target itself all stand."""
+        if "share" not in self.object().offers:
+            pytest.skip("the alignment does not share caches")
+        target, _ = fake_pair()
+        asked = usual_requests(target, new=11, stop=False)
+        results = self.verify(self.pipeline(target, fakes.Sharing(), **surroundings), asked)
+        assert {result.metrics.num_spec_steps for result in results} == {2}
+
     def test_prompts_read_in_chunks(self, surroundings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """Prompts read in several passes, rows that have not begun beside rows that have, are cached alike."""
         monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)

@@ -15,7 +15,7 @@ class Ragged:
     """A token's slot is its position; a rejected token is overwritten by the next round."""
 
     needs = frozenset({"scatter"})
-    offers = frozenset({"lossless", "tree"})
+    offers = frozenset({"lossless", "tree", "share"})
     scheduler = "continuous"
     kv = "slab"
 

@@ -8,7 +8,7 @@ import torch
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
-from specframe.contracts.run import Run
+from specframe.contracts.run import CachedModel, Run
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
@@ -48,13 +48,17 @@ class ModelDrafter:
         """Return the budget of a tree; None: a chain of any length."""
         return None if self._trees.chain else self._trees.budget(depth)
 
-    def start(self, run: Run) -> None:
-        """Open the draft model's cache."""
+    def open(self, run: Run) -> CachedModel:
+        """Return the draft model with its cache."""
         if run.draft_model is None:
             raise CompositionError("drafter 'model' needs a draft language model: pass one as --drafter or drafter=")
         if self._runner is None or self._runner.model is not run.draft_model:  # a model is tried once
             self._runner = ModelRunner(run.draft_model, "draft")
-        self._cache = run.open_cache(self._runner)
+        return run.open_cache(self._runner)
+
+    def start(self, run: Run) -> None:
+        """Open the cache."""
+        self._cache = self.open(run)
         self._rule = run.rule
         self._logits = "logits" in run.rule.needs
         self._samples = "samples" in run.rule.offers
@@ -84,10 +88,15 @@ class ModelDrafter:
 
         width = max(2, int((batch.lengths - cached).max()))
         self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
-        if not self._trees.chain:
-            cached[:] = batch.lengths
-            return self._tree(batch, budget, width)
-        cached[:] = batch.lengths + draft_length - 1
+        cached[:] = batch.lengths + draft_length - 1 if self._trees.chain else batch.lengths
+        return self.draft(batch, budget, width)
+
+    def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
+        """Return a draft within the budget, after feeding the last ``width`` tokens of each row."""
+        return self._chain(batch, budget.depth, width) if self._trees.chain else self._tree(batch, budget, width)
+
+    def _chain(self, batch: Batch, draft_length: int, width: int) -> Draft:
+        """Return a chain."""
         if self._unshaped(batch):
             return Draft(self._cache.extend(batch, batch.last_tokens(width), draft_length, self._choose, pure=True))
 

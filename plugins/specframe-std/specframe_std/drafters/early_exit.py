@@ -1,0 +1,98 @@
+"""Early exit: the first layers of the target draft (LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.run import CachedModel, Run
+from specframe.errors import ModelError
+from specframe.forward.compiled import decoder_layers
+from specframe.forward.runner import ModelRunner
+from specframe.values import whole
+from specframe_std.drafters.model import ModelDrafter
+
+DEFAULT_SHARE = 4
+"""The first of so many parts of the layers draft by default: LayerSkip's authors exit after layer 8 of 32."""
+
+
+class EarlyExit(ModelDrafter):
+    """Proposes the choices of the target's first layers, of which the final norm and the language head make logits.
+
+    These layers' keys and values are the target's own, so draft and target have one cache: no prompt is read twice. What the draft
+    fed is forgotten before the target verifies it, which writes it anew. Targets that were trained for early exit (LayerSkip)
+    have their drafts accepted; of others next to none.
+
+    Options:
+        layers: number of first layers that draft; a quarter of the target's without it.
+        tree: "chain", "static" or "dynamic", as the drafter "model" has them; also ``branch``, ``nodes`` and ``top``.
+    """
+
+    needs: frozenset[str] = frozenset({"share"})
+
+    def __init__(
+        self,
+        layers: int | None = None,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        super().__init__(tree, branch, nodes, top)
+        self.needs = self.needs | {"share"}
+        self._layers = None if layers is None else whole("layers", layers, 1)
+        self._target: PreTrainedModel | None = None
+
+    def open(self, run: Run) -> CachedModel:
+        """Return the target's first layers on the target's cache."""
+        target = cast(ModelRunner, run.target.runner)
+        if self._runner is None or self._target is not target.model:
+            self._target, self._runner = target.model, ModelRunner(first_layers(target, self._layers), "draft")
+        return run.open_cache(self._runner, share=run.target)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Do nothing: the target's cache is kept by the target."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget, and leave the cache as the target left it."""
+        if budget.depth == 0:
+            return Draft(batch.tokens_BS[:, :0])
+        draft = self.draft(batch, budget, 1)
+        self._cache.keep(batch, batch.lengths - 1)
+        return draft
+
+
+def first_layers(target: ModelRunner, count: int | None) -> PreTrainedModel:
+    """Return a model of a target's first layers, whose modules are the target's own.
+
+    Args:
+        target: the target.
+        count: number of layers; None: one of :data:`DEFAULT_SHARE` of them.
+
+    Raises:
+        ModelError: there are too few layers, or the target does not keep them in one list.
+    """
+    model, layers = target.model, decoder_layers(target.model)
+    count = max(1, len(layers) // DEFAULT_SHARE) if count is None else count
+    holders = [name for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList) and [*one] == layers]
+    if not layers or not holders:
+        raise ModelError(f"{target} does not keep its layers in one list: expected that for the drafter 'early-exit'")
+    if target.spread:
+        raise ModelError(f"{target} has layers on several devices: expected one device for the drafter 'early-exit'")
+    if count >= len(layers):
+        raise ModelError(f"drafter 'early-exit': expected layers below the {len(layers)} of {target}, got {count}")
+    return cast(PreTrainedModel, with_module(model, holders[0].split("."), torch.nn.ModuleList(layers[:count])))
+
+
+def with_module(whole: Any, path: list[str], part: torch.nn.Module) -> torch.nn.Module:
+    """Return a module with another part at a path, made of the same parts elsewhere; the given one is left as it is."""
+    if not path:
+        return part
+    made: Any = object.__new__(type(whole))
+    made.__dict__.update(whole.__dict__)
+    made._modules = {**whole._modules, path[0]: with_module(whole._modules[path[0]], path[1:], part)}
+    return cast(torch.nn.Module, made)

@@ -1,0 +1,176 @@
+"""Drafts of the target's first layers on the target's own cache: lossless, and no token is kept or read twice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.early_exit import EarlyExit, first_layers
+from transformers import PreTrainedModel
+
+from specframe.contracts.requests import Request
+from specframe.errors import CompositionError, ModelError, OptionError
+from specframe.forward.runner import ModelRunner
+from specframe.testing import fakes, harness, where, zoo
+from specframe.testing.device.memory import MEMORY
+from specframe.text.sampling import Sampling
+
+LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+ARCHITECTURES = ("qwen3", "gemma3", "mistral", "gpt2", "opt", "qwen3-moe")
+ADDS = ("o_proj", "down_proj", "c_proj", "out_proj", "fc2")
+"""Parts of names of the modules by which layers add to the hidden states."""
+
+
+@functools.cache
+def target(name: str) -> PreTrainedModel:
+    """Return a model of two layers, of which the second adds little: the first often foresees what both say."""
+    model = zoo.build(name)
+    with torch.no_grad():
+        for weight in last_layer(model):
+            weight.mul_(0.3)
+    return model
+
+
+@functools.cache
+def idle(name: str) -> PreTrainedModel:
+    """Return a model whose second layer adds nothing: its first one foresees all."""
+    model = zoo.build(name)
+    with torch.no_grad():
+        for weight in last_layer(model):
+            weight.zero_()
+    return model
+
+
+def last_layer(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    """Return the weights by which the second layer adds to the hidden states."""
+    found = [one for name, one in model.named_parameters() if ".1." in name and set(ADDS) & set(name.split("."))]
+    assert found
+    return found
+
+
+def asked(new: int = NEW) -> list[Request]:
+    """Return ragged requests with eos ids, which are pad ids, inside prompts."""
+    prompts = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    prompts[2][3] = prompts[0][-1] = prompts[4][0] = zoo.EOS
+    return harness.requests(prompts, new, {zoo.EOS, 3})
+
+
+def piped(model: PreTrainedModel, **options: Any) -> Any:
+    return harness.pipeline(
+        model, None, **{"drafter": "early-exit,layers=1", "batch_size": 3, "draft_length": 3, **options}
+    )
+
+
+@pytest.mark.parametrize(("place", "name"), [*enumerate(ARCHITECTURES)])
+def test_equals_the_reference(place: int, name: str) -> None:
+    """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
+    for align in (ALIGNMENTS[place % 4], ALIGNMENTS[(place + 1) % 4]):
+        pipe = piped(target(name), align=align, check=True, batch_size=(1, 3, 8)[place % 3])
+        harness.check(pipe, asked())
+        assert pipe.report.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_the_cache_is_never_wrong(name: str, align: str) -> None:
+    """Where the layers left out add nothing, every draft is accepted, however rows are moved and left out."""
+    pipe = piped(idle(name), align=align, schedule="same-length,window=5" if align == "exspec" else "continuous")
+    harness.check(pipe, asked())
+    assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "early-exit,layers=1,branch=3/2/1", "draft_length": "auto"},
+        {"drafter": "early-exit,layers=1,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
+        {"drafter": "early-exit,layers=1,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
+        {"kv": "slab", "align": "eqspec"},
+        {"schedule": "continuous,piece=4"},
+        {"draft_length": "goodput"},
+        {"attention": "flex"},
+        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
+        {"drafter": "early-exit"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex'")
+def test_with_everything_else(options: dict[str, Any]) -> None:
+    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
+    for model in (target("qwen3"), idle("qwen3")):
+        harness.check(piped(model, **options), asked())
+
+
+@pytest.mark.parametrize("accept", ["gumbel", "block"])
+def test_sampled_tokens_do_not_depend_on_the_batch(accept: str) -> None:
+    """With a seed, samples are the same alone and in a batch; under gumbel they are those of plain sampling."""
+    found = []
+    for drafter, batch_size in (("early-exit,layers=1", 1), ("early-exit,layers=1", 4), ("none", 4)):
+        pipe = piped(target("qwen3"), drafter=drafter, accept=accept, batch_size=batch_size, seed=3)
+        given = [one.prompt_ids for one in asked()]
+        found.append(
+            [one.token_ids for one in pipe.generate(given, NEW, sampling=Sampling(temperature=0.9, samples=2))]
+        )
+    assert found[0] == found[1]
+    assert accept != "gumbel" or found[1] == found[2]
+
+
+@pytest.mark.parametrize(("align", "graphs"), [*itertools.product(("ragged", "exspec"), ("on", "off"))])
+def test_on_the_device(align: str, graphs: str) -> None:
+    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
+    with where.running_on("sim"):
+        pipe = piped(target("qwen3"), align=align, graphs=graphs)
+        for _ in range(2):
+            harness.check(pipe, asked())
+        assert pipe.report.host_syncs == 1
+
+
+def test_memory_that_runs_out_halves_the_batch() -> None:
+    """A halved batch begins again with the same layers on the new cache."""
+    with where.running_on("sim"):
+        pipe = piped(target("qwen3"), batch_size=6)
+        MEMORY.peak[0] = MEMORY.used[0]
+        harness.check(pipe, asked())
+        used, peak = MEMORY.used[0], MEMORY.peak[0]
+        with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
+            harness.check(pipe, asked())
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_there_is_one_cache(check: bool) -> None:
+    """Draft and target hold what plain decoding holds, and the draft reads no prompt."""
+    feeds = harness.Feeds()
+    pipe = piped(target("qwen3"), kv="slab", observers=[feeds], check=check)
+    plain = piped(target("qwen3"), kv="slab", drafter="none", draft_length=3)
+    for one in (pipe, plain):
+        harness.check(one, asked())
+    longest = max(map(len, (one.prompt_ids for one in asked()))) + NEW
+    assert pipe.report.peak_kv_bytes <= plain.report.peak_kv_bytes * (longest + 4) / longest
+    assert all(not round.draft for round in feeds.rounds if round.report.prefill)
+    assert all(tokens == 1 for round in feeds.decoding for _, tokens in round.draft)
+
+
+def test_the_target_is_left_as_it_is() -> None:
+    """The first layers are the target's own modules, and the target keeps all of its layers."""
+    runner = ModelRunner(target("gpt2"), "target")
+    made: Any = first_layers(runner, 1)
+    assert len(made.transformer.h) == 1
+    assert len(runner.model.transformer.h) == 2
+    assert made.transformer.h[0] is runner.model.transformer.h[0]
+    assert made.lm_head is runner.model.lm_head
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """Too many layers, a model without a list of layers, and an alignment that cannot share: one sentence each."""
+    with pytest.raises(ModelError, match=r"drafter 'early-exit': expected layers below the 2 of the target .*, got 2"):
+        harness.check(piped(target("qwen3"), drafter="early-exit,layers=2"), asked())
+    with pytest.raises(ModelError, match=r"does not keep its layers in one list"):
+        harness.check(piped(fakes.fake_target()), asked())
+    with pytest.raises(OptionError, match=r"layers: expected .* at least 1.*, got 0"):
+        EarlyExit(0)
+    with pytest.raises(CompositionError, match=r"needs 'share' to be offered, and alignment .* does not offer it"):
+        piped(target("qwen3"), align="masking")
