@@ -37,7 +37,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 SMALL = {
     "traffic": "--device sim --schemes ragged;eqspec",
-    "sanitizer": "--device sim --schemes ragged",
+    "sanitizer": "--device sim",
     "equivalence": "--pairs small --batches 3 --count 3 --new 8 --device cpu",
     "attention": "--small --device cpu --heads 4,2,16 --dtype float32",
     "bitwise": "--pair small --device cpu --dtypes bfloat16 --batches 3 --count 3 --new 4 --rounds 1",
@@ -126,19 +126,27 @@ def run(command: list[str], seconds: float, **variables: str) -> dict[str, Any]:
 def tests(seconds: float) -> dict[str, Any]:
     """Run the tests marked ``cuda``; what failed, and the sum, or the test that ran out of time, are among the lines."""
     options = ["-v", "-m", "cuda", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
-    found = run([sys.executable, "-u", "-m", "pytest", *options], seconds)
+    found = run([sys.executable, "-u", "-m", "pytest", *options, *with_marks()], seconds)
     kept = [line for line in found["lines"] if line.startswith(("FAILED", "ERROR")) or " FAILED" in line]
     last = found["lines"][-1].strip("= ") if found["lines"] else ""
     return found | {"lines": [*kept, f"out of time: {last}" if found["status"] is None else last]}
 
 
+def with_marks() -> list[str]:
+    """Return the files with tests marked ``cuda``: to collect all others would take longer than to run these on a GPU."""
+    root = HERE.parent
+    files = [*root.glob("tests/test_*.py"), *root.glob("plugins/*/tests/test_*.py")]
+    return sorted(str(file.relative_to(root)) for file in files if "mark.cuda" in file.read_text(encoding="utf-8"))
+
+
 def sanitized(options: list[str], seconds: float) -> dict[str, Any]:
     """Run a short part under torch's sanitizer, which tells of memory that two streams use without waiting for each other.
 
-    The sanitizer asks for CUDA: on another device the part runs without it.
+    On another device than CUDA's there is nothing to run: it would be the first part again.
     """
-    on_cuda = {"TORCH_CUDA_SANITIZER": "1"} if any(option.startswith("cuda") for option in options) else {}
-    return run([sys.executable, str(HERE / "traffic.py"), *options], seconds, **on_cuda)
+    if not any(option.startswith("cuda") for option in options):
+        return {"lines": ["not run: it asks for CUDA"], "wrong": False}
+    return run([sys.executable, str(HERE / "traffic.py"), *options], seconds, TORCH_CUDA_SANITIZER="1")
 
 
 def by_rows(script: str, options: list[str], seconds: float, folder: Path, timed: bool = True) -> dict[str, Any]:
@@ -229,7 +237,9 @@ def show_bitwise(table: Table, part: dict[str, Any]) -> None:
 
 
 def state(part: dict[str, Any]) -> str:
-    """Return how a process ended."""
+    """Return how a process ended, or why there was none."""
+    if "status" not in part:
+        return str(part["lines"][-1])
     ended = "out of time" if part["status"] is None else f"exit status {part['status']}"
     return f"{ended} after {part['seconds']:.0f} s"
 

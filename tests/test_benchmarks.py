@@ -233,6 +233,13 @@ def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:
     assert gpu_suite.finished(path) == {"traffic": {"wrong": False, "rows": []}}
 
 
+def test_the_gpu_suite_runs_the_files_with_marks() -> None:
+    """Every file with a test for CUDA is run, and no file without one."""
+    files = gpu_suite.with_marks()
+    assert {"tests/test_attention.py", "tests/test_equivalence.py", "tests/test_flex.py"} <= {*files}
+    assert "tests/test_pool.py" not in files
+
+
 def test_traffic_is_told_by_round() -> None:
     """A scheme's waits and copies are counted per round, with their places, and its strict run is exact."""
     row = traffic.measure("eqspec", models.pick_device("sim"))

@@ -168,9 +168,11 @@ class Service:
         if (job := self._jobs.get(number)) is None:
             return
         result = chunk.result and attrs.evolve(chunk.result, index=0)
-        job.send(attrs.evolve(chunk, index=0, result=result))
         if result:
-            self._ended(number, chunk.sample)
+            self._ended(
+                number, chunk.sample
+            )  # first: a client that has its last token does not find it among the unfinished
+        job.send(attrs.evolve(chunk, index=0, result=result))
 
     def _ended(self, number: int, sample: int) -> None:
         """Note that a sample of a job has ended; after the last one forget the job."""
