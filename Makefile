@@ -2,6 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
+# Python compiles the modules that are imported; to compile all of them takes a minute
+PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
@@ -18,7 +20,7 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 
 .venv/installed: constraints.txt pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]" $(addprefix -e ,$(PLUGINS))
+	$(BIN)/$(PIP_INSTALL) -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
 test: install  ## the fast suite, then the wide equivalence matrix
@@ -30,7 +32,7 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 
 .venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet -c constraints.txt -e ".[data]" $(addprefix -e plugins/specframe-,std tiny ray) pytest
+	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std tiny ray) pytest
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
