@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
-from specframe.engine import guard
+from specframe.engine.guards.calls import RUNNING
 from specframe.forward import compiled, ongoing
 from specframe.forward.runner import ModelRunner
 from specframe.testing import harness, zoo
@@ -86,7 +86,7 @@ def test_pipelines_do_not_see_each_other(ways: tuple[dict[str, str], dict[str, s
     ]
     for requests, results in zip(asked, side_by_side(target, *tasks), strict=True):
         harness.assert_exact(target, requests, results)
-    assert guard.RUNNING.now is None
+    assert RUNNING.now is None
     assert target.config._attn_implementation == "sdpa"
     assert all("forward" not in vars(module) for module in target.modules())
 

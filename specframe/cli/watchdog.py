@@ -26,7 +26,7 @@ class Watchdog:
     def look(self) -> str | None:
         """Return a line on the current call if it has taken long and was not reported yet."""
         guard = sys.modules.get(
-            "specframe.engine.guard"
+            "specframe.engine.guards.guard"
         )  # not imported here, since it imports torch; absent until something decodes
         now = guard.RUNNING.now if guard else None
         if guard is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:

@@ -1,0 +1,91 @@
+"""Guards of drafters and draft-length policies."""
+
+from __future__ import annotations
+
+import torch
+
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.devices import kinds
+from specframe.engine.blame import got
+from specframe.engine.guards.guard import Guard, versions
+
+
+class GuardedDrafter(Guard):
+    """A drafter, guarded."""
+
+    kind = "drafter"
+    _waits = False
+
+    def start(self, run: Run) -> None:
+        """Let the drafter prepare for a run. A run with checks may wait for the device, to look at ids there too."""
+        self._waits = hasattr(run, "checks")
+        super().start(run)
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the drafter's draft after checking it."""
+        draft = self._with_batch("propose", batch, budget)
+        if not isinstance(draft, Draft):
+            self._refuse("propose", "a specframe.contracts.drafts.Draft", got(draft))
+        tokens_BN, rows = draft.tokens_BN, len(batch)
+        shape: tuple[int, ...] = getattr(tokens_BN, "shape", ())
+        right = len(shape) == 2 and shape[0] == rows and shape[1] <= budget.nodes
+        words = f"(B, N) = ({rows}, {budget.nodes} at most)" if budget.nodes else f"(B, N) = ({rows}, 0)"
+        self._tensor("propose", "tokens_BN", tokens_BN, words, right, batch.tokens_BS)
+        if draft.logits_BNV is not None:
+            self._floats("propose", "logits_BNV", draft.logits_BNV, tuple(tokens_BN.shape), "(B, N, V)")
+        if tokens_BN.numel() and (self._waits or not kinds.of(tokens_BN.device).queues):
+            least, most = map(int, tokens_BN.aminmax())
+            if least < 0 or most >= self._vocabulary:
+                asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BN"
+                self._refuse("propose", asked, least if least < 0 else most)
+        self._check_tree(batch, draft, budget)
+        return draft
+
+    def _check_tree(self, batch: Batch, draft: Draft, budget: Budget) -> None:
+        """Check the shapes of a draft's tensors, and their values if that needs no synchronisation."""
+        rows, nodes, like = len(batch), draft.nodes, batch.tokens_BS
+        if draft.counts_B is not None:
+            right = getattr(draft.counts_B, "shape", None) == (rows,)
+            self._tensor("propose", "counts_B", draft.counts_B, f"(B,) = ({rows},)", right, like)
+        if type(draft.depth) is not int or not 0 <= draft.depth <= min(budget.depth, nodes):
+            self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", got(draft.depth))
+        if (parents_BN := draft.parents_BN) is None:
+            return
+        right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
+        self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
+        if nodes and (self._waits or not kinds.of(parents_BN.device).queues):
+            places_N = torch.arange(nodes, device=parents_BN.device)
+            if bool(((parents_BN >= places_N) | (parents_BN < -1)).any()):
+                self._refuse("propose", "parents_BN that are -1 or an earlier node", parents_BN.tolist()[0])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let the drafter learn."""
+        self._with_batch_of(outcome)
+
+    def _with_batch_of(self, outcome: Outcome) -> None:
+        before = versions(outcome.batch)
+        self._call("observe", outcome)
+        if versions(outcome.batch) != before:
+            self._fail("observe() must not write to the batch, and it did")
+
+
+class GuardedPolicy(Guard):
+    """A draft-length policy, guarded."""
+
+    kind = "draft-length policy"
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the policy's budget after checking it."""
+        budget, most = self._with_batch("budget", batch), self.__wrapped__.maximum
+        if not isinstance(budget, Budget):
+            self._refuse("budget", "a specframe.contracts.drafts.Budget", got(budget))
+        for name, given, bound in (("depth", budget.depth, most.depth), ("nodes", budget.nodes, most.nodes)):
+            if type(given) is not int or not 0 <= given <= bound:
+                self._refuse("budget", f"a {name} from 0 to its maximum of {bound}", got(given))
+        return budget
+
+    def observe(self, report: RoundReport) -> None:
+        """Let the policy learn."""
+        self._call("observe", report)

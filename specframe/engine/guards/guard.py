@@ -1,0 +1,139 @@
+"""The base of guards: a strategy's calls, and what their results are checked for."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar, Never
+
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.engine.blame import called, got, steps, told
+from specframe.engine.guards.calls import RUNNING, passes
+from specframe.errors import ContractError
+
+
+class Guard:
+    """Guard of a strategy: checks its calls, and has all members of the strategy."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, inner: Any) -> None:
+        self.__wrapped__ = inner
+        self._vocabulary = 2**62
+        """Token ids are below it; unknown before a run starts."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def start(self, run: Run) -> None:
+        """Let the strategy prepare for a run."""
+        self._vocabulary = run.runner.vocabulary
+        self._call("start", run)
+
+    def _call(self, member: str, *arguments: Any) -> Any:
+        """Call a member of the strategy."""
+        return self._watched(member, getattr(self.__wrapped__, member), *arguments)
+
+    def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the strategy's; what it raises becomes a sentence."""
+        outer = RUNNING.put((self, member, time.monotonic()))
+        try:
+            return function(*arguments)
+        except (Exception, SystemExit) as error:  # a stranger's method may raise anything
+            if passes(error):
+                raise
+            owner, member = store_of(error) or (self, member)
+            raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
+        finally:
+            RUNNING.put(outer)
+
+    def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
+        """Call a member that is handed a batch, which it must not write to."""
+        before = versions(batch)
+        returned = self._call(member, batch, *arguments)
+        if versions(batch) != before:
+            self._fail(f"{member}() must not write to the batch, and it did")
+        return returned
+
+    def _fail(self, what: str) -> Never:
+        raise ContractError(f"{called(self.kind, self)}: {what}")
+
+    def _refuse(self, member: str, asked: str, returned: Any) -> Never:
+        self._fail(f"{member}() must return {asked}, got {returned}")
+
+    def _tensor(self, member: str, name: str, given: Any, shape: str, right: bool, like: torch.Tensor) -> None:
+        """Check one tensor: token ids or counts on the device of ``like``; ``right`` is whether its shape is the one in words."""
+        if not isinstance(given, torch.Tensor):
+            self._refuse(member, f"{name} as a tensor", got(given))
+        if given.dtype != torch.long:
+            self._refuse(member, f"{name} of whole numbers, torch.int64", given.dtype)
+        if not right:
+            self._refuse(member, f"{name} of shape {shape}", tuple(given.shape))
+        if given.device != like.device:
+            self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
+
+    def _floats(self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str) -> None:
+        """Check logits: floats with the dimensions ``shape`` and a last dimension for the vocabulary."""
+        if not isinstance(given, torch.Tensor):
+            self._refuse(member, f"{name} as a tensor", got(given))
+        if not given.is_floating_point():
+            self._refuse(member, f"{name} of floats", given.dtype)
+        if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
+            self._refuse(member, f"{name} of shape {letters} = ({', '.join(map(str, shape))}, V)", tuple(given.shape))
+
+    def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft, vocabulary: int) -> None:
+        """Check a verdict: its shapes now, its numbers as soon as they are on the host."""
+        if not isinstance(verdict, Verdict):
+            self._refuse(member, "a specframe.contracts.drafts.Verdict", got(verdict))
+        rows, drafted = len(batch), draft.depth
+        width = drafted + 1
+        accepted_B, tokens_BT, like = verdict.accepted_B, verdict.tokens_BT, batch.tokens_BS
+        right = getattr(accepted_B, "shape", None) == (rows,)
+        self._tensor(member, "accepted_B", accepted_B, f"(B,) = ({rows},)", right, like)
+        right = getattr(tokens_BT, "shape", None) == (rows, width)
+        self._tensor(member, "tokens_BT", tokens_BT, f"(B, K + 1) = ({rows}, {width})", right, like)
+
+        if draft.parents_BN is not None:
+            right = getattr(verdict.path_BT, "shape", None) == (rows, drafted)
+            self._tensor(member, "path_BT", verdict.path_BT, f"(B, K) = ({rows}, {drafted})", right, like)
+
+        def check(accepted: np.ndarray, tokens: np.ndarray) -> None:
+            if accepted.min() < 0 or accepted.max() > drafted:
+                wrong = accepted[(accepted < 0) | (accepted > drafted)]
+                self._refuse(member, f"accepted_B from 0 to K = {drafted}", wrong[0])
+            standing = tokens[np.arange(width) <= accepted[:, None]]
+            if standing.min() < 0 or standing.max() >= vocabulary:
+                wrong = standing[(standing < 0) | (standing >= vocabulary)]
+                self._refuse(member, f"token ids from 0 to {vocabulary - 1} in tokens_BT", wrong[0])
+
+        verdict.once_on_host(check)
+
+
+def versions(batch: Batch) -> tuple[int, ...]:
+    """Return how often each of a batch's tensors was written to, as torch counts it on the host."""
+    return written(batch.tokens_BS), written(batch.lengths_B), written(batch.streams_B)
+
+
+def written(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to; 0 for a tensor made in inference mode, where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def store_of(error: BaseException) -> tuple[Guard, str] | None:
+    """Return the KV backend's guard and the member when an error comes from one of its stores."""
+    for step in steps(error):
+        code, values = step.tb_frame.f_code, step.tb_frame.f_locals
+        owner = values.get(code.co_varnames[0]) if code.co_argcount else None
+        if hasattr(owner, "write") and owner in STORES:
+            return STORES[owner], f"store.{code.co_name}"
+    return None
+
+
+STORES: weakref.WeakKeyDictionary[Any, Guard] = weakref.WeakKeyDictionary()
+"""The open stores, each with the guard of its KV backend."""

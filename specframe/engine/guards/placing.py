@@ -1,0 +1,130 @@
+"""Guards of alignments and their layouts, of KV backends and their stores, and of attention backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
+from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.layout import Layout
+from specframe.contracts.roles import Attend, AttentionFacts
+from specframe.contracts.round import Batch
+from specframe.engine.blame import got
+from specframe.engine.guards.guard import STORES, Guard
+
+
+class GuardedAlignment(Guard):
+    """An alignment, guarded, as its layouts are."""
+
+    kind = "alignment"
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
+        """Return the alignment's layout, guarded."""
+        layout = self._call("layout", store, rows, capacity)
+        if lacking := [name for name in ("arrange", "place", "keep") if not callable(getattr(layout, name, None))]:
+            asked = f"a layout with arrange, place and keep, {' and '.join(lacking)} among them"
+            self._refuse("layout", asked, got(layout))
+        return GuardedLayout(layout, self)
+
+    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+        """Return the committed verdict after checking it."""
+        stands = self._with_batch("commit", batch, draft, verdict)
+        if stands is not verdict:
+            self._verdict("commit", stands, batch, draft, self._vocabulary)
+        return stands
+
+
+class GuardedLayout:
+    """Guard of a layout; errors name the layout's alignment."""
+
+    def __init__(self, inner: Any, alignment: Guard) -> None:
+        self.__wrapped__, self._alignment = inner, alignment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def arrange(self, batch: Batch) -> None:
+        """Let the layout follow the batch."""
+        self._alignment._watched("layout.arrange", self.__wrapped__.arrange, batch)
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the layout's placement after checking it."""
+        width = block.width
+        placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, block)
+        if not isinstance(placed, Placement):
+            self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", got(placed))
+        for name in ("positions_BT", "slots_BT", "order_BT"):
+            given = getattr(placed, name)
+            right = getattr(given, "shape", None) in ((len(batch.lengths_B), width), (1, width))
+            words = f"(B, T) = ({len(batch.lengths_B)}, {width})"
+            self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
+        return placed
+
+    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        """Let the layout forget."""
+        self._alignment._watched("layout.keep", self.__wrapped__.keep, batch, kept, path_BT)
+
+
+class GuardedBackend(Guard):
+    """A KV backend, guarded, as its stores are where they first hand out keys and values."""
+
+    kind = "KV backend"
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
+        """Return the backend's store after looking for its members."""
+        store: Any = self._call("open", shapes, rows, capacity, device)
+        members = sorted(n for n in {*vars(KVStore), *KVStore.__annotations__} if not n.startswith("_"))
+        if lacking := [name for name in members if not hasattr(store, name)]:
+            without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
+            self._refuse("open", f"a store with {', '.join(members)}", f"{got(store)}{without}")
+        STORES[store] = self
+        self._look_once(store)
+        return store
+
+    def _look_once(self, store: Any) -> None:
+        """Have the first view that a store hands out looked at, where its ``write`` can be replaced for so long."""
+        write = store.write
+
+        def checked(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
+            vars(store).pop("write", None)  # a forward under way may hold it for its further layers
+            view = write(layer, keys, values)
+            if not isinstance(view, Dense | Paged):
+                self._refuse("store.write", "a Dense or Paged view of specframe.contracts.cache", got(view))
+            if isinstance(view, Dense):
+                for name, given, fed in (("keys", view.keys, keys), ("values", view.values, values)):
+                    self._look_at(name, given, fed)
+            return view
+
+        if hasattr(store, "__dict__"):
+            store.write = checked
+
+    def _look_at(self, name: str, given: Any, fed: torch.Tensor) -> None:
+        """Check the shape of all slots' keys or values against the shape of the written ones."""
+        rows, heads, _, size = fed.shape
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
+            words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
+            self._refuse("store.write", words, shape or got(given))
+
+
+class GuardedAttention(Guard):
+    """An attention backend, guarded where it is asked and plans."""
+
+    kind = "attention backend"
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it suits a model after checking that it says so."""
+        suits = self._call("suits", facts)
+        if not isinstance(suits, bool):
+            self._refuse("suits", "true or false", got(suits))
+        return suits
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the backend's plan after checking that it attends."""
+        plan = self._call("plan", placement)
+        if plan is not None and not callable(getattr(plan, "attend", None)):
+            self._refuse("plan", "an object with attend, or None", got(plan))
+        return plan
