@@ -480,6 +480,7 @@ def guarded(use: Composition) -> Composition:
             if isinstance(use.attention, tuple)
             else guard("attention backend", use.attention)
         ),
+        names=use.names,
     )
 
 

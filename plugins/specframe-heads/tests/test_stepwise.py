@@ -240,7 +240,8 @@ def test_a_head_for_another_target(folder: Any) -> None:
 
 def test_rules_without_trees_are_refused(folder: Any) -> None:
     """A tree beside a rule that judges chains only is refused before anything is decoded."""
-    with pytest.raises(SpecframeError, match="needs 'tree' to be offered"):
+    said = r"drafter '.*,tree=static.*' needs 'tree' to be offered, and acceptance rule 'block' does not"
+    with pytest.raises(SpecframeError, match=said):
         decode("medusa", folder("medusa", "qwen3"), tree="static", accept="block")
 
 
