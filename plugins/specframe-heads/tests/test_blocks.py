@@ -6,9 +6,7 @@ The references are independent of what they judge: one row, no cache, a loop for
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -504,19 +502,6 @@ def test_drafts_never_change_the_output(number: int, architecture: str, tmp_path
     for rule in ("greedy", "gumbel"):
         name, align = PARALLEL[(number + (rule == "gumbel")) % 4], ALIGNMENTS[(number + number // 4) % 4]
         exact(name, architecture, align, (1, 3, 8)[number % 3], rule, tmp_path / rule)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", PARALLEL)
-def test_drafts_never_change_the_output_wide(name: str, architecture: str, tmp_path: Path) -> None:
-    """The same for every kind of head; alignments, batch sizes and rules in turn, or all of them."""
-    turn = PARALLEL.index(name) + ARCHITECTURES.index(architecture)
-    cells = [*itertools.product(ALIGNMENTS, (1, 3, 8), ("greedy", "gumbel"))]
-    if os.environ.get("SPECFRAME_FULL_MATRIX") != "1":
-        cells = [cells[turn % len(cells)], cells[(turn * 7 + 5) % len(cells)]]
-    for number, (align, batch, rule) in enumerate(cells):
-        exact(name, architecture, align, batch, rule, tmp_path / str(number))
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
