@@ -146,10 +146,10 @@ def test_parts_are_named_as_they_were_asked_for(options: dict[str, Any], said: s
 
 def test_a_draft_model_is_named_as_it_was_asked_for() -> None:
     """The drafter that a model's alias stands for is told by the alias, with its options."""
-    said = "drafter 'tiny-draft,branch=2/2' needs 'tree' to be offered, and alignment 'padding' does not offer it"
-    with pytest.raises(CompositionError, match=f"^{said}$"):
+    said = "drafter 'tiny-draft,branch=2/2' needs 'tree' to be offered, and alignment 'padding' does not offer it, as "
+    with pytest.raises(CompositionError, match=f"^{said}"):
         harness.Pipeline("tiny", "tiny-draft,branch=2/2", align="padding")
-    with pytest.raises(CompositionError, match=f"^{said}$"):
+    with pytest.raises(CompositionError, match=f"^{said}"):
         check("tiny-draft,branch=2/2", 5, "padding", "auto", None)
 
 

@@ -97,7 +97,7 @@ def test_logprobs_follow_the_path() -> None:
 def test_what_cannot_take_trees_is_refused(options: dict[str, Any], said: str) -> None:
     """A combination in which somebody knows chains alone is refused in one sentence, before anything is decoded."""
     with pytest.raises(
-        CompositionError, match=rf"^drafter 'ScriptedTree' needs 'tree' to be offered, and {said} offer it$"
+        CompositionError, match=rf"^drafter 'ScriptedTree' needs 'tree' to be offered, and {said} offer it, as '"
     ):
         decode(fakes.fake_target(), None, **options)
 
@@ -166,15 +166,22 @@ def test_visibility_against_brute_force(window: int | None) -> None:
             assert bool(seen[query, slot]) == right, (query, slot)
 
 
+PLACES = (
+    "drafter {{!r}} needs 'tree' to be offered, and alignment '{}' does not offer it, as 'eqspec' or 'exspec' or 'ragged' or "
+    "'rollback' does"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (
             ["--accept", "block"],
-            "drafter {!r} needs 'tree' to be offered, and acceptance rule 'block' does not offer it",
+            "drafter {!r} needs 'tree' to be offered, and acceptance rule 'block' does not offer it, as 'greedy' or 'gumbel' or "
+            "'rejection' or 'traversal' or 'typical' does",
         ),
-        (["--align", "masking"], "drafter {!r} needs 'tree' to be offered, and alignment 'masking' does not offer it"),
-        (["--align", "padding"], "drafter {!r} needs 'tree' to be offered, and alignment 'padding' does not offer it"),
+        (["--align", "masking"], PLACES.format("masking")),
+        (["--align", "padding"], PLACES.format("padding")),
         (["--draft-length", "fixed,length=3,nodes=2"], "nodes: expected a whole number of at least 3, got 2"),
     ],
     ids=lambda given: given[1] if isinstance(given, list) else "",

@@ -83,7 +83,7 @@ class Composition:
         policy = self.policy if length is None else draft_length_policy(registry, length, self.drafter)
         names = {"acceptance rule": called(registry, "acceptance rule", recipe.accept, rule)}
         use = attrs.evolve(self, rule=rule, policy=policy, names={**self.names, **names})
-        require_offers(use)
+        require_offers(registry, use)
         return use
 
 
@@ -141,7 +141,7 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     }
     names = {kind: called(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
     use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names)
-    require_offers(use)
+    require_offers(registry, use)
     return use
 
 
@@ -237,8 +237,8 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
 is not here is a plugin's own: any other role may offer it."""
 
 
-def require_offers(use: Composition) -> None:
-    """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
+def require_offers(registry: Registry, use: Composition) -> None:
+    """Raise :class:`CompositionError` if a strategy needs a word that roles in charge of it do not offer, and name what does."""
     roles = {kind: one for kind, field in FIELDS.items() if not isinstance(one := getattr(use, field), tuple)}
     for kind, one in roles.items():
         for word in sorted(one.needs):
@@ -246,8 +246,12 @@ def require_offers(use: Composition) -> None:
             others = [other for other in roles if other != kind] if asked is None else asked
             lacking = [other for other in others if word not in roles[other].offers]
             if lacking and (asked is not None or len(lacking) == len(others)):
-                whom = f"{lacking[0]} {use.names[lacking[0]]!r} does not" if asked else "no other strategy does"
-                raise CompositionError(f"{kind} {use.names[kind]!r} needs {word!r} to be offered, and {whom} offer it")
+                whom = (
+                    f"{lacking[0]} {use.names[lacking[0]]!r} does not offer it, as {_or(able(registry, lacking[0], {word}))} does"
+                    if asked
+                    else "no other strategy does"
+                )
+                raise CompositionError(f"{kind} {use.names[kind]!r} needs {word!r} to be offered, and {whom}")
 
 
 def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:

@@ -24,6 +24,7 @@ from specframe_lab.comparison.gauges import Branches, Positions
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import brief_names, cases
 from specframe_lab.grid import checked, expand
+from specframe_lab.loading import LoadedModels
 from specframe_lab.report import page
 
 from specframe.cli import cli
@@ -153,6 +154,7 @@ def test_heads_and_trees_are_called_as_they_were_given():
     given = ["tiny-draft,branch=3/2/1", "tiny-eagle3,tree=dynamic", "tiny-medusa"]
     found = cases(expand({"target": "tiny", "drafter": given, "batch_size": 1}))
     assert [case.scheme for case in found] == ["plain", *given]
+    assert LoadedModels().pipeline(found[2].cell).recipe.drafter == given[1]
     names = brief_names([{"drafter": one} for one in (*given, "some/folder/head,branch=2/2")], ["drafter"])
     assert names == {("drafter", "some/folder/head,branch=2/2"): "head,branch=2/2"}
 

@@ -117,7 +117,7 @@ def explicit(cell: Cell) -> Cell:
     cell = {**DEFAULTS, **PLAIN, **cell}
     full = recipe.Recipe(**{option: cell[option] for option in NAMED}).named(registry())
     cell |= {option: getattr(full, option) for option in NAMED}
-    cell |= {"target": target, "drafter": asked_for(given, drafter, draft_model)}
+    cell |= {"target": target, "drafter": named(given, drafter, draft_model)}
     if cell["accept"] == "auto":
         cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":
@@ -141,12 +141,6 @@ def explicit(cell: Cell) -> Cell:
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
     }
-
-
-def asked_for(given: Any, drafter: Any, draft_model: Any) -> Any:
-    """Return the drafter of a cell: a draft model, or a head by the name it was given, or a strategy."""
-    head = draft_model is None and isinstance(given, str) and given != "auto"
-    return given if head else named(drafter, draft_model)
 
 
 def is_plain(scheme: str) -> bool:
