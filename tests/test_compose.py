@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
+from specframe_std.acceptance.block import Block
+from specframe_std.acceptance.greedy import Greedy
+from specframe_std.alignments.ragged import Ragged
+from specframe_std.drafters.model import ModelDrafter
+from specframe_std.kv.dynamic import Dynamic
 
 from specframe.contracts.drafts import Budget
+from specframe.drop_in.kept import check
 from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins.compose import Composition, able, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe
@@ -23,6 +30,16 @@ DEFAULTS = {
     "kv": None,
     "draft_length": 5,
 }
+
+
+class Sprouting(ModelDrafter):
+    """A drafter that nobody registers."""
+
+
+class Wanting(Greedy):
+    """A rule that wants something of which nobody has heard."""
+
+    needs = frozenset({"wind"})
 
 
 def composed(**options) -> Composition:
@@ -106,6 +123,45 @@ def test_objects_are_taken_as_they_are():
     """A strategy given as an object is used, not copied."""
     rule = registry().make("acceptance rule", "greedy")
     assert composed(accept=rule).rule is rule
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"drafter": "model,branch=2/2", "align": "masking"}, "drafter 'model,branch=2/2' .* alignment 'masking' does"),
+        ({"drafter": ModelDrafter(branch="2/2"), "accept": Block()}, "drafter 'model' .* acceptance rule 'block' does"),
+        (
+            {"drafter": Sprouting(branch="2/2"), "accept": Block()},
+            "drafter 'Sprouting' .* acceptance rule 'block' does",
+        ),
+        ({"drafter": "model", "accept": Wanting()}, "acceptance rule 'Wanting' needs 'wind' .* no other strategy does"),
+        ({"align": Ragged(), "kv": Dynamic()}, "alignment 'ragged' cannot run on KV backend 'dynamic'"),
+    ],
+)
+def test_parts_are_named_as_they_were_asked_for(options: dict[str, Any], said: str) -> None:
+    """A text is told as it was given, an object by the name it is registered under, else by its class."""
+    with pytest.raises(CompositionError, match=f"^{said}"):
+        composed(**options)
+
+
+def test_a_draft_model_is_named_as_it_was_asked_for() -> None:
+    """The drafter that a model's alias stands for is told by the alias, with its options."""
+    said = "drafter 'tiny-draft,branch=2/2' needs 'tree' to be offered, and alignment 'padding' does not offer it, as "
+    with pytest.raises(CompositionError, match=f"^{said}"):
+        harness.Pipeline("tiny", "tiny-draft,branch=2/2", align="padding")
+    with pytest.raises(CompositionError, match=f"^{said}"):
+        check("tiny-draft,branch=2/2", 5, "padding", "auto", None)
+
+
+def test_the_rule_of_a_run_that_samples_is_named() -> None:
+    """A rule that "auto" stands for only with a temperature is told by its own name."""
+    drafter = fakes.always_right([[1]])
+    drafter.needs = frozenset({"independent"})  # greedy takes such drafts, the default rule with a temperature does not
+    use = composed(drafter=drafter, accept="auto")
+    with pytest.raises(
+        CompositionError, match=r"^drafter 'ScriptedDrafter' needs 'independent' .* acceptance rule 'block' does"
+    ):
+        use.sampling(registry(), Recipe())
 
 
 def test_options_reach_the_strategy():

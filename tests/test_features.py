@@ -112,6 +112,6 @@ class Blind:
 def test_a_verifier_without_features_is_refused() -> None:
     """A head beside a verifier that gives logits alone is refused in one sentence."""
     with pytest.raises(
-        CompositionError, match=r"^drafter Head needs 'hidden' to be offered, and verifier Blind does not"
+        CompositionError, match=r"^drafter 'Head' needs 'hidden' to be offered, and verifier 'Blind' does not"
     ):
         harness.pipeline(fakes.fake_target(), Head(), verify=Blind())

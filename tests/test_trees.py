@@ -89,15 +89,15 @@ def test_logprobs_follow_the_path() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"accept": "block"}, "acceptance rule Block does not"),
-        ({"align": "masking"}, "alignment Masking does not"),
-        ({"align": "padding"}, "alignment Padding does not"),
+        ({"accept": "block"}, "acceptance rule 'block' does not"),
+        ({"align": "masking"}, "alignment 'masking' does not"),
+        ({"align": "padding"}, "alignment 'padding' does not"),
     ],
 )
 def test_what_cannot_take_trees_is_refused(options: dict[str, Any], said: str) -> None:
     """A combination in which somebody knows chains alone is refused in one sentence, before anything is decoded."""
     with pytest.raises(
-        CompositionError, match=rf"^drafter ScriptedTree needs 'tree' to be offered, and {said} offer it$"
+        CompositionError, match=rf"^drafter 'ScriptedTree' needs 'tree' to be offered, and {said} offer it, as '"
     ):
         decode(fakes.fake_target(), None, **options)
 
@@ -166,32 +166,33 @@ def test_visibility_against_brute_force(window: int | None) -> None:
             assert bool(seen[query, slot]) == right, (query, slot)
 
 
+PLACES = (
+    "drafter {{!r}} needs 'tree' to be offered, and alignment '{}' does not offer it, as 'eqspec' or 'exspec' or 'ragged' or "
+    "'rollback' does"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (
             ["--accept", "block"],
-            "drafter ModelDrafter needs 'tree' to be offered, and acceptance rule Block does not offer it",
+            "drafter {!r} needs 'tree' to be offered, and acceptance rule 'block' does not offer it, as 'greedy' or 'gumbel' or "
+            "'rejection' or 'traversal' or 'typical' does",
         ),
-        (
-            ["--align", "masking"],
-            "drafter ModelDrafter needs 'tree' to be offered, and alignment Masking does not offer it",
-        ),
-        (
-            ["--align", "padding"],
-            "drafter ModelDrafter needs 'tree' to be offered, and alignment Padding does not offer it",
-        ),
+        (["--align", "masking"], PLACES.format("masking")),
+        (["--align", "padding"], PLACES.format("padding")),
         (["--draft-length", "fixed,length=3,nodes=2"], "nodes: expected a whole number of at least 3, got 2"),
     ],
     ids=lambda given: given[1] if isinstance(given, list) else "",
 )
 def test_the_command_line_refuses_in_one_sentence(tmp_path: Path, options: list[str], said: str) -> None:
-    """A tree for a rule or an alignment without trees is one sentence and status 2."""
+    """A tree for a rule or an alignment without trees is one sentence, in the words of the command, and status 2."""
     pair = zoo.save_pair(tmp_path)
     pair[-1] += ",branch=2/2"
     done = CliRunner().invoke(cli, ["run", *pair, *options, "abc"])
     assert done.exit_code == 2
-    assert done.stderr.strip().endswith(said)
+    assert done.stderr.strip().endswith(said.format(pair[-1]))
     assert "Traceback" not in done.output
 
 
@@ -210,7 +211,8 @@ def test_a_dynamic_tree_is_not_drawn() -> None:
     target = fakes.fake_target()
     given = {"drafter": ModelDrafter(tree="dynamic"), "accept": "rejection"}
     with pytest.raises(
-        CompositionError, match="needs 'prunable' to be offered, and acceptance rule Rejection does not"
+        CompositionError,
+        match=r"^drafter 'model' needs 'prunable' to be offered, and acceptance rule 'rejection' does not",
     ):
         harness.pipeline(target, fakes.fake_draft(target), **given)
     harness.pipeline(target, fakes.fake_draft(target), **given | {"accept": "rejection,siblings=likely"})

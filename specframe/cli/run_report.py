@@ -47,7 +47,7 @@ def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_n
         "accept": pipe.recipe.rule(greedy, use.drafter),
         "draft_length": pipe.recipe.length(use.rule, use.drafter if own_budget(use.drafter) else strategy),
         "target": target,
-        "drafter": named(strategy, draft_model),
+        "drafter": named(options["drafter"], strategy, draft_model),
         "schedule": options["schedule"] or use.alignment.scheduler,
         "kv": options["kv"] or use.alignment.kv,
     }

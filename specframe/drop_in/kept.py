@@ -33,7 +33,7 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
             f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {shown(draft_length)}"
         )
     _, drafter, _ = choose("target", draft)
-    compose(registry(), Recipe(align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
+    compose(registry(), Recipe(drafter=draft, align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
 
 
 class Kept:

@@ -15,12 +15,10 @@ from specframe.values import unwrapped
 
 def called(kind: str, strategy: Any) -> str:
     """Return a strategy's name for errors: its role, and its registered name and distribution, if any."""
+    if entry := registry().entry_of(kind, strategy):
+        return str(entry)
     made = type(unwrapped(strategy))
-    known = list(registry())
-    for entry in known:
-        if entry.kind == kind and entry.reference in (made, f"{made.__module__}:{made.__qualname__}"):
-            return str(entry)
-    owners = {entry.distribution for entry in known if package_of(module_of(entry)) == package_of(made.__module__)}
+    owners = {entry.distribution for entry in registry() if package_of(module_of(entry)) == package_of(made.__module__)}
     return f"{kind} {made.__qualname__}" + (f" of {owners.pop()}" if len(owners) == 1 else "")
 
 

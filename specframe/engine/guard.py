@@ -53,4 +53,5 @@ def guarded(use: Composition) -> Composition:
             if isinstance(use.attention, tuple)
             else guard("attention backend", use.attention)
         ),
+        names=use.names,
     )

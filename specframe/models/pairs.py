@@ -64,9 +64,18 @@ def by_model() -> str:
     return registry().default("draft model")
 
 
-def named(drafter: Any, draft: Any) -> Any:
-    """Return what :func:`choose` was asked for: the draft model, with the drafter's options, or the drafter if there is none."""
-    return draft + drafter.removeprefix(by_model()) if isinstance(draft, str) else draft or drafter
+def named(given: Any, drafter: Any, draft: Any) -> Any:
+    """Return the name of what :func:`choose` found: a draft model with the drafter's options, or a head or drafter as it was given.
+
+    Args:
+        given: the drafter that :func:`choose` was asked for.
+        drafter: what it returned as the strategy.
+        draft: what it returned as the draft model.
+    """
+    if isinstance(draft, str):
+        return draft + drafter.removeprefix(by_model())
+    given = as_text(given)
+    return given if draft is None and isinstance(given, str) and given != PLAIN else draft or drafter
 
 
 def recognised(location: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Set
@@ -12,7 +13,7 @@ import attrs
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Entry, Registry, parse_specification
-from specframe.values import of_type
+from specframe.values import of_type, unwrapped
 
 if TYPE_CHECKING:
     from specframe.contracts.cache import KVBackend
@@ -65,6 +66,8 @@ class Composition:
     kv: KVBackend
     attention: AttentionBackend | tuple[AttentionBackend, ...] = ()
     """A tuple: those that "auto" chooses from for each forward; mask tensors are always among them."""
+    names: Mapping[str, str] = attrs.field(kw_only=True)
+    """What the strategy of each role is called in errors, see :func:`called`."""
 
     @property
     def lossless(self) -> bool:
@@ -78,8 +81,9 @@ class Composition:
         rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(False, self.drafter))
         length = recipe.length(rule, self.drafter) if is_auto(recipe.draft_length) else None
         policy = self.policy if length is None else draft_length_policy(registry, length, self.drafter)
-        use = attrs.evolve(self, rule=rule, policy=policy)
-        require_offers(use)
+        names = {"acceptance rule": called(registry, "acceptance rule", recipe.accept, rule)}
+        use = attrs.evolve(self, rule=rule, policy=policy, names={**self.names, **names})
+        require_offers(registry, use)
         return use
 
 
@@ -114,27 +118,47 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         CompositionError: the KV backend cannot do what the alignment needs.
     """
     recipe = recipe.named(registry)
-    align, kv, schedule = recipe.align, recipe.kv, recipe.schedule
-    alignment: Alignment = strategy(registry, "alignment", align)
+    kv, schedule = recipe.kv, recipe.schedule
+    alignment: Alignment = strategy(registry, "alignment", recipe.align)
+    align = called(registry, "alignment", recipe.align, alignment)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=True))
     kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
     schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
     backend: KVBackend = strategy(registry, "KV backend", kv)
-    require_fit(registry, _name(align), alignment.needs, _name(kv), backend.offers)
+    kv_name = called(registry, "KV backend", kv, backend)
+    require_fit(registry, align, alignment.needs, kv_name, backend.offers)
     drafts: Drafter = strategy(registry, "drafter", drafter)
     length = recipe.length(rule, drafts if own_budget(drafts) else drafter)
-    use = Composition(
-        drafter=drafts,
-        verifier=strategy(registry, "verifier", recipe.verify),
-        rule=rule,
-        alignment=alignment,
-        scheduler=strategy(registry, "scheduler", schedule),
-        policy=draft_length_policy(registry, length, drafts),
-        kv=backend,
-        attention=attention_backend(registry, recipe.attention, backend, _name(kv), recipe.bitwise),
-    )
-    require_offers(use)
+    parts: dict[str, Any] = {
+        "drafter": drafts,
+        "verifier": strategy(registry, "verifier", recipe.verify),
+        "acceptance rule": rule,
+        "alignment": alignment,
+        "scheduler": strategy(registry, "scheduler", schedule),
+        "draft-length policy": draft_length_policy(registry, length, drafts),
+        "KV backend": backend,
+        "attention backend": attention_backend(registry, recipe.attention, backend, kv_name, recipe.bitwise),
+    }
+    names = {kind: called(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
+    use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names)
+    require_offers(registry, use)
     return use
+
+
+def called(registry: Registry, kind: str, given: Any, made: Any) -> str:
+    """Return a strategy's name for errors: the words it was asked for by, else its registered name, else that of its class.
+
+    Args:
+        registry: what plugins offer.
+        kind: the strategy's role.
+        given: the option of the run: a text, a path, an object, or what leaves the role open.
+        made: the strategy.
+    """
+    given = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if isinstance(given, str) and not is_auto(given) and not is_number(given):
+        return given
+    entry = registry.entry_of(kind, made)
+    return entry.name if entry else type(unwrapped(made)).__name__
 
 
 def attention_backend(
@@ -158,14 +182,15 @@ def attention_backend(
                 f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
             )
     backend: AttentionBackend = strategy(registry, "attention backend", given)
+    name = called(registry, "attention backend", given, backend)
     if not views & backend.offers:
         raise CompositionError(
-            f"attention backend {_name(given)!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
+            f"attention backend {name!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
             f"{_views(views)}: expected one that reads them"
         )
     if bitwise and "dense" in views and "masks" not in backend.offers:
         raise CompositionError(
-            f"bitwise: attention backend {_name(given)!r} has kernels that go by the shape of a batch: expected one with masks"
+            f"bitwise: attention backend {name!r} has kernels that go by the shape of a batch: expected one with masks"
         )
     return backend
 
@@ -174,12 +199,12 @@ def _views(words: Set[str]) -> str:
     return " or ".join(f"{word} views" for word in sorted(words)) or "no views"
 
 
-def asked_for(registry: Registry, kind: str, specification: str, align: Any) -> str:
+def asked_for(registry: Registry, kind: str, specification: str, align: str) -> str:
     """Return an alignment's default for a role; raise :class:`PluginError` if no strategy has its name."""
     try:
         registry.entry(kind, parse_specification(specification)[0])
     except UnknownNameError as fault:
-        raise PluginError(f"alignment {_name(align)!r} asks for a {kind} that is not installed: {fault}") from fault
+        raise PluginError(f"alignment {align!r} asks for a {kind} that is not installed: {fault}") from fault
     return specification
 
 
@@ -213,8 +238,8 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
 is not here is a plugin's own: any other role may offer it."""
 
 
-def require_offers(use: Composition) -> None:
-    """Raise :class:`CompositionError` if a strategy needs a word that the roles in charge of it do not offer."""
+def require_offers(registry: Registry, use: Composition) -> None:
+    """Raise :class:`CompositionError` if a strategy needs a word that roles in charge of it do not offer, and name what does."""
     roles = {kind: one for kind, field in FIELDS.items() if not isinstance(one := getattr(use, field), tuple)}
     for kind, one in roles.items():
         for word in sorted(one.needs):
@@ -223,9 +248,11 @@ def require_offers(use: Composition) -> None:
             lacking = [other for other in others if word not in roles[other].offers]
             if lacking and (asked is not None or len(lacking) == len(others)):
                 whom = (
-                    f"{lacking[0]} {type(roles[lacking[0]]).__name__} does not" if asked else "no other strategy does"
+                    f"{lacking[0]} {use.names[lacking[0]]!r} does not offer it, as {_or(able(registry, lacking[0], {word}))} does"
+                    if asked
+                    else "no other strategy does"
                 )
-                raise CompositionError(f"{kind} {type(one).__name__} needs {word!r} to be offered, and {whom} offer it")
+                raise CompositionError(f"{kind} {use.names[kind]!r} needs {word!r} to be offered, and {whom}")
 
 
 def require_fit(registry: Registry, align: str, requires: Set[str], kv: str, provides: Set[str]) -> None:
@@ -259,9 +286,8 @@ def draft_length_policy(registry: Registry, given: Any, drafter: Any = None) -> 
         )
     policy: BudgetPolicy = strategy(registry, "draft-length policy", given)
     if policy.maximum.depth < 0:
-        raise PluginError(
-            f"draft-length policy {_name(given)!r}: expected a maximum of at least 0, got {policy.maximum.depth}"
-        )
+        name = called(registry, "draft-length policy", given, policy)
+        raise PluginError(f"draft-length policy {name!r}: expected a maximum of at least 0, got {policy.maximum.depth}")
     return policy
 
 
@@ -276,10 +302,6 @@ def provided(entry: Entry) -> Set[str]:
         return entry.facts.able("offers")
     except PluginError:
         return frozenset()
-
-
-def _name(given: Any) -> str:
-    return given.partition(",")[0] if isinstance(given, str) else type(given).__name__
 
 
 def _or(names: list[str]) -> str:

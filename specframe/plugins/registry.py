@@ -19,7 +19,7 @@ import pluggy
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.plugins import builtin, elsewhere, hookspecs
 from specframe.plugins.facts import REQUIRED, Facts, of_object, of_reference
-from specframe.values import check_annotated, parse_value
+from specframe.values import check_annotated, parse_value, unwrapped
 
 GROUP = OWN = "specframe"
 """The group of entry points, and the distribution whose own plugin is always loaded."""
@@ -183,6 +183,12 @@ class Registry:
                 raise PluginError(excuse)
             raise UnknownNameError(kind, name, self.names(kind))
         return the_one(self.entries[kind][name])
+
+    def entry_of(self, kind: str, strategy: Any) -> Entry | None:
+        """Return the entry that a strategy's class is registered by, the first by name; None: it is not registered."""
+        made = type(unwrapped(strategy))
+        references = made, f"{made.__module__}:{made.__qualname__}"
+        return next((entry for entry in self.of(kind) if entry.reference in references), None)
 
     def default(self, purpose: str) -> str:
         """Return the specification of the strategy, or the alias of the model, that is used for a purpose if none is named.

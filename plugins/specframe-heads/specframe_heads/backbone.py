@@ -140,7 +140,8 @@ class Backbone(PreTrainedModel):
             return [given[kind] for kind in kinds]
         if given is not None and given.ndim == 4:
             return [given] * len(kinds)
-        makers = {"sliding_attention": create_sliding_window_causal_mask}
+        windowed = ["sliding_attention"]
+        windowed += ["all"] if getattr(self.config, "sliding_window", None) else []
         asked = {
             "config": self.config,
             "inputs_embeds": embeds_BTD,
@@ -148,7 +149,10 @@ class Backbone(PreTrainedModel):
             "past_key_values": cache,
             "position_ids": position_ids,
         }
-        made = {kind: makers.get(kind, create_causal_mask)(**asked) for kind in set(kinds)}
+        made = {
+            kind: (create_sliding_window_causal_mask if kind in windowed else create_causal_mask)(**asked)
+            for kind in set(kinds)
+        }
         return [made[kind] for kind in kinds]
 
 

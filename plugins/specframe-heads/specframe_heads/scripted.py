@@ -1,4 +1,8 @@
-"""Drafts of given acceptance from any head drafter: each chosen token is replaced, and the logits it came from are kept."""
+"""Drafts of given acceptance from any head drafter, for tests: tokens are replaced, and what the head gave is kept.
+
+:func:`scripted` replaces each token of a chain when it is chosen, so that the head goes on from it, and keeps the logits.
+:func:`steered` replaces nodes of a finished draft, chain or tree, and keeps the draft.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe_heads.head import HeadDrafter
 
@@ -64,3 +69,60 @@ def scripted(
 
     made.choose, made.propose = choose, proposed  # type: ignore[method-assign]
     return made
+
+
+Drafted = tuple[int, list[int], list[int]]
+"""A draft of one row: the depth that was asked for, the tokens of its nodes, and their parents."""
+
+
+def steered(
+    made: HeadDrafter,
+    drafts: dict[tuple[int, ...], Drafted],
+    truth: Callable[[Request], Sequence[int]],
+    right: Callable[[int], bool],
+) -> Any:
+    """Return a drafter one path of whose drafts has the target's tokens, as far as places are to be right.
+
+    The path goes by the first child of a node and by the last in turn, so that it lies in unlike places of a tree.
+
+    Args:
+        made: the drafter.
+        drafts: takes every row's draft as the head made it, by the request's key and the row's length.
+        truth: the target's continuation of a request.
+        right: whether the token at the n-th place after a prompt is right.
+    """
+    propose = made.propose
+
+    def proposed(batch: Batch, budget: Budget) -> Draft:
+        draft = propose(batch, budget)
+        if not draft.nodes:
+            return draft
+        tokens_BN = draft.tokens_BN.clone()
+        for row, sequence in enumerate(batch.sequences):
+            parents = parents_of(draft, row)
+            length = int(batch.lengths[row])
+            drafts[*sequence.request.key, length] = (budget.depth, draft.tokens_BN[row].tolist(), parents)
+            place, own, node = length - len(sequence.request.prompt_ids), truth(sequence.request), -1
+            while right(place) and place < len(own) and (children := places_of(parents, node)):
+                node = children[-(place % 2)]
+                for other in children:  # siblings stay unlike
+                    if tokens_BN[row, other] == own[place]:
+                        tokens_BN[row, other] = tokens_BN[row, node]
+                tokens_BN[row, node] = own[place]
+                place += 1
+        return attrs.evolve(draft, tokens_BN=tokens_BN)
+
+    made.propose = proposed  # type: ignore[method-assign]
+    return made
+
+
+def parents_of(draft: Draft, row: int) -> list[int]:
+    """Return the parent of each node of a row's draft; -1: the row's last token."""
+    if draft.parents_BN is None:
+        return list(range(-1, draft.nodes - 1))
+    return draft.parents_BN.expand_as(draft.tokens_BN)[row].tolist()
+
+
+def places_of(parents: list[int], node: int) -> list[int]:
+    """Return the children of a node."""
+    return [child for child, parent in enumerate(parents) if parent == node]

@@ -128,6 +128,23 @@ def eagle1(folder: Path, target: PreTrainedModel, seed: int = 0, pickled: bool =
     return save(folder, layer_config(size, tokens, bias=True), random_tensors(shapes, seed), pickled)
 
 
+def eagle1_speculators(folder: Path, target: PreTrainedModel, seed: int = 0, normed: bool = True) -> Path:
+    """Save a random EAGLE-1 head in the format of `speculators` up to 0.2; ``normed``: with the norms that it has for it."""
+    config = target.config.get_text_config()
+    size, tokens = config.hidden_size, config.vocab_size
+    shapes = layer_shapes("transformer.", size, 2 * size) | {"fusion_fc.weight": (size, 2 * size)}
+    shapes |= {"embed_tokens.weight": (tokens, size), "lm_head.weight": (tokens, size)}
+    norms = ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm")
+    shapes |= {f"{name}.weight": (size,) for name in norms if normed}
+    described = {
+        "speculators_model_type": "eagle",
+        "transformer_layer_config": layer_config(size, tokens),
+        "layernorms": normed,
+        "fusion_bias": False,
+    }
+    return save(folder, described, random_tensors(shapes, seed))
+
+
 def eagle3_authors(
     folder: Path, target: PreTrainedModel, drafted: int = 0, seed: int = 0, pickled: bool = True
 ) -> Path:

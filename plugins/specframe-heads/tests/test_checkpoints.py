@@ -22,6 +22,7 @@ from specframe.testing import harness, zoo
 MAKERS = {
     "speculators eagle3": testing.eagle3,
     "EAGLE-3": testing.eagle3_authors,
+    "speculators eagle": testing.eagle1_speculators,
     "EAGLE-1 and 2": testing.eagle1,
 }
 

@@ -34,9 +34,10 @@ class LoadedModels:
 
         Generation configs are left aside: what is compared is the models' own greedy decoding, or sampling at one temperature.
         """
-        name, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS.drafter))
-        if draft_model is not None:  # a drafter with options loads its model itself
-            drafter = self._model(draft_model, "draft", cell) if drafter == by_model() else named(drafter, draft_model)
+        given = cell.get("drafter", DEFAULTS.drafter)
+        name, drafter, draft_model = choose(cell.get("target"), given)
+        alone = draft_model is not None and drafter == by_model()  # a drafter with options loads its model itself
+        drafter = self._model(draft_model, "draft", cell) if alone else named(given, drafter, draft_model)
         if name not in self._tokenizers:
             self._tokenizers[name] = models.load_tokenizer(name)
         loaded = {"target": self._model(name, "target", cell), "drafter": drafter, "tokenizer": self._tokenizers[name]}

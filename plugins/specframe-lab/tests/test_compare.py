@@ -20,15 +20,17 @@ from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Settings, compare, steps
 from specframe_lab.comparison.figures import bitwise_price, equality
 from specframe_lab.comparison.forecast import Forecast, forecast
+from specframe_lab.comparison.gauges import Branches, Positions
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
-from specframe_lab.comparison.schemes import cases
+from specframe_lab.comparison.schemes import brief_names, cases
 from specframe_lab.grid import checked, expand
+from specframe_lab.loading import LoadedModels
 from specframe_lab.report import page
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.models import loading as models
-from specframe.testing import zoo
+from specframe.testing import fakes, harness, zoo
 
 GRID = {"align": "ragged,exspec", "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]
@@ -145,6 +147,16 @@ def test_settings_that_all_share_are_no_part_of_a_name():
         for align in ("ragged", "masking,positions=content")
         for schedule in ("fixed", "same-length,patience=4", "same-length,patience=9")
     ]
+
+
+def test_heads_and_trees_are_called_as_they_were_given():
+    """The slashes of a tree are no folders, and a head has the name that was typed, not its file's."""
+    given = ["tiny-draft,branch=3/2/1", "tiny-eagle3,tree=dynamic", "tiny-medusa"]
+    found = cases(expand({"target": "tiny", "drafter": given, "batch_size": 1}))
+    assert [case.scheme for case in found] == ["plain", *given]
+    assert LoadedModels().pipeline(found[2].cell).recipe.drafter == given[1]
+    names = brief_names([{"drafter": one} for one in (*given, "some/folder/head,branch=2/2")], ["drafter"])
+    assert names == {("drafter", "some/folder/head,branch=2/2"): "head,branch=2/2"}
 
 
 def test_models_of_one_name_are_told_apart():
@@ -460,6 +472,28 @@ def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.Monkey
     assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
 
 
+def test_branches_of_trees_are_counted() -> None:
+    """Each path counts the children of its nodes, within the row's limit; of a depth one child at most stands."""
+    target = fakes.fake_target()
+    asked = harness.requests(harness.random_prompts([5, 1, 8], 61), 9)
+    drafter, branches, positions = (
+        fakes.ScriptedTree(harness.truth(target, asked), {0: 3, 1: 0, 2: 2}),
+        Branches(),
+        Positions(),
+    )
+    pipe = harness.pipeline(target, drafter, batch_size=3, observers=[branches, positions])
+    harness.check(pipe, asked)
+    counts = {(depth, branch): (reached, stood) for depth, branch, reached, stood in branches.lines()}
+    assert {depth for depth, _ in counts} == {1, 2, 3}
+    right = {1: 2, 2: 1, 3: 1}  # the branch of the script's path at each depth
+    for (depth, branch), (reached, stood) in counts.items():
+        assert stood == (positions.accepted[depth - 1] if branch == right[depth] else 0)
+        assert stood <= reached <= positions.drafted[depth - 1]
+    assert counts[1, 1][0] == counts[1, 2][0] == positions.drafted[0]
+    assert counts[3, 1][1] > 0
+    assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
+
+
 def test_a_line_holds_one_run(pair: dict[str, str]):
     """Counts are of the run alone: warming up leaves no trace."""
     settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
@@ -468,6 +502,7 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
         figures = line["figures"]
         assert figures["sequences"] == len(line["latencies"]) == 3
         assert all(latency > 0 for latency in line["latencies"])
+        assert line["by_branch"] == []
         assert sum(line["drafted_by_position"]) == figures["num_draft_tokens"]
         assert sum(line["accepted_by_position"]) == figures["num_accepted_draft_tokens"]
         assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])

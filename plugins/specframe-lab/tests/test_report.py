@@ -166,6 +166,18 @@ def test_acceptance_by_position_counts_drafts_that_reach_it():
     ]
 
 
+def test_acceptance_by_branch_adds_repeats():
+    """Branches are summed over repeats, lines of an older version have none, and the figure is drawn."""
+    trees = [line(1, by_branch=[[1, 1, 8, 4], [1, 2, 8, 2], [2, 1, 6, 3]]), line(1, by_branch=[[1, 1, 2, 2]]), line(1)]
+    found = tables(made({("plain", 1): [line(1)], ("ragged", 1): trees}))
+    assert found["acceptance_by_branch"].rows == [
+        ("ragged", 1, 1, 1, 10, 6, 0.6),
+        ("ragged", 1, 1, 2, 8, 2, 0.25),
+        ("ragged", 1, 2, 1, 6, 3, 0.5),
+    ]
+    assert png(plots.draw(found, ["plain", "ragged"])["acceptance_by_branch"]).startswith(b"\x89PNG")
+
+
 def test_histogram_adds_repeats():
     assert f.histogram(made({("ragged", 1): [line(1), line(1)]})) == [
         ("ragged", 1, 0, 2, 0.25),
@@ -255,8 +267,8 @@ def test_curves_that_are_the_same_share_a_line():
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput"}
-"""The figures of a comparison with arrivals at no particular time."""
+DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch"}
+"""The figures of a comparison of chains with arrivals at no particular time."""
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +307,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
-    """All that was measured is drawn; bitwise equality and objectives were not asked for."""
+    """All that was measured is drawn; bitwise equality, objectives and trees were not asked for."""
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {path.stem for path in (folder / "figures").glob("*.svg")} == DRAWN
     assert {path.stem for path in (folder / "figures").glob("*.csv")} == {

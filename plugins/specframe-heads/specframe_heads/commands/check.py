@@ -40,8 +40,11 @@ def check(
     Acceptance is measured as the file is read, and with its layer ids shifted by one in both directions: a wrong offset lowers
     acceptance and is no error otherwise. The exit status is 2 where something does not fit.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     from specframe_heads.doctor import examine, measured
 
+    disable_progress_bar()
     if (target := target or paired_target(drafter)) is None:
         raise OptionError(f"--target: expected the model that {drafter} is for: only an alias says that by itself")
     patient = examine(drafter, target, device, dtype)

@@ -55,8 +55,8 @@ def heads() -> None:
 @whole("--steps", "Updates.", 2000)
 @whole("--step-tokens", "Tokens of an update, about.", 4096)
 @whole("--places", "The longest draft that the head is trained for.", 4, most=16)
-@whole("--vocabulary", "Only the N tokens that the target writes most often, where the kind's format has that.", None)
-@whole("--layers", "Transformer layers of the head, where the kind's format has a number of them.", None)
+@whole("--vocabulary", "eagle3, medusa: only the N tokens that the target writes most often.", None)
+@whole("--layers", "clover2, dflash: transformer layers of the head.", None)
 @click.option(
     "--rate", metavar="X", type=Number(0, above=True), default=1.5e-3, show_default=True, help="Learning rate."
 )
@@ -73,8 +73,11 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
     The target first continues all prompts, greedily; then the head is trained on these texts, with the losses that its authors
     published; then held-out prompts are decoded with it. Whatever is cut off goes on where it was when the command is given again.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     from specframe_heads.training.session import Options, Session
 
+    disable_progress_bar()  # it would overwrite the command's own
     with bars() as progress:
         figures = Session(Options(kind=kind, target=target, **options), progress).run(data, held_out)
     show(figures)

@@ -143,7 +143,7 @@ def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, comm
     model = loaded.target(cell)
     known = {
         "target": target,
-        "drafter": named(strategy, draft_model),
+        "drafter": named(cell["drafter"], strategy, draft_model),
         "batch_size": cell["batch_size"],
         "draft_length": cell["draft_length"],
     }

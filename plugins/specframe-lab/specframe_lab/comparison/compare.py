@@ -22,7 +22,7 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
-from specframe_lab.comparison.gauges import Positions, Waits
+from specframe_lab.comparison.gauges import Branches, Positions, Waits
 from specframe_lab.comparison.results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.grid import Grid
@@ -234,14 +234,14 @@ def attempt(work: Callable[[], Line]) -> Line:
 
 def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     """Warm a new pipeline up, then decode all prompts with it."""
-    positions, waits = Positions(), Waits()
+    positions, branches, waits = Positions(), Branches(), Waits()
     cell = step.case.cell
     service = Service(
         strategy(registry(), "executor", cell.get("executor", DEFAULTS.executor)),
         settings.max_concurrency,
         CLOCKS[settings.clock],
     )
-    pipe = loaded.pipeline(cell | {"executor": service}, [positions, waits])
+    pipe = loaded.pipeline(cell | {"executor": service}, [positions, branches, waits])
     prompts, new = settings.prompts_for(pipe), settings.max_new_tokens
     for _ in range(settings.warm_up if step.case.timed else 0):
         list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
@@ -258,6 +258,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "figures": pipe.report.figures(),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
+        "by_branch": branches.lines(),
         "longest_wait": waits.longest,
         "latencies": [of_request(served)["e2el_including_client_queue"] for served in requests],
         "requests": requests,

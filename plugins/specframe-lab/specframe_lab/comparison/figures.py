@@ -170,6 +170,19 @@ def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
     return rows
 
 
+def by_branch(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return how often each branch of trees was reached and stood, counted over all repeats; chains have none."""
+    rows = []
+    for case in comparison.timed:
+        counts: dict[tuple[int, int], list[int]] = {}
+        for line in comparison.runs(case).values():
+            for depth, branch, reached, stood in line.get("by_branch", ()):  # none in results of older versions
+                count = counts.setdefault((depth, branch), [0, 0])
+                count[0], count[1] = count[0] + reached, count[1] + stood
+        rows += [(case.scheme, case.batch_size, *place, r, s, s / r) for place, (r, s) in sorted(counts.items())]
+    return rows
+
+
 def total(comparison: Comparison, case: Case, name: str) -> list[int]:
     """Return the sums, place by place, of a list that every line of a case has."""
     lists = [line[name] for line in comparison.runs(case).values()]

@@ -28,6 +28,44 @@ class Positions(Watcher):
         self.accepted[:count] += (report.accepted[:, None] > places).sum(0)
 
 
+class Branches(Watcher):
+    """Counts, for every depth and branch of trees, the rows whose accepted path reached it, and those where it stood.
+
+    Branch r of a depth is the r-th child, from 0, of the node that stood above. A path reaches it where that node has such a child,
+    within the row's limit.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, int], list[int]] = {}
+
+    def round(self, report: RoundReport) -> None:
+        """Count one round; the first round of a run resets the counts. Chains have no branches."""
+        if report.number == 1:
+            self.counts = {}
+        draft, path_BT = report.draft, report.verdict.path_BT
+        if draft.parents_BN is None or path_BT is None:
+            return
+        parents, paths = draft.parents_BN.expand_as(draft.tokens_BN).cpu().numpy(), path_BT.cpu().numpy()
+        meant = report.verdict.counts
+        for row, sequence in enumerate(report.sequences):
+            own = parents[row] if meant is None else parents[row][: meant[row]]
+            room = min(draft.depth, sequence.limit - int(report.lengths[row]) - 1)  # one is the bonus token
+            stood = [int(node) for node in paths[row][: min(int(report.accepted[row]), room)]]
+            self._count(own, stood, room)
+
+    def _count(self, parents: np.ndarray, stood: list[int], room: int) -> None:
+        above = [-1, *stood][:room]
+        for depth, (parent, node) in enumerate(zip(above, [*stood, None], strict=False), start=1):
+            for rank, child in enumerate(np.flatnonzero(parents == parent).tolist()):
+                count = self.counts.setdefault((depth, rank), [0, 0])
+                count[0] += 1
+                count[1] += child == node
+
+    def lines(self) -> list[list[int]]:
+        """Return depth, branch from 1, rows that reached it and rows where it stood."""
+        return [[depth, rank + 1, *count] for (depth, rank), count in sorted(self.counts.items())]
+
+
 class Waits(Watcher):
     """Records the most rounds that a sequence waited between two of its rounds."""
 

@@ -112,11 +112,12 @@ def cases_of(cells: list[Cell], named: list[str], names: Names, decoding: Cell) 
 
 def explicit(cell: Cell) -> Cell:
     """Return a cell with everything named that was left to another choice."""
-    target, drafter, draft_model = choose(cell.get("target"), cell.get("drafter", DEFAULTS["drafter"]))
+    given = cell.get("drafter", DEFAULTS["drafter"])
+    target, drafter, draft_model = choose(cell.get("target"), given)
     cell = {**DEFAULTS, **PLAIN, **cell}
     full = recipe.Recipe(**{option: cell[option] for option in NAMED}).named(registry())
     cell |= {option: getattr(full, option) for option in NAMED}
-    cell |= {"target": target, "drafter": named(drafter, draft_model)}
+    cell |= {"target": target, "drafter": named(given, drafter, draft_model)}
     if cell["accept"] == "auto":
         cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":
@@ -169,12 +170,13 @@ def brief_names(cells: list[Cell], named: Iterable[str]) -> Names:
     names: Names = {}
     for option in named:
         given = {cell[option] for cell in cells if isinstance(cell.get(option), str)}
-        if option in ("target", "drafter"):
-            names |= {(option, value): value.rstrip("/").rpartition("/")[2] for value in given if "/" in value}
         for value in given:
             name, *settings = value.split(",")
             alike = [set(other.split(",")[1:]) for other in given if other.split(",")[0] == name]
             common = set.intersection(*alike) if len(alike) > 1 else set()
-            if common:
-                names[option, value] = ",".join([name, *(pair for pair in settings if pair not in common)])
+            if option in ("target", "drafter"):
+                name = name.rstrip("/").rpartition("/")[2] or name
+            brief = ",".join([name, *(pair for pair in settings if pair not in common)])
+            if brief != value:
+                names[option, value] = brief
     return names

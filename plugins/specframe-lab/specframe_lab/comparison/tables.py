@@ -147,6 +147,15 @@ def drafts(comparison: Comparison) -> list[Table]:
             f.by_position(comparison),
         ),
         Table(
+            "acceptance_by_branch",
+            "Acceptance by branch",
+            "share of paths",
+            "Of the accepted paths of trees that reach a branch of a depth, the share in which its node stood; branch 1 is a "
+            "node's first child. The bars of a depth add up to the acceptance at that depth, all batch sizes together.",
+            ("scheme", "batch_size", "depth", "branch", "reached", "stood", "rate"),
+            f.by_branch(comparison),
+        ),
+        Table(
             "acceptance_histogram",
             "Accepted tokens per round",
             "share of rounds",

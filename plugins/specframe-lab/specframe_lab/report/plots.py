@@ -213,6 +213,39 @@ def by_position(table: Table, look: Looks) -> Figure:
     return figure
 
 
+BRANCHES = 4
+"""Branches of a depth that are drawn on their own; those after them are drawn as one."""
+
+
+def by_branch(table: Table, look: Looks) -> Figure:
+    """Draw a bar per depth for every scheme with trees: the shares in which each branch stood, one above the other."""
+    schemes = list(dict.fromkeys(row[0] for row in table.rows))
+    most = min(BRANCHES + 1, max(row[3] for row in table.rows))
+    names = [f"branch {branch}" for branch in range(1, BRANCHES + 1)] + [f"branches from {BRANCHES + 1} on"]
+    colours = matplotlib.colormaps["cividis"](np.linspace(0.1, 0.95, most))
+    figure, panes = panels(len(schemes), 0.6 + 1.9 * len(schemes))
+    for axes, scheme in zip(panes, schemes, strict=True):
+        pooled: dict[tuple[int, int], list[int]] = {}
+        for row in table.rows:
+            if row[0] == scheme:
+                count = pooled.setdefault((row[2], min(row[3], most)), [0, 0])
+                count[0], count[1] = count[0] + row[4], count[1] + row[5]
+        depths = sorted({depth for depth, _ in pooled})
+        reached, bottom = np.array([pooled[depth, 1][0] for depth in depths]), np.zeros(len(depths))
+        for branch in range(1, most + 1):
+            shares = np.array([pooled.get((depth, branch), [0, 0])[1] for depth in depths]) / reached
+            axes.bar(depths, shares, 0.7, bottom=bottom, color=colours[branch - 1], label=names[branch - 1])
+            bottom += shares
+        axes.set_xticks(depths)
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(percent)
+        axes.set_ylabel("stood")
+        axes.set_title(wrapped(scheme), fontsize=8, loc="left")
+    panes[-1].set_xlabel("depth in the tree")
+    legend(figure, panes[0])
+    return figure
+
+
 def histogram(table: Table, look: Looks) -> Figure:
     """Draw the share of rounds by accepted tokens, all batch sizes together."""
     pooled = pool(table, key=2, counts=(3,))
@@ -299,6 +332,7 @@ PAINTERS: dict[str, Painter] = {
     "serving": serving,
     "request_goodput": against_batch_size,
     "acceptance_by_position": by_position,
+    "acceptance_by_branch": by_branch,
     "acceptance_histogram": histogram,
     "acceptance_length": against_batch_size,
     "grouping_rate": against_batch_size,

@@ -1,0 +1,302 @@
+"""Every family of heads, one table: output is the target's own, and a row's drafts are its own whatever happens around it.
+
+Heads have random weights, so their own drafts hardly ever stand. :func:`specframe_heads.scripted.steered` puts the target's tokens
+on a path of each draft: rows then accept unequal numbers of tokens, on unlike branches, and what a head is fed after that shows in
+its next drafts. What runs by default holds every family in every form, the slow sample every form on every architecture, and
+``SPECFRAME_FULL_MATRIX=1`` runs all cells.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from specframe_heads import testing
+from specframe_heads.blocks import testing as blocks
+from specframe_heads.mtp import testing as mtp
+from specframe_heads.scripted import Drafted, steered
+from specframe_heads.stepwise import testing as stepwise
+from specframe_std.verifiers.chain import ChainVerifier
+from transformers import PreTrainedModel
+
+from specframe.contracts.drafts import Draft, Scores
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.testing import harness, zoo
+from specframe.text.sampling import Sampling
+
+Save = Callable[[Path, PreTrainedModel], Any]
+
+
+def untrained(kind: str) -> Save:
+    """Return a function that saves a head of Medusa's kind after one step of training."""
+    return functools.partial(by_kind, kind)
+
+
+def by_kind(kind: str, folder: Path, target: PreTrainedModel) -> None:
+    """Save a head of Medusa's kind after one step of training."""
+    stepwise.overfitted(folder, kind, target, [[1, 2]], tokens=4, steps=1)
+
+
+FAMILIES: dict[str, tuple[str, Save, bool]] = {
+    "eagle-1": ("eagle", testing.eagle1, True),
+    "eagle-3": ("eagle", functools.partial(testing.eagle3, drafted=70, layers=2), True),
+    "medusa": ("medusa", untrained("medusa"), True),
+    "hydra": ("hydra", untrained("hydra"), True),
+    "hydra++": ("hydra", untrained("hydra++"), True),
+    "clover": ("clover", untrained("clover"), True),
+    "clover2": ("clover2", untrained("clover2"), True),
+    "mtp": ("mtp", mtp.save_file_of, True),
+    "dflash": ("dflash", functools.partial(blocks.speculators, drafted=70), False),
+    "dspark": ("dspark", functools.partial(blocks.speculators, kind="dspark", head="rnn"), False),
+    "peagle": ("peagle", functools.partial(blocks.peagle, drafted=70), False),
+    "pard": ("pard", blocks.pard, False),
+}
+"""The drafter of each family, what saves a head, and whether it drafts trees."""
+SHAPES = {"chain": ",tree=chain", "static": ",branch=3/2/1", "dynamic": ",tree=dynamic,nodes=7,top=3"}
+FORMS = [
+    (family, shape) for family, (*_, trees) in FAMILIES.items() for shape in (SHAPES if trees else list(SHAPES)[:1])
+]
+ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "phi3")
+"""Shared heads, tied embeddings, sliding windows in all layers and in some, learned positions, a key head for each query head."""
+IN_PLACE_OF = {("mtp", "gpt2"): "glm4"}
+"""Architectures that a family cannot have, and others for them: an MTP layer is one of the target's kind, with rotary factors."""
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+BATCH_SIZES = (1, 3, 8)
+RULES = ("greedy", "gumbel")
+FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
+
+
+class Cell(NamedTuple):
+    family: str
+    shape: str
+    architecture: str
+    align: str
+    batch_size: int
+    rule: str
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+def fitting(family: str, architecture: str) -> str:
+    """Return an architecture, or the one in its place for a family that cannot have it."""
+    return IN_PLACE_OF.get((family, architecture), architecture)
+
+
+def cells(architectures: int) -> list[Cell]:
+    """Return every family in every form on so many architectures, with the other values in turn; or all cells."""
+    if FULL and architectures > 1:
+        return [
+            Cell(*form, fitting(form[0], architecture), *more)
+            for form, architecture, *more in itertools.product(FORMS, *AXES)
+        ]
+    made = []
+    for number, form in enumerate(FORMS):
+        for step in range(architectures):
+            turn = number + step
+            architecture = fitting(form[0], ARCHITECTURES[(turn + number // 6) % 6])
+            align = ALIGNMENTS[(turn + step // 2) % 4]
+            made.append(Cell(*form, architecture, align, BATCH_SIZES[turn % 3], RULES[(number + step // 3) % 2]))
+    return made
+
+
+AXES = (ARCHITECTURES, ALIGNMENTS, BATCH_SIZES, RULES)
+
+
+@functools.cache
+def target_of(architecture: str) -> PreTrainedModel:
+    """Return a small target."""
+    return zoo.build(architecture)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return a function that returns the folder of a family's head for an architecture."""
+
+    @functools.cache
+    def made(family: str, architecture: str) -> Path:
+        folder = tmp_path_factory.mktemp("head") / "head"
+        FAMILIES[family][1](folder, target_of(architecture))
+        return folder
+
+    return made
+
+
+def by_turns(place: int) -> bool:
+    """Return whether the token at a place is right: runs of none to five."""
+    return place % 7 not in (0, 3) and place % 5 != 4
+
+
+def drafter_of(
+    family: str, shape: str, folder: Path, truth: Callable[[Request], Any]
+) -> tuple[Any, dict[tuple[int, ...], Drafted]]:
+    """Return a drafter of a family in a form, steered, and what takes its drafts."""
+    name, _, trees = FAMILIES[family]
+    drafts: dict[tuple[int, ...], Drafted] = {}
+    made = strategy(registry(), "drafter", f"{name},checkpoint={folder}{SHAPES[shape] if trees else ''}")
+    return steered(made, drafts, truth, by_turns), drafts
+
+
+# ---- the output is the target's own
+
+LENGTHS, NEW = (1, 40, 2, 17, 5, 28, 9, 3, 1), 9
+
+
+def prompts() -> list[list[int]]:
+    """Return ragged prompts with pad ids, which are eos ids, alone, first, last and in the middle."""
+    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    made[0] = [zoo.EOS]
+    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = zoo.EOS
+    return made
+
+
+@functools.cache
+def plainly(architecture: str) -> list[list[int]]:
+    """Return what plain sampling gives the prompts."""
+    pipe = harness.pipeline(target_of(architecture), None, accept="gumbel", batch_size=4, seed=3)
+    return [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+
+
+def check(cell: Cell, folder: Path) -> float:
+    """Decode with a cell's strategies, compare every token, and return the mean acceptance length."""
+    target = target_of(cell.architecture)
+    asked = harness.requests(prompts(), NEW, {zoo.EOS, 3})
+    known = harness.truth(target, asked) if cell.rule == "greedy" else plainly(cell.architecture)
+    drafter, drafts = drafter_of(cell.family, cell.shape, folder, lambda request: known[request.index])
+    options = {"align": cell.align, "accept": cell.rule, "batch_size": cell.batch_size, "draft_length": 3, "seed": 3}
+    pipe = harness.pipeline(target, drafter, **options)
+    if cell.rule == "greedy":
+        harness.check(pipe, asked)
+    else:
+        found = [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+        assert found == known
+    assert drafts, "nothing was drafted"
+    return pipe.report.mean_acceptance_length
+
+
+def assert_exact(cell: Cell, folder: Path) -> None:
+    """Compare every token with the target's own; tokens stand, under ``rollback`` at least where rows are alone."""
+    assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
+
+
+@pytest.mark.parametrize("cell", cells(1), ids=str)
+def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) -> None:
+    """Chains and trees of every family give the target's own tokens, greedily and with shared noise."""
+    assert_exact(cell, saved(cell.family, cell.architecture))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", cells(6), ids=str)
+def test_every_family_is_exact_everywhere(cell: Cell, saved: Callable[[str, str], Path]) -> None:
+    """The same on every architecture; alignments, batch sizes and rules by turns."""
+    assert_exact(cell, saved(cell.family, cell.architecture))
+
+
+def test_the_samples_cover_the_matrix() -> None:
+    """Every drafter of this plugin is a family, and the slow sample has every value of every axis for each of them."""
+    assert {name for name, *_ in FAMILIES.values()} == {
+        entry.name for entry in registry().of("drafter") if entry.distribution == "specframe-heads"
+    }
+    assert {(cell.family, cell.shape) for cell in cells(1)} == set(FORMS)
+    for family in FAMILIES:
+        of_it = [cell for cell in cells(6) if cell.family == family]
+        assert {cell.architecture for cell in of_it} == {fitting(family, one) for one in ARCHITECTURES}
+        for place, values in enumerate(AXES[1:], 3):
+            assert {cell[place] for cell in of_it} == set(values), family
+
+
+# ---- a row's drafts are its own
+
+
+class Cramped(ChainVerifier):
+    """A verifier that runs out of memory once, in its fifth round."""
+
+    rounds = 0
+
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Score, or fail after the cache was written."""
+        scores = super().score(batch, draft)
+        self.rounds += 1
+        if self.rounds == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return scores
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "pieces": lambda: {"batch_size": 3, "schedule": "continuous,piece=8"},
+    "places": lambda: {"batch_size": 3, "align": "exspec"},
+    "memory": lambda: {"batch_size": 4, "verify": Cramped()},
+    "samples": lambda: {"batch_size": 4},
+}
+"""Prompts read in pieces; rows that trade places; a batch that is halved after running out of memory; samples of one prompt."""
+
+
+def drafts_of(family: str, shape: str, folder: Path, way: str, **options: Any) -> dict[tuple[int, ...], Drafted]:
+    """Decode steered drafts, compare the tokens, and return what the head drafted for every row and length."""
+    target, given = target_of("qwen3"), harness.random_prompts([5, 1, 12, 29, 3], zoo.VOCABULARY)
+    options = {"draft_length": 3, "seed": 5, **options}
+    if way != "samples":
+        asked = harness.requests(given, [14, 9, 12, 4, 11])
+        known = harness.truth(target, asked)
+        drafter, drafts = drafter_of(family, shape, folder, lambda request: known[request.index])
+        harness.check(harness.pipeline(target, drafter, **options), asked)
+        return drafts
+    how, sampled = Sampling(temperature=1.0, samples=3), samples()
+    drafter, drafts = drafter_of(family, shape, folder, lambda request: sampled[request.key])
+    pipe = harness.pipeline(target, drafter, accept="gumbel", **options)
+    found = {(one.index, one.sample): one.token_ids for one in pipe.generate(given, 10, sampling=how)}
+    assert found == sampled
+    return drafts
+
+
+@functools.cache
+def samples() -> dict[tuple[int, ...], list[int]]:
+    """Return what plain sampling gives for three samples of each prompt."""
+    pipe = harness.pipeline(target_of("qwen3"), None, accept="gumbel", batch_size=4, seed=5)
+    given = harness.random_prompts([5, 1, 12, 29, 3], zoo.VOCABULARY)
+    how = Sampling(temperature=1.0, samples=3)
+    return {(one.index, one.sample): one.token_ids for one in pipe.generate(given, 10, sampling=how)}
+
+
+@pytest.fixture(scope="session")
+def alone(saved: Callable[[str, str], Path]) -> Callable[..., dict[tuple[int, ...], Drafted]]:
+    """Return a function that returns the drafts of rows that are decoded one after the other."""
+
+    @functools.cache
+    def made(family: str, shape: str, sampled: bool) -> dict[tuple[int, ...], Drafted]:
+        way = "samples" if sampled else "places"
+        return drafts_of(family, shape, saved(family, "qwen3"), way, batch_size=1)
+
+    return made
+
+
+def ways() -> list[Any]:
+    """Return every way of every family, chains and dynamic trees by turns; one of each family runs by default."""
+    made = []
+    for number, family in enumerate(FAMILIES):
+        for place, way in enumerate(WAYS):
+            shape = ("chain", "dynamic")[(number + place) % 2] if FAMILIES[family][2] else "chain"
+            slow = place != number % len(WAYS)
+            made.append(pytest.param(family, shape, way, marks=[pytest.mark.slow] * slow))
+    return made
+
+
+@pytest.mark.parametrize(("family", "shape", "way"), ways())
+@pytest.mark.filterwarnings("ignore:memory ran out")
+def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any, alone: Any) -> None:
+    """After prompts read in pieces, in other places, after a halved batch, and of a sample, drafts are those of the row alone."""
+    here = drafts_of(family, shape, saved(family, "qwen3"), way, **WAYS[way]())
+    there = alone(family, shape, way == "samples")
+    whole = [key for key in here.keys() & there.keys() if here[key][0] == there[key][0]]  # less deep at a row's end
+    assert len(whole) >= 12
+    for key in whole:
+        assert here[key] == there[key], key
