@@ -274,8 +274,12 @@ def planted_eagle3(
     return save(folder, described, tensors)
 
 
-def planted_eagle1(folder: Path, target: PreTrainedModel) -> Path:
-    """Save an EAGLE-1 head in the authors' layout that continues a planted target without an error: it reads the last state."""
+def planted_eagle1(folder: Path, target: PreTrainedModel, layout: str = "authors") -> Path:
+    """Save an EAGLE-1 head that continues a planted target without an error: it reads the last state.
+
+    Args:
+        layout: "authors", or "speculators": that of versions up to 0.2, without norms.
+    """
     config = target.config
     size, tokens, last = config.hidden_size, config.vocab_size, config.num_hidden_layers
     shapes = layer_shapes("layers.0.", size, tokens)
@@ -291,4 +295,9 @@ def planted_eagle1(folder: Path, target: PreTrainedModel) -> Path:
     for name in ("gate_proj", "up_proj"):
         tensors[f"layers.0.mlp.{name}.weight"][all_tokens, part] = 1.0
     tensors["layers.0.mlp.down_proj.weight"] = moved * value / gated(size**0.5)
-    return save(folder, layer_config(size, tokens, bias=False) | {"intermediate_size": tokens}, tensors)
+    sizes = layer_config(size, tokens) | {"intermediate_size": tokens}
+    if layout == "authors":
+        return save(folder, sizes | {"bias": False}, tensors)
+    tensors = {one.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): tensors[one] for one in tensors}
+    described = {"speculators_model_type": "eagle", "transformer_layer_config": sizes}
+    return save(folder, described | {"layernorms": False, "fusion_bias": False}, tensors)

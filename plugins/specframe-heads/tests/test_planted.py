@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from specframe_heads import testing
+from specframe_heads.mtp import testing as mtp_testing
 
 from specframe.testing import harness
 
@@ -18,13 +19,15 @@ HEADS: dict[str, Callable] = {
     "authors": lambda folder, target: testing.planted_eagle3(folder, target, 4, None, "authors"),
     "sglang": lambda folder, target: testing.planted_eagle3(folder, target, 4, [1, 3, 6], "sglang"),
     "eagle-1": lambda folder, target: testing.planted_eagle1(folder, target),
+    "eagle-1, speculators": lambda folder, target: testing.planted_eagle1(folder, target, "speculators"),
+    "mtp": mtp_testing.planted,
 }
 
 
-def acceptance(target, folder: Path, shift: int = 0, options: str = "", **more) -> float:
+def acceptance(target, folder: Path, shift: int = 0, options: str = "", name: str = "eagle", **more) -> float:
     """Return the mean acceptance length of a head, fed hidden states with a shift."""
     asked = harness.requests(harness.random_prompts([3, 1], 12), 16)
-    drafter = f"eagle,checkpoint={folder},shift={shift}{options}"
+    drafter = f"{name},checkpoint={folder},shift={shift}{options}"
     pipe = harness.pipeline(target, drafter, batch_size=3, draft_length=f"fixed,length={K}", **more)
     harness.check(pipe, asked)
     return pipe.report.mean_acceptance_length
@@ -35,8 +38,9 @@ def test_an_offset_of_one_lowers_acceptance(layout: str, tmp_path: Path) -> None
     """As the format is read nearly every draft token stands; with the layers before, or those after, hardly any does."""
     target = testing.planted_target(LAYERS)
     folder = HEADS[layout](tmp_path, target)
-    as_read = acceptance(target, folder)
+    name = "mtp" if layout == "mtp" else "eagle"
+    as_read = acceptance(target, folder, name=name)
     assert as_read > 1 + 0.6 * K  # the last draft of each row is cut by its limit
     for shift in (-1, 1):
-        if layout != "eagle-1" or shift < 0:  # nothing comes after the last state
-            assert acceptance(target, folder, shift) < as_read - 0.4 * K
+        if shift < 0 or not layout.startswith(("eagle-1", "mtp")):  # nothing comes after the last state
+            assert acceptance(target, folder, shift, name=name) < as_read - 0.4 * K

@@ -172,5 +172,7 @@ def test_what_cannot_be_is_refused() -> None:
         harness.check(piped(fakes.fake_target()), asked())
     with pytest.raises(OptionError, match=r"layers: expected .* at least 1.*, got 0"):
         EarlyExit(0)
-    with pytest.raises(CompositionError, match=r"needs 'share' to be offered, and alignment 'masking' does not offer it"):
+    with pytest.raises(
+        CompositionError, match=r"needs 'share' to be offered, and alignment 'masking' does not offer it"
+    ):
         piped(target("qwen3"), align="masking")

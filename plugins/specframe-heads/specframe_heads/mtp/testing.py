@@ -19,7 +19,7 @@ from transformers import (
 from specframe.testing import zoo
 from specframe_heads.mtp.model import block_config
 from specframe_heads.target import Target
-from specframe_heads.testing import random_tensors, save
+from specframe_heads.testing import following, gated, marks, random_tensors, save
 
 SHARED: dict[str, Any] = {
     "vocab_size": zoo.VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2,
@@ -121,6 +121,28 @@ def save_target(folder: Path, target: PreTrainedModel, layout: str, layers: int 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with zoo.quiet():
         return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def planted(folder: Path, target: PreTrainedModel) -> Path:
+    """Save an MTP layer in the format of ``speculators`` that continues a planted target without an error.
+
+    It reads the mark in the last hidden state, and moves it to that of the token after. What the target's final norm has left of
+    other parts makes a true mark smaller than one that is fed back: the old mark then ends below zero, which no logit looks at.
+    """
+    config = target.config
+    size, tokens, last = config.hidden_size, config.vocab_size, config.num_hidden_layers
+    tensors = {name: torch.zeros_like(one) for name, one in parts(target).items()}
+    tensors |= {name: torch.ones_like(one) for name, one in tensors.items() if "norm" in name}
+    part, mark, all_tokens = torch.arange(last * tokens, (last + 1) * tokens), marks(last, tokens), torch.arange(tokens)
+    tensors["eh_proj.weight"][part, size + part] = 1.0
+    moved = torch.zeros(size, tokens)
+    moved[part[mark[following(tokens)]], mark] += 1.0
+    moved[part[mark], mark] -= 1.0
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"block.mlp.{name}.weight"][all_tokens, part] = 1.0
+    tensors["block.mlp.down_proj.weight"] = moved * size**0.5 / gated(size**0.5)
+    described = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": {}}
+    return save(folder, described, {of_speculators(name, 0, 0): one for name, one in tensors.items()})
 
 
 def save_file_of(folder: Path, target: PreTrainedModel) -> str:
