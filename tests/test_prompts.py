@@ -460,18 +460,18 @@ def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_misspelt_parameters() -> None:
     """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
-    from specframe.cli.sampling import samplings
+    from specframe.cli.sampling import Parameters
 
+    parameters = Parameters({})
     lines = [{"prompt": "a", "temprature": 0.5, "id": 3, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
     asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
     with pytest.warns(SpecframeWarning) as caught:
-        checked, own = samplings(asked, {})
+        assert parameters.survey(asked) == (3, 3)
     assert sorted(str(one.message) for one in caught) == [
         f"p.jsonl line 1: the key {key!r} is no parameter and has no effect; did you mean {name!r}?"
         for key, name in (("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"))
     ]
-    assert [prompt.fault for prompt in checked] == [None] * 3
-    assert [how.top_p for how in own] == [0.5] * 3
+    assert [(prompt.fault, how.top_p) for prompt, how in map(parameters.of, asked)] == [(None, 0.5)] * 3
 
 
 def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
