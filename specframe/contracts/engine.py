@@ -170,7 +170,7 @@ class TakesFiles(Executor, Protocol):
     offers: frozenset[str]
 
     def decode_files(self, job: Any) -> tuple[int, int, Any]:
-        """Decode what a :class:`specframe.cli.jobs.Job` asks for.
+        """Decode what a :class:`specframe.cli.jobs.Job` asks for, and tell its ``progress``.
 
         Returns:
             The number of rows, the number of those now decoded that failed, and a :class:`specframe.observe.counts.RunReport`.

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from specframe.errors import OptionError, PluginError, SpecframeWarning, sentence, shown
 from specframe.observe.counts import RunReport
-from specframe_ray.again import forget_failures
+from specframe_ray.again import forget_failures, noted
 from specframe_ray.alike import difference, versions
 from specframe_ray.figures import Tally, merged
-from specframe_ray.rows import ID, Input, Piece, block, found
+from specframe_ray.rows import ID, Input, Piece, block
 from specframe_ray.worker import Asked, Decode
 
 SETTINGS = {
@@ -42,6 +42,8 @@ from ray.data.block import BlockMetadata  # noqa: E402
 from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+
+from specframe_ray.watch import Gone, Progress, Told, raylet_watched  # noqa: E402
 
 OWN_CPUS = 4
 """Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
@@ -113,39 +115,57 @@ def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -
     )
 
 
-def run(asked: Asked, prompts: str, output: str, place: Place, rows: int, form: str) -> tuple[int, int, RunReport]:
+def run(
+    asked: Asked,
+    given: Input,
+    output: str,
+    place: Place,
+    form: str,
+    progress: Progress = lambda done, total: None,
+) -> tuple[int, int, RunReport]:
     """Decode the rows of files that have not been written yet.
 
     Args:
         asked: what to decode with.
-        prompts: a file or a folder, see :func:`specframe_ray.rows.found`.
+        given: the rows, in pieces that are decoded, written and noted as done together.
         output: the folder of results.
         place: where to decode.
-        rows: rows that are decoded, written and noted as done together.
         form: "parquet" or "jsonl".
+        progress: is told how many rows are done, of how many.
 
     Returns:
         The number of rows, the number of those now decoded that failed, and the figures of this run.
     """
-    given = found(prompts, rows)
+    folder = Path(output).absolute()
     begin(place)
     require_alike()
     warn_of_waiting(place)
-    folder = Path(output).absolute()
     forget_failures(folder, folder / CHECKPOINT)
+    done = noted(folder / CHECKPOINT)
     tally = ray.remote(num_cpus=0)(Tally).remote()
     before = time.perf_counter()
-    try:
-        with noting(folder / CHECKPOINT):
-            data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
-            data = decoded(data, asked, tally, place)
-            write = data.write_parquet if form == "parquet" else data.write_json
-            write(str(folder))
-        reports, failed = ray.get(tally.all.remote())
-    except ray.exceptions.RayError as error:
-        raise PluginError(
-            f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
-        ) from error
+    with silent():
+        try:
+            with (
+                noting(folder / CHECKPOINT),
+                raylet_watched(),
+                Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
+            ):
+                data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
+                data = decoded(data, asked, tally, place)
+                write = data.write_parquet if form == "parquet" else data.write_json
+                write(str(folder))
+            reports, failed = ray.get(tally.all.remote())
+        except Gone:
+            ray.shutdown()
+            raise PluginError(
+                "executor ray: Ray's own process on this machine (raylet) has ended; the rows that are written are kept, and "
+                "--resume goes on with the others"
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise PluginError(
+                f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
+            ) from error
     seconds = time.perf_counter() - before
     return given.rows, failed, merged([RunReport(**one) for one in reports], seconds, failed)
 
@@ -195,6 +215,13 @@ def without_notice() -> Iterator[None]:
             for line in told:
                 if b"environment variable RAY_BACKEND_LOG_LEVEL" not in line:
                     os.write(2, line)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Leave standard output, which may be for JSON, to this command: Ray prints there what happens to its own processes."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def warn_of_waiting(place: Place) -> None:

@@ -7,7 +7,9 @@ import importlib.util
 import itertools
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ PREFIX = "hf:"
 """Prefix of a data set's name, which tells the name from a file's."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
+HUB_SECONDS = 10
+"""Seconds that the hub has to answer; then the cache of data sets is looked into."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """Builders of ``load_dataset``, by the ending of a file name."""
 
@@ -121,7 +125,42 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
-    return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
+    with nullcontext() if path.exists() or within_reach(name) else offline():
+        return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
+
+
+def within_reach(name: str) -> bool:
+    """Return whether the hub answers within :data:`HUB_SECONDS`; the library would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        except (HfHubHTTPError, HFValidationError):
+            pass  # the library tells of it
+        except Exception:  # the client's error types differ between its releases
+            return
+        answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)  # the client's time limit does not cover the address look-up
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return answered.is_set()
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Have the library look into its cache alone."""
+    import datasets
+
+    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:
