@@ -43,7 +43,7 @@ from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from specframe_ray.watch import Gone, Progress, Told, raylet_watched  # noqa: E402
+from specframe_ray.watch import Gone, Progress, Told, nodes_watched, raylet_watched  # noqa: E402
 
 OWN_CPUS = 4
 """Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
@@ -149,6 +149,7 @@ def run(
             with (
                 noting(folder / CHECKPOINT),
                 raylet_watched(),
+                nodes_watched(place.cpus, place.gpus),
                 Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
             ):
                 data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))

@@ -1,4 +1,4 @@
-"""Threads beside a job: one tells its progress, one ends it when Ray's own process on this machine has ended."""
+"""Threads beside a job: they tell its progress and of machines that are lost, and end it where Ray has ended on this one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import contextlib
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 
+from specframe.errors import SpecframeWarning
+
 Progress = Callable[[int, int], None]
 """Is told how many rows are done, of how many."""
 PACE = 0.5
 """Seconds between two looks."""
+NODES_PACE = 5.0
+"""Seconds between two looks at the machines of the cluster."""
+PATIENCE = 5.0
+"""Seconds that a thread has to end, which may wait for Ray."""
 
 
 class Gone(BaseException):
@@ -45,7 +52,7 @@ class Told:
     ) -> None:
         """End; after a job that is complete the last count is told."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(PATIENCE)
         if error is None:
             self._tell(ray.get(self._ask()))
 
@@ -88,6 +95,49 @@ def raylet_watched() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def nodes_watched(cpus: float, gpus: float) -> Iterator[None]:
+    """Warn in the block of machines that leave the cluster, which Ray tells nobody.
+
+    Args:
+        cpus, gpus: what one actor takes.
+    """
+    known = alive()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(NODES_PACE):
+            with contextlib.suppress(Exception):  # the job tells of what is wrong with Ray
+                now = alive()
+                for node in sorted(known - now):
+                    warnings.warn(loss(node, cpus, gpus), SpecframeWarning, stacklevel=2)
+                known.clear()
+                known.update(now)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(PATIENCE)
+
+
+def alive() -> set[str]:
+    """Return the ids of the machines of the cluster."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def loss(node: str, cpus: float, gpus: float) -> str:
+    """Return the sentence on a machine that has left the cluster."""
+    left = [one["Resources"] for one in ray.nodes() if one["Alive"]]
+    room = any(one.get("CPU", 0) >= cpus and one.get("GPU", 0) >= gpus for one in left)
+    lost = f"executor ray: node {node} has left the cluster"
+    if room:
+        return f"{lost}: its rows are decoded by the others"
+    return f"{lost}, and no other has room for an actor: the job waits for one; ended, it is completed by --resume"
 
 
 def raylet(node: str) -> int | None:

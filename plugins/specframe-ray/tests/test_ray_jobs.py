@@ -131,7 +131,7 @@ def test_resume_after_a_crash(tmp_path: Path, cluster: str) -> None:
         table = pa.table({"prompt": prompts[places.start : places.stop], "label": places, "more": [[1, 2]] * 30})
         pq.write_table(table, tmp_path / "in" / f"{name}.parquet")
     running = subprocess.Popen(
-        [sys.executable, "-m", "specframe", *arguments(tmp_path, workers=2)],
+        [sys.executable, "-m", "specframe", *arguments(tmp_path)],
         env=os.environ | {"RAY_ADDRESS": cluster},
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -303,3 +303,26 @@ def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             busy_after(process.kill)
         with pytest.raises(watch.Gone), watch.raylet_watched():
             raise ValueError("Ray's")
+
+
+@pytest.mark.parametrize(
+    ("left", "told"), [(1, "its rows are decoded by the others"), (0, "no other has room for an actor")]
+)
+def test_a_machine_that_is_lost(
+    left: int, told: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A machine that leaves the cluster is told of once, with what comes of it; the others are not."""
+    nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": 4.0}} for name in "abc"]
+    monkeypatch.setattr(watch.ray, "nodes", lambda: [dict(node) for node in nodes])
+    monkeypatch.setattr(watch, "NODES_PACE", 0.01)
+    with watch.nodes_watched(2, 0):
+        nodes[1]["Alive"] = False
+        for node in nodes[:: 2 if not left else 5]:
+            node["Resources"] = {"CPU": 1.0}
+        over = time.monotonic() + 60
+        while not recwarn.list and time.monotonic() < over:
+            time.sleep(0.01)
+        time.sleep(0.1)
+    (warning,) = recwarn.list
+    assert str(warning.message).startswith("executor ray: node b has left the cluster")
+    assert told in str(warning.message)
