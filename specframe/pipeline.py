@@ -322,7 +322,7 @@ class Pipeline:
                     yield from chunks.of(one)
 
     def _feed(self, engine: Engine, asked: Iterable[Rows[Request | Result]]) -> Feed:
-        rows = self.composition.scheduler.rows(self.batch_size) * getattr(self.executor, "workers", 1)
+        rows = self.composition.scheduler.rows(self.batch_size)
         return Feed(engine, asked, self._results, rows, self.parts.runner.context)
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:

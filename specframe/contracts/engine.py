@@ -55,6 +55,13 @@ class Engine(Protocol):
         """Release the caches. Requests that have not finished are forgotten."""
 
 
+class Deals(Engine, Protocol):
+    """An engine whose requests other processes decode, between its steps too."""
+
+    rows: int
+    """Sequences that they decode at once."""
+
+
 class Executor(Protocol):
     """Decides in which processes the models of a run are, and on which devices.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 
@@ -10,6 +11,7 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Request, Result
 from specframe.engine.results import Results
 from specframe.errors import PromptError
+from specframe.observe.stopwatch import ELSEWHERE
 
 AHEAD = 1024
 """Unfinished requests that an engine has, or more where it has many rows. A run of fewer has them all from its start."""
@@ -29,7 +31,7 @@ class Feed:
         engine: without requests.
         asked: the requests of one prompt after the other, or results of those that cannot be decoded. Read while decoding.
         results: makes results of what the engine refuses.
-        rows: sequences that the engine decodes at once.
+        rows: sequences that an engine of this process decodes at once.
         context: the target's longest sequence, in tokens.
     """
 
@@ -37,7 +39,10 @@ class Feed:
         self, engine: Engine, asked: Iterable[Rows[Request | Result]], results: Results, rows: int, context: int
     ) -> None:
         self._engine, self._asked, self._results, self._context = engine, iter(asked), results, context
-        self._ahead = max(AHEAD, 4 * rows)
+        others = getattr(engine, "rows", None)
+        self._ahead = max(AHEAD, 4 * (others or rows))
+        self._elsewhere = others is not None
+        """Whether others decode while requests are read, see :class:`specframe.contracts.engine.Deals`: then the time counts."""
         self._unfinished = self._room = 0
         self._begun = False
         self._held: Rows[Request | Result] = ()
@@ -57,16 +62,39 @@ class Feed:
     def _more(self) -> Iterator[Result]:
         """Give the engine what it has too little of, and yield the results of what cannot be decoded."""
         while self._unfinished < self._ahead:
-            asked, self._held = self._held or next(self._asked, ()), ()
-            if not asked:
+            with self._timed():
+                refused = self._taken()
+            if refused is None:
                 return
-            if not self._fits(asked):
-                self._held = asked
-                return
-            for one in asked:
-                if (refused := one if isinstance(one, Result) else self._refused(one)) is not None:
-                    self._results.errors += 1
-                    yield refused
+            self._results.errors += len(refused)
+            yield from refused
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Have the clock of the run go on inside the block where others decode meanwhile."""
+        if not (self._elsewhere and self._begun):
+            yield
+            return
+        self._results.clock.enter(ELSEWHERE)
+        try:
+            yield
+        finally:
+            self._results.clock.leave(ELSEWHERE)
+
+    def _taken(self) -> list[Result] | None:
+        """Give the engine the requests of one prompt; return the results of those that it cannot decode.
+
+        Returns:
+            None: there is no further prompt, or it has to wait.
+        """
+        asked, self._held = self._held or next(self._asked, ()), ()
+        if not asked:
+            return None
+        if not self._fits(asked):
+            self._held = asked
+            return None
+        made = (one if isinstance(one, Result) else self._refused(one) for one in asked)
+        return [one for one in made if one is not None]
 
     def _fits(self, asked: Rows[Request | Result]) -> bool:
         """Return whether requests can be given now; an engine that is idle makes room for any."""
