@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -192,12 +194,22 @@ def begin(place: Place) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    with without_notice():
+    with without_notice(), own_signals():
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level="ERROR", log_to_driver=False)
         else:
             cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
-            ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+            ray.init("local", num_cpus=cpus, object_store_memory=2**28, **quiet)
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Put the handlers of signals back after the block: Ray has its own, with which SIGTERM ends this process as a crash does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from specframe_ray import watch
+from specframe_ray import job, watch
 from specframe_ray.again import forget_failures
 from specframe_ray.alike import difference
 from specframe_ray.executor import Ray, claim
@@ -326,3 +327,22 @@ def test_a_machine_that_is_lost(
     (warning,) = recwarn.list
     assert str(warning.message).startswith("executor ray: node b has left the cluster")
     assert told in str(warning.message)
+
+
+def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RAY_ADDRESS a job begins a cluster, also beside another one; signals end it as they end other commands."""
+    begun: list[Any] = []
+
+    def init(*where: str, **how: Any) -> None:
+        begun.append((where, how.get("num_cpus")))
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(job.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(job.ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    job.begin(job.Place(2, 0, 1.5))
+    monkeypatch.setenv("RAY_ADDRESS", "there")
+    job.begin(job.Place(2, 0, 1.5))
+    assert begun == [(("local",), job.OWN_CPUS + 3), ((), None)]
+    assert signal.getsignal(signal.SIGTERM) is before
