@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -9,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from specframe.errors import OptionError
 
@@ -80,7 +82,7 @@ class Output:
                 f"{self.option}: {self.name} was not made by specframe and is left as it is: name another, or delete it"
             )
 
-    def replace(self, content: str | bytes) -> None:
+    def replace(self, content: str | bytes | Iterable[bytes]) -> None:
         """Replace the file's content: completely, or not at all if an error occurs."""
         with self.faults():
             replace(self.path, content)
@@ -125,20 +127,31 @@ class Output:
             os.close(lock)
 
 
-def contents(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file or a pipe; raise :class:`OSError` for a device, since devices such as /dev/zero have no end."""
+def opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file or a pipe; raise :class:`OSError` for a device, since devices such as /dev/zero have no end."""
     if stat.S_ISCHR(os.stat(path).st_mode) and not os.path.samefile(path, os.devnull):
         raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(path))
-    return Path(path).read_bytes()
+    return Path(path).open("rb")
 
 
-def replace(path: Path, content: str | bytes) -> None:
-    """Replace a file's content completely, or raise :class:`OSError` and leave the file unchanged."""
+def contents(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file or a pipe; raise :class:`OSError` for a device."""
+    with opened(path) as file:
+        return file.read()
+
+
+def replace(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+    """Replace a file's content completely, or raise :class:`OSError` and leave the file unchanged.
+
+    Args:
+        content: the new content, or its parts one after the other. They may be read from the old content.
+    """
     path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
-            file.write(encoded(content))
+            for part in (encoded(content),) if isinstance(content, str | bytes) else content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -216,16 +229,41 @@ def ends(path: Path) -> bytes:
         return first + file.read()
 
 
+class Utf8:
+    """Checks that bytes, given a piece at a time, are UTF-8 text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._bytes = self._characters = 0
+        """How many of each are text."""
+
+    def take(self, data: bytes, last: bool = False) -> str:
+        """Return the text of the next piece, as far as its characters are whole; a byte-order mark is left out.
+
+        Raises:
+            ValueError: it is no text; the message says what is none, and where.
+        """
+        held = len(self._decoder.getstate()[0])
+        try:
+            text = self._decoder.decode(data, last)
+        except UnicodeDecodeError as error:
+            byte, place = error.object[error.start], self._bytes - held + error.start
+            raise ValueError(f"expected UTF-8, got byte 0x{byte:02x} at place {place}") from error
+        if (place := text.find("\0")) >= 0:
+            place += self._characters
+            raise ValueError(f"expected UTF-8, got a NUL character at place {place}, as UTF-16 has them")
+        mark = 0 if self._bytes else len(data) - len(data.removeprefix(codecs.BOM_UTF8))
+        self._bytes, self._characters = self._bytes + len(data) - mark, self._characters + len(text)
+        return text
+
+    def end(self) -> None:
+        """Raise :class:`ValueError` where the last character is not whole."""
+        self.take(b"", last=True)
+
+
 def decoded(data: bytes) -> str:
     """Return the text of UTF-8 bytes, a byte-order mark left out; raise :class:`ValueError` with what is no text in them."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte, place = error.object[error.start], error.start
-        raise ValueError(f"expected UTF-8, got byte 0x{byte:02x} at place {place}") from error
-    if (place := text.find("\0")) >= 0:
-        raise ValueError(f"expected UTF-8, got a NUL character at place {place}, as UTF-16 has them")
-    return text
+    return Utf8().take(data, last=True)
 
 
 def encoded(content: str | bytes) -> bytes:

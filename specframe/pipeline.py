@@ -15,6 +15,7 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
+from specframe.engine.feed import Feed
 from specframe.engine.guard import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
 from specframe.engine.prompts import Prompt, listed
@@ -294,6 +295,35 @@ class Pipeline:
             yield from self._taken(engine, requests, failed)
             for report in rounds(engine):
                 yield from map(self._results.of, report.finished)
+
+    def decode_fed(self, asked: Iterable[Rows[Request | Result]]) -> Iterator[Result]:
+        """Decode requests that are read while others are decoded, and yield each result when it is complete.
+
+        Neither the requests to come nor those that have finished are held. Results do not depend on that.
+
+        Args:
+            asked: the requests of one prompt after the other, see :meth:`specframe.engine.requests.Requests.of`.
+        """
+        with self._begun() as engine:
+            for one in self._feed(engine, asked):
+                if isinstance(one, Result):
+                    yield one
+                else:
+                    yield from map(self._results.of, one.finished)
+
+    def stream_fed(self, asked: Iterable[Rows[Request | Result]]) -> Iterator[Chunk]:
+        """Decode requests as :meth:`decode_fed`, and yield a chunk for each after every round."""
+        with self._begun() as engine:
+            chunks = Chunks(self._results)
+            for one in self._feed(engine, asked):
+                if isinstance(one, Result):
+                    yield Chunk(one.index, one.sample, "", [], one)
+                else:
+                    yield from chunks.of(one)
+
+    def _feed(self, engine: Engine, asked: Iterable[Rows[Request | Result]]) -> Feed:
+        rows = self.composition.scheduler.rows(self.batch_size)
+        return Feed(engine, asked, self._results, rows, self.parts.runner.context)
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         with self._begun() as engine:

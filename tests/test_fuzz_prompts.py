@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -325,8 +325,9 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         with self.faults(more):
             raise fault
 
-    def put(path: Path, content: str | bytes) -> None:
+    def put(path: Path, content: str | bytes | Iterable[bytes]) -> None:
         nonlocal left
+        content = content if isinstance(content, str | bytes) else b"".join(content)
         if left <= 0 and path.name == "out.jsonl" and isinstance(fault, Killed):
             path.with_name(f".{path.name}.0.part").write_bytes(files.encoded(content)[: int(share * len(content))])
             raise fault

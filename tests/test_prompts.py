@@ -460,18 +460,18 @@ def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_misspelt_parameters() -> None:
     """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
-    from specframe.cli.sampling import samplings
+    from specframe.cli.sampling import Parameters
 
+    parameters = Parameters({})
     lines = [{"prompt": "a", "temprature": 0.5, "id": 3, "answer": "b", "top_p": 0.5, "max_tokens": 3, "topk": 1}]
     asked = written("\n".join(json.dumps(line) for line in lines * 3), "p.jsonl")
     with pytest.warns(SpecframeWarning) as caught:
-        checked, own = samplings(asked, {})
+        assert parameters.survey(asked) == (3, 3)
     assert sorted(str(one.message) for one in caught) == [
         f"p.jsonl line 1: the key {key!r} is no parameter and has no effect; did you mean {name!r}?"
         for key, name in (("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k"))
     ]
-    assert [prompt.fault for prompt in checked] == [None] * 3
-    assert [how.top_p for how in own] == [0.5] * 3
+    assert [(prompt.fault, how.top_p) for prompt, how in map(parameters.of, asked)] == [(None, 0.5)] * 3
 
 
 def test_a_grid_says_which_parameters_it_passes_over(recwarn: pytest.WarningsRecorder) -> None:
@@ -523,6 +523,7 @@ def test_a_limit_reaches_into_data_sets(monkeypatch: pytest.MonkeyPatch) -> None
         return ({"text": "abc"[row]} for row in range(3 if streaming else 4))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(tables, "within_reach", lambda name: True)
     assert [prompt.given for prompt in from_file("hf:some/set:train", 3)] == ["a", "b", "c"]
     assert [prompt.given for prompt in from_file("hf:some/set:train[:9]", 2)] == ["a", "b"]
     with pytest.raises(OptionError, match="cannot be read"):
@@ -539,3 +540,31 @@ def test_a_limit_on_rows_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ({"text": "ab"[row]} for row in range(3))  # the third raises
     monkeypatch.setattr(tables, "load", lambda *given, **more: rows)
     assert [prompt.given for prompt in tables.from_hub("hf:p.parquet", 2)] == ["a", "b"]
+
+
+# ---- the hub ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_hub_out_of_reach_is_asked_once(reached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the hub does not answer, the library looks into its cache alone, which is over at once, and is as it was afterwards."""
+    import datasets
+    import huggingface_hub
+
+    offline = []
+
+    def dataset_info(self: Any, name: str, timeout: float) -> None:
+        if not reached:
+            raise OSError("Name or service not known")
+
+    def load_dataset(name: str, split: str | None, streaming: bool = False) -> None:
+        offline.append(datasets.config.HF_HUB_OFFLINE)
+        raise FileNotFoundError(f"{name} is not there")
+
+    before = datasets.config.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(OptionError, match=r"^--prompts: hf:some/set cannot be read: some/set is not there$"):
+        from_file("hf:some/set")
+    assert offline == [before if reached else True]
+    assert before == datasets.config.HF_HUB_OFFLINE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from workers_objects import After, Raising
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
+from specframe.engine import feed
 from specframe.engine.arrivals import HandClock
 from specframe.engine.local import Local
 from specframe.engine.workers.engine import DealingEngine
@@ -82,6 +84,32 @@ def test_results_are_those_of_one_process(pipes: tuple[Pipeline, Pipeline], how:
             assert one.top_logprobs is not None
             assert other.top_logprobs is not None
             assert [*map(set, one.top_logprobs)] == [*map(set, other.top_logprobs)]
+
+
+def test_requests_that_are_read_meanwhile(pipes: tuple[Pipeline, Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are read while workers decode have the results of one process, and the time it takes counts."""
+    monkeypatch.setattr(feed, "AHEAD", 1)
+    settings = pipes[0].requests.setting(Sampling(), 6)
+    given, most, jumps = 0, 0, 40.0
+    clock = time.perf_counter
+    late = 0.0
+
+    def asked() -> Iterator[Any]:
+        nonlocal given, late
+        for index, prompt in enumerate(PROMPTS * 3):
+            given += 1
+            late += jumps * (index == 20)
+            yield pipes[0].requests.of(index, prompt, 6, settings)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late)
+    found = []
+    for result in pipes[0].decode_fed(asked()):
+        found.append(result)
+        most = max(most, given - len(found))
+    ordered = sorted(found, key=lambda result: result.index)
+    assert facts(ordered) == facts(pipes[1].generate(PROMPTS * 3, 6))
+    assert most <= 16
+    assert pipes[0].report.seconds >= jumps
 
 
 def test_streams(pipes: tuple[Pipeline, Pipeline]) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from specframe.cli.progress import progress_bar
 from specframe.cli.results import Record
 from specframe.cli.tables import show_table
 from specframe.contracts.drafts import RoundReport
@@ -53,18 +53,7 @@ class Display(Watcher):
     def __init__(self, total: int, done: int, manner: Manner) -> None:
         self._out, self._err = Console(stderr=manner.err, highlight=False), Console(stderr=True, highlight=False)
         self._manner = manner
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=self._err,
-            transient=True,
-            redirect_stdout=False,
-            disable=manner.stream or manner.quiet or not self._err.is_terminal,
-        )
+        self._bar = progress_bar(self._err, hidden=manner.stream or manner.quiet)
         if self._out.is_terminal and self._err.is_terminal:
             self._out = self._err  # the console that draws the bar prints both, so that they do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -13,7 +14,13 @@ from specframe.errors import OptionError
 from specframe.files import MARK
 from specframe.plugins.registry import parse_specification, registry
 
-REFUSED = {"prompt": "PROMPT", "limit": "--limit", "stream": "--stream", "samples": "--samples"}
+REFUSED = {
+    "prompt": "PROMPT",
+    "limit": "--limit",
+    "stream": "--stream",
+    "samples": "--samples",
+    "logprobs": "--logprobs",
+}
 """What cannot be had with them."""
 
 
@@ -32,6 +39,8 @@ class Job:
     """Everything that results depend on."""
     max_new_tokens: int
     chat: bool
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Shows how many rows are done, of how many; called first before any is decoded, from any thread."""
 
 
 def taking_files(specification: str | None) -> Any:
@@ -50,7 +59,8 @@ def job(executor: str, given: dict[str, Any], **asked: Any) -> Job:
         OptionError: the run asks for something that such executors have not.
     """
     for name, option in REFUSED.items():
-        if given.get(name) and (name, given[name]) != ("samples", 1):
+        value = given.get(name)
+        if not (value is None or value is False or value == () or (name, value) == ("samples", 1)):
             raise OptionError(f"{option}: expected none with executor {executor!r}, which takes files as a whole")
     if not (asked["prompts"] and asked["output"]) or "-" in (asked["prompts"], asked["output"]):
         raise OptionError(
@@ -62,8 +72,10 @@ def job(executor: str, given: dict[str, Any], **asked: Any) -> Job:
 def decode(executor: Any, asked: Job, manner: Manner) -> tuple[int, str]:
     """Decode a job's files; return the number of rows that failed, and the figures as JSON."""
     from specframe.cli.display import show_figures
+    from specframe.cli.progress import Rows
 
-    rows, failed, figures = executor.decode_files(asked)
+    with Rows(manner) as progress:
+        rows, failed, figures = executor.decode_files(attrs.evolve(asked, progress=progress))
     if not manner.quiet:
         show_figures(figures, manner.err)
         click.echo(f"{asked.output} holds all {rows} results", err=True)

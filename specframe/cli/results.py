@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import click
 
+from specframe.cli.held import Done, Key, Lines, whole_lines
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Prompt
@@ -53,7 +54,8 @@ def parsed(line: bytes, place: str) -> Record:
         kept = json.loads(line)
     except ValueError:
         kept = None
-    if not isinstance(kept, dict) or not all(isinstance(kept.get(key), kind) for key, kind in expected.items()):
+    fits = isinstance(kept, dict) and all(isinstance(kept.get(name), kind) for name, kind in expected.items())
+    if not fits or not all(isinstance(number, int) and 0 <= number < 2**31 for number in key(kept)):
         raise OptionError(f"--resume: {place} is no result: expected a file that `specframe run --output` wrote")
     return kept
 
@@ -61,8 +63,8 @@ def parsed(line: bytes, place: str) -> Record:
 class Results:
     """Storage of results during decoding. This base class keeps nothing."""
 
-    done: set[tuple[int, int]] = set()
-    """Pairs of prompt index and sample whose results exist already."""
+    done = Done()
+    """Pairs of prompt index and sample whose results exist already. Failed prompts are not among them: they are decoded again."""
 
     def __enter__(self) -> Self:
         """Make sure that results can be kept."""
@@ -103,21 +105,25 @@ class ResultStream(Results):
 class ResultFile(Results):
     """A file with one JSON line per finished sequence, written at once; sorted by index when the run is complete.
 
+    The lines are in the file alone: what is known of them here is which there were before, and how many there are.
+
     Every line has the settings of its run, so that a file is never resumed with other settings. The file is locked against
     other processes inside ``with``.
 
     Args:
         path: path of the file.
-        prompts: the prompts; a line's index counts them.
+        prompts: the prompts; a line's index counts them. They are read where lines are taken over.
         settings: the options that determine the output.
         resume: take over the lines of an existing file, except for an incomplete last line; otherwise refuse the file.
     """
 
-    def __init__(self, path: str, prompts: list[Prompt], settings: Record, resume: bool = False) -> None:
+    def __init__(self, path: str, prompts: Iterable[Prompt], settings: Record, resume: bool = False) -> None:
         self.output, self._resume = Output(path), resume
         self._prompts, self._settings = prompts, dict(sorted(settings.items()))
-        self._lines: dict[tuple[int, int], str] = {}
-        self._total = 0
+        self.done, self._lines = Done(), Lines()
+        self._count = self._total = 0
+        self._latest: Key | None = None
+        """The greatest key so far, as long as the lines are in order; None: they are not."""
         self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -138,14 +144,9 @@ class ResultFile(Results):
         """Let other processes write the file."""
         self._claim.close()
 
-    @property
-    def done(self) -> set[tuple[int, int]]:  # type: ignore[override]
-        """Pairs of prompt index and sample that have a line. Failed prompts are not among them: they are decoded again."""
-        return set(self._lines)
-
     def held(self) -> str:
         """Return how many results the file holds, and how to decode the rest."""
-        count, total = len(self._lines), self._total
+        count, total = self._count, self._total
         if not count:
             return ""
         rest = f"all {total} results" if count == total else f"{count} of {total} results, --resume decodes the rest"
@@ -169,41 +170,50 @@ class ResultFile(Results):
         if not self.output.exists():
             return
         with self.output.faults():
-            *lines, _ = self.output.path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            kept = self._kept(line, f"{self.output.name} line {number}")
-            if kept["finish_reason"] != "error":
-                self._lines[kept["index"], kept.get("sample", 0)] = line.decode()
+            for number, place, line in whole_lines(self.output.path):
+                kept = self._kept(line, f"{self.output.name} line {number}")
+                if kept["finish_reason"] != "error":
+                    self._lines.add(key(kept), place, number, kept["prompt"])
+        if wrong := self._lines.astray(self._prompts):
+            number, index = wrong
+            told = f"answers another prompt: expected prompt {index} of those now given"
+            raise OptionError(f"--resume: {self.output.name} line {number} {told}")
+        self.done = self._lines.done()
 
     def _kept(self, line: bytes, place: str) -> Record:
-        """Return the record in a line after checking that it belongs to this run."""
+        """Return the record in a line after checking that it was made as this run's are."""
         kept = parsed(line, place)
         for key, value in self._settings.items():
             if kept["settings"].get(key) != value:
                 then, now = ("the default" if v is None else v for v in (kept["settings"].get(key), value))
                 option = key.replace("_", "-")
                 raise OptionError(f"--resume: {place} was made with {option} {then}: expected {now}, as now asked for")
-        index, failed = kept["index"], kept["finish_reason"] == "error"
-        if not failed and (index >= len(self._prompts) or self._prompts[index].text != kept["prompt"]):
-            raise OptionError(f"--resume: {place} answers another prompt: expected prompt {index} of those now given")
         return kept
 
     def begin(self, total: int) -> None:
-        """Start the file with the lines taken over."""
-        self._total = total
-        self._replace(self._lines.values())
+        """Start the file with the lines taken over, in order."""
+        self._total, self._count = total, len(self.done)
+        self.output.replace(self._lines.read(self.output.path) if self._count else b"")
+        self._latest, self._lines = self._lines.last or (-1, 0), Lines()
 
     def write(self, kept: Record) -> None:
         """Append one line."""
         line = json.dumps(kept | {"settings": self._settings}, ensure_ascii=False)
         self.output.append(line, more=f"; {held}" if (held := self.held()) else "")
-        self._lines[kept["index"], kept.get("sample", 0)] = line
+        self._count += 1
+        self._latest = key(kept) if self._latest and self._latest < key(kept) else None
 
     def finish(self) -> None:
         """Sort the lines, unless they are."""
-        if list(self._lines) != sorted(self._lines):
-            self._replace(line for _, line in sorted(self._lines.items()))
+        if self._latest:
+            return
+        lines = Lines()
+        with self.output.faults():
+            for number, place, line in whole_lines(self.output.path):
+                lines.add(key(parsed(line, f"{self.output.name} line {number}")), place)
+        self.output.replace(lines.read(self.output.path))
 
-    def _replace(self, lines: Iterable[str]) -> None:
-        """Replace the file's content with these lines, all or nothing."""
-        self.output.replace("".join(line + "\n" for line in lines))
+
+def key(kept: Record) -> Key:
+    """Return the index and the sample of a record."""
+    return kept["index"], kept.get("sample", 0)

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sized
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from specframe.cli import jobs
+from specframe.cli.decoding import Decoding, Work
 from specframe.cli.endings import Screen
 from specframe.cli.kinds import File, OneOf, WholeNumber
 from specframe.cli.manner import Manner
 from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
-from specframe.cli.ranks import ranks_of
-from specframe.cli.results import Record, ResultFile, Results, ResultStream, record
+from specframe.cli.ranks import Ranks, ranks_of
+from specframe.cli.results import Record, ResultFile, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, verdict
-from specframe.cli.sampling import sampling_options, taken
-from specframe.cli.sampling import samplings as checked_samplings
+from specframe.cli.sampling import Parameters, sampling_options, taken
 from specframe.errors import OptionError
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.text import prompts as prompt_sources
-from specframe.text.chat import as_chat, require_template
-from specframe.text.prompts import Given, Prompt
+from specframe.text.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
-    from specframe.contracts.requests import Result
     from specframe.pipeline import Pipeline
-    from specframe.text.sampling import Sampling
 
 NO_SETTINGS = ("check", "executor")
 """Options that change no result: a file of results is completed with others of these, too."""
@@ -132,19 +130,21 @@ def run(
             failed, figures = jobs.decode(executor, job, manner)
             write_report(report, figures)
             ctx.exit(int(failed > 0))
-        asked = ranks.shared(lambda: gather(prompt, prompts, limit))
+        asked = ranks.shared(lambda: gathered(ranks, prompt, prompts, limit))
         settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
         settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
         screen = Screen(needed=output in (None, "-"))
         with destination(output, resume, asked, settings) as results:
-            asked, samplings = checked_samplings(asked, given)
-            work = Work(asked, samplings, max_new_tokens, ranks.shared(lambda: results.done), chat)
+            parameters = Parameters(given)
+            count, total = parameters.survey(asked)
+            done = ranks.shared(lambda: results.done)
+            work = Work(asked, parameters, max_new_tokens, total, done, chat)
             outcome = decode_all(work, results, options, manner, screen)
         write_report(report, as_json(outcome, settings) if report else "")
         screen.check()
         if outcome.failed:
             with screen.showing():
-                click.echo(f"{outcome.failed} of {len(asked)} prompts failed", err=True)
+                click.echo(f"{outcome.failed} of {count} prompts failed", err=True)
             ctx.exit(1)
 
 
@@ -168,7 +168,7 @@ def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bo
     return Manner(stream, quiet, verbose, completions, err="-" in (output, report))
 
 
-def destination(output: str | None, resume: bool, asked: list[Prompt], settings: Record) -> Results:
+def destination(output: str | None, resume: bool, asked: Iterable[Prompt], settings: Record) -> Results:
     """Return the storage of results."""
     if output is None:
         return Results()
@@ -185,7 +185,7 @@ def write_report(report: str | None, text: str) -> None:
         place.replace(text)
 
 
-def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> list[Prompt]:
+def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = None) -> Prompts:
     """Return the first ``limit`` prompts: arguments first, then the file's; without either, the built-in prompts.
 
     No more of the file is read than that asks for.
@@ -193,36 +193,14 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     texts = arguments if arguments or path is not None else prompt_sources.BUILT_IN
     asked = prompt_sources.from_arguments(texts[:limit])
     left = None if limit is None else limit - len(asked)
-    return asked if path is None or left == 0 else asked + prompt_sources.from_file(path, left)
+    first = Prompts(lambda: iter(asked))
+    return first if path is None or left == 0 else first.then(prompt_sources.opened(path, left))
 
 
-@attrs.frozen(eq=False)
-class Work:
-    """The work of a run: prompts, sampling parameters of each, and the continuations that exist already."""
-
-    prompts: list[Prompt]
-    samplings: list[Sampling]
-    max_new_tokens: int
-    done: set[tuple[int, int]]
-    chat: bool = False
-    """Whether texts are messages of a chat."""
-
-    @property
-    def total(self) -> int:
-        """Total number of continuations."""
-        return sum(1 if prompt.fault else how.samples for prompt, how in zip(self.prompts, self.samplings, strict=True))
-
-    def complete(self, index: int) -> bool:
-        """Return whether all continuations of a prompt exist already."""
-        return all((index, sample) in self.done for sample in range(self.samplings[index].samples))
-
-    def texts(self) -> list[Given]:
-        """Return the prompts; a prompt with nothing left to decode is an empty text.
-
-        The empty text keeps the indices of the other prompts, on which random numbers depend. Its failure is ignored.
-        """
-        given = ["" if self.complete(i) else prompt.given for i, prompt in enumerate(self.prompts)]
-        return [as_chat(one) for one in given] if self.chat else given
+def gathered(ranks: Ranks, arguments: tuple[str, ...], path: str | None, limit: int | None) -> Iterable[Prompt]:
+    """Return the prompts of a run: a list where there are several ranks, which share it."""
+    asked = gather(arguments, path, limit)
+    return [*asked] if ranks.several else asked
 
 
 def decode_all(work: Work, results: Results, options: Record, manner: Manner, screen: Screen) -> Outcome:
@@ -230,24 +208,24 @@ def decode_all(work: Work, results: Results, options: Record, manner: Manner, sc
     from specframe.cli.display import Display
 
     left = work.total - len(work.done)
-    reasons: list[str] = []
-    with Display(work.total, len(work.done), manner) as display, interruptible(reasons, left, results):
-        pipe = pipeline(options, display, manner.quiet) if left else None
-        if pipe and work.chat:
-            require_template(pipe.tokenizer)
+    finished: Counter[str] = Counter()
+    run = None
+    with Display(work.total, len(work.done), manner) as display, interruptible(finished, left, results):
+        if left:
+            run = Decoding(pipeline(options, display, manner.quiet), work, display, manner.stream, screen)
         results.begin(work.total)
-        for kept in records(pipe, work, display, manner.stream, screen) if pipe else ():
+        for kept in run.records() if run else ():
             results.write(kept)
-            reasons.append(kept["finish_reason"])
+            finished[kept["finish_reason"]] += 1
             with screen.showing():
                 display.completion(kept)
         results.finish()
-    if not pipe:
+    if not run:
         click.echo(f"{results.held()} already", err=True)
         return Outcome(0)
-    failed = reasons.count("error")
-    combined = combination(pipe, options, work.samplings, work.max_new_tokens)
-    outcome = Outcome(failed, attrs.evolve(pipe.report, errors=failed), combined)
+    failed = finished["error"]
+    combined = combination(run.pipe, options, run.greedy, run.inherited)
+    outcome = Outcome(failed, attrs.evolve(run.pipe.report, errors=failed), combined)
     with screen.showing():
         show(outcome, manner)
     return outcome
@@ -268,13 +246,13 @@ def show(outcome: Outcome, manner: Manner) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(finished: Sized, total: int, results: Results) -> Iterator[None]:
+def interruptible(finished: Counter[str], total: int, results: Results) -> Iterator[None]:
     """Add the number of finished prompts to the message of an interruption."""
     try:
         yield
     except KeyboardInterrupt as interruption:
         kept = f"; {held}" if (held := results.held()) else ""
-        raise type(interruption)(f" after {len(finished)} of {total} prompts{kept}") from None
+        raise type(interruption)(f" after {finished.total()} of {total} prompts{kept}") from None
 
 
 def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline:
@@ -290,24 +268,3 @@ def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline
     pipe = Pipeline(**options, observers=[display])
     display.decoding()
     return pipe
-
-
-def records(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Record]:
-    """Yield the record of each missing continuation when it finishes."""
-    for result in finished(pipe, work, display, stream, screen):
-        if (result.index, result.sample) not in work.done:
-            yield record(result, work.prompts[result.index], work.samplings[result.index].samples)
-
-
-def finished(pipe: Pipeline, work: Work, display: Display, stream: bool, screen: Screen) -> Iterator[Result]:
-    """Yield continuations as they finish; with ``stream``, show their pieces before."""
-    asked, how = work.texts(), work.samplings
-    if not stream:
-        yield from pipe.as_completed(asked, work.max_new_tokens, sampling=how)
-        return
-    for chunk in pipe.stream(asked, work.max_new_tokens, sampling=how):
-        if not work.complete(chunk.index):
-            with screen.showing():
-                display.piece(chunk, work.prompts[chunk.index])
-        if chunk.result:
-            yield chunk.result

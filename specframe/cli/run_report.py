@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.errors import OptionError
 from specframe.files import MARK
 
 if TYPE_CHECKING:
     from specframe.observe.counts import RunReport
     from specframe.pipeline import Pipeline
-    from specframe.text.sampling import Sampling
 
 Facts = dict[str, Any]
 
@@ -33,15 +31,18 @@ class Outcome:
     combination: Facts = attrs.Factory(dict)
 
 
-def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_new_tokens: int) -> Facts:
-    """Return the names of models and strategies, and whether their combination is lossless."""
+def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) -> Facts:
+    """Return the names of models and strategies, and whether their combination is lossless.
+
+    Args:
+        greedy: whether no prompt has a temperature.
+        inherited: what prompts take from the generation config.
+    """
     from specframe.models.pairs import choose, named
     from specframe.plugins.recipe import own_budget
-    from specframe.text.generation import inherited, told
+    from specframe.text.generation import told
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
-    settings = [one for one in pipe.requests.settings(samplings, max_new_tokens) if not isinstance(one, OptionError)]
-    greedy = all(one.greedy for one in settings)
     use = pipe.parts.strategies(pipe.recipe, greedy)
     chosen = options | {
         "accept": pipe.recipe.rule(greedy, use.drafter),
@@ -54,7 +55,7 @@ def combination(pipe: Pipeline, options: Facts, samplings: list[Sampling], max_n
     roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
     place = {"device": str(pipe.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
     names = {role: chosen[role] for role in roles}
-    return {"lossless": bool(use.lossless)} | names | place | {"generation_config": told(inherited(settings))}
+    return {"lossless": bool(use.lossless)} | names | place | {"generation_config": told(inherited)}
 
 
 def verdict(combined: Facts) -> str:

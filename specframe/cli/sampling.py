@@ -70,37 +70,53 @@ def taken(options: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) or None if isinstance(value, tuple) else value for name, value in given.items()}
 
 
-def samplings(prompts: Iterable[Prompt], given: dict[str, Any]) -> tuple[list[Prompt], list[Sampling]]:
-    """Return the sampling parameters of each prompt: the prompt's own parameters win over the command's.
+class Parameters:
+    """The sampling parameters of prompts: a prompt's own win over the command's.
 
-    A prompt with wrong parameters has a fault, like an unreadable prompt.
+    Args:
+        given: the command's.
 
     Raises:
         OptionError: an option of the command does not accept its value.
     """
-    from specframe.text.sampling import Sampling
 
-    common = Sampling().with_parameters({name: value for name, value in given.items() if value is not None})
-    prompts = list(prompts)
-    name_misspelt(prompts, Sampling.parameters())
-    checked, own = [], []
-    for prompt in prompts:
-        known = {name: value for name, value in prompt.parameters.items() if name in Sampling.parameters()}
+    def __init__(self, given: dict[str, Any]) -> None:
+        from specframe.text.sampling import Sampling
+
+        named = {name: value for name, value in given.items() if value is not None}
+        self._common, self._names = Sampling().with_parameters(named), Sampling.parameters()
+
+    def of(self, prompt: Prompt) -> tuple[Prompt, Sampling]:
+        """Return a prompt and its sampling parameters; one with wrong parameters has a fault, like an unreadable prompt."""
+        known = {name: value for name, value in prompt.parameters.items() if name in self._names}
+        if not known:
+            return prompt, self._common
         try:
-            own.append(common.with_parameters(known))
-            checked.append(prompt)
+            return prompt, self._common.with_parameters(known)
         except SpecframeError as error:
-            own.append(common)
-            checked.append(attrs.evolve(prompt, fault=f"{prompt.place}: {error}"))
-    return checked, own
+            return attrs.evolve(prompt, fault=f"{prompt.place}: {error}"), self._common
+
+    def survey(self, prompts: Iterable[Prompt]) -> tuple[int, int]:
+        """Read all prompts once; return how many they are and how many continuations, and warn of misspelt parameters."""
+        count = total = 0
+        places: dict[str, str] = {}
+        for prompt in prompts:
+            count += 1
+            for name in prompt.parameters:
+                places.setdefault(name, prompt.place)
+            checked, how = self.of(prompt)
+            total += 1 if checked.fault else how.samples
+        name_misspelt(places, self._names)
+        return count, total
 
 
-def name_misspelt(prompts: Iterable[Prompt], known: list[str]) -> None:
-    """Warn of each key of prompts that looks like a misspelt parameter; other keys belong to the data set."""
-    places: dict[str, str] = {}
-    for prompt in prompts:
-        for key in prompt.parameters:
-            places.setdefault(key, prompt.place)
+def name_misspelt(places: dict[str, str], known: list[str]) -> None:
+    """Warn of each key of prompts that looks like a misspelt parameter; other keys belong to the data set.
+
+    Args:
+        places: the keys, with the place of the first prompt that has each.
+        known: the names of the parameters.
+    """
     for key, place in places.items():
         if key not in known and (nearest := difflib.get_close_matches(str(key), known, n=1, cutoff=NEAR)):
             warnings.warn(

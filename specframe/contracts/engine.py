@@ -55,6 +55,13 @@ class Engine(Protocol):
         """Release the caches. Requests that have not finished are forgotten."""
 
 
+class Deals(Engine, Protocol):
+    """An engine whose requests other processes decode, between its steps too."""
+
+    rows: int
+    """Sequences that they decode at once."""
+
+
 class Executor(Protocol):
     """Decides in which processes the models of a run are, and on which devices.
 
@@ -170,7 +177,7 @@ class TakesFiles(Executor, Protocol):
     offers: frozenset[str]
 
     def decode_files(self, job: Any) -> tuple[int, int, Any]:
-        """Decode what a :class:`specframe.cli.jobs.Job` asks for.
+        """Decode what a :class:`specframe.cli.jobs.Job` asks for, and tell its ``progress``.
 
         Returns:
             The number of rows, the number of those now decoded that failed, and a :class:`specframe.observe.counts.RunReport`.

@@ -49,27 +49,46 @@ class Requests:
         whole("max_new_tokens", max_new_tokens, 1)
         prompts = listed(given)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
-        if ignored := not_done(self._generation_config):
-            warnings.warn(
-                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=4
-            )
+        self.warn_of_settings()
         asked = one_each(sampling, len(prompts))
         requests: list[Request] = []
         failed: list[Result] = []
         for index, how in enumerate(self.settings(asked, max_new_tokens)):
-            try:
-                if isinstance(how, OptionError):
-                    raise how
-                ids = self.encode(prompts[index])
-                requests += self._samples(index, ids, max_new_tokens, moments[index], how)
-            except (PromptError, OptionError) as error:
-                failed.append(Result(index, "", [], "error", SequenceMetrics(), error=str(error)))
+            made = self.of(index, prompts[index], max_new_tokens, how, moments[index])
+            requests += [one for one in made if isinstance(one, Request)]
+            failed += [one for one in made if isinstance(one, Result)]
         if requests:
             runner = self._parts.runner
             warn_of_unfit(asked, requests[0].prompt_ids, runner.vocabulary, runner.device)
         if flag("sort", sort):
             requests.sort(key=lambda request: len(request.prompt_ids))
         return requests, failed
+
+    def warn_of_settings(self) -> None:
+        """Warn of what the generation config asks for and nothing here does."""
+        if ignored := not_done(self._generation_config):
+            warnings.warn(
+                f"the generation config asks for {ignored}: not honoured here", SpecframeWarning, stacklevel=5
+            )
+
+    def of(
+        self, index: int, prompt: Prompt, max_new_tokens: int, how: Settings | OptionError, arrival: float = 0.0
+    ) -> list[Request | Result]:
+        """Return the requests of one prompt, one for each sample; of a prompt that cannot be decoded its result.
+
+        Args:
+            index: the prompt's number; its random numbers follow from it.
+            prompt: a text, token ids or messages.
+            max_new_tokens: tokens generated unless it stops before.
+            how: what :meth:`setting` returns of its sampling parameters.
+            arrival: seconds after the start at which it may first be seen.
+        """
+        try:
+            if isinstance(how, OptionError):
+                raise how
+            return [*self._samples(index, self.encode(prompt), max_new_tokens, arrival, how)]
+        except (PromptError, OptionError) as error:
+            return [Result(index, "", [], "error", SequenceMetrics(), error=str(error))]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
@@ -82,11 +101,15 @@ class Requests:
 
         Where some cannot be decoded as asked, their error takes the place; where none can, it is raised.
         """
-        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
-        made = {id(one): self._checked(Settings(one, checkpoint), max_new_tokens) for one in samplings}
+        made = {id(one): self.setting(one, max_new_tokens) for one in samplings}
         if made and (faults := [one for one in made.values() if isinstance(one, OptionError)]) == list(made.values()):
             raise faults[0]
         return [made[id(one)] for one in samplings]
+
+    def setting(self, sampling: Sampling, max_new_tokens: int) -> Settings | OptionError:
+        """Return how a prompt with these parameters is decoded, or why it cannot be."""
+        checkpoint = of_checkpoint(self._generation_config, draws=self._draws)
+        return self._checked(Settings(sampling, checkpoint), max_new_tokens)
 
     def require_sampling(self, asked: str) -> None:
         """Raise :class:`OptionError` when the acceptance rule always takes the most likely token, whatever ``asked`` says."""

@@ -6,7 +6,7 @@ Names, meanings, processors and their order are those of transformers' ``Generat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
@@ -265,8 +265,3 @@ class Settings:
     @functools.cached_property
     def _shared(self) -> dict[str, Any]:
         return {}
-
-
-def inherited(settings: Iterable[Settings]) -> dict[str, Any]:
-    """Return the settings that at least one request takes from the generation config."""
-    return {name: value for one in settings for name, value in one.inherited.items()}

@@ -43,6 +43,11 @@ def forget_failures(output: Path, notes: Path) -> int:
     return len(every)
 
 
+def noted(notes: Path) -> int:
+    """Return the number of rows whose ids are noted as done in a folder."""
+    return sum(pq.read_metadata(path).num_rows for path in notes.glob("*.parquet") if not path.name.endswith(PENDING))
+
+
 def results(output: Path) -> Iterator[Path]:
     """Yield the files of results in a folder."""
     for path in sorted(output.iterdir()):

@@ -78,12 +78,20 @@ class Ray:
     def decode_files(self, job: Job) -> tuple[int, int, RunReport]:
         """Decode a job; return the number of rows, of those that failed, and the figures of this run."""
         from specframe.text.sampling import Sampling
+        from specframe_ray.hub import rows_of
         from specframe_ray.job import Asked, run
 
-        claim(Path(job.output), job.settings | {"form": self.form}, job.resume)
+        folder = Path(job.output)
+        new = claim(folder, job.settings | {"form": self.form}, job.resume)
+        try:
+            given = rows_of(job.prompts, folder.absolute(), self.rows)
+        except OptionError:
+            if new:
+                (folder / SETTINGS).unlink()
+            raise
         how = Sampling().with_parameters(job.sampling)
         asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
-        return run(asked, job.prompts, job.output, self.place, self.rows, self.form)
+        return run(asked, given, job.output, self.place, self.form, job.progress)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
@@ -103,8 +111,8 @@ SETTINGS = "_settings.json"
 """The file, inside of the output, with the settings that all of its rows have."""
 
 
-def claim(folder: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Make the output folder, or take it over.
+def claim(folder: Path, settings: dict[str, Any], resume: bool) -> bool:
+    """Make the output folder, or take it over; return whether it is a new one.
 
     Raises:
         OptionError: it has something in it, or results of other settings.
@@ -125,6 +133,7 @@ def claim(folder: Path, settings: dict[str, Any], resume: bool) -> None:
                 raise OptionError(
                     f"--resume: {str(folder)!r} was made with {option} {then.get(name)}: expected {now.get(name)}, as asked now"
                 )
-        return
+        return False
     folder.mkdir(parents=True, exist_ok=True)
     Output(str(kept)).replace(json.dumps(now, indent=1) + "\n")
+    return True

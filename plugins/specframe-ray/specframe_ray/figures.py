@@ -17,7 +17,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._reports: list[dict[str, Any]] = []
-        self._failed = 0
+        self._failed = self._rows = 0
 
     def add(self, report: dict[str, Any]) -> None:
         """Keep the fields of the report of one run of an actor."""
@@ -26,6 +26,14 @@ class Tally:
     def fail(self, count: int) -> None:
         """Count rows that failed."""
         self._failed += count
+
+    def decoded(self, count: int) -> None:
+        """Count rows that have results."""
+        self._rows += count
+
+    def rows(self) -> int:
+        """Return how many rows have results."""
+        return self._rows
 
     def all(self) -> tuple[list[dict[str, Any]], int]:
         """Return the fields of all reports, and the number of rows that failed."""

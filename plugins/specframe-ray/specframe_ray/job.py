@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,10 +20,10 @@ import pyarrow as pa
 
 from specframe.errors import OptionError, PluginError, SpecframeWarning, sentence, shown
 from specframe.observe.counts import RunReport
-from specframe_ray.again import forget_failures
+from specframe_ray.again import forget_failures, noted
 from specframe_ray.alike import difference, versions
 from specframe_ray.figures import Tally, merged
-from specframe_ray.rows import ID, Input, Piece, block, found
+from specframe_ray.rows import ID, Input, Piece, block
 from specframe_ray.worker import Asked, Decode
 
 SETTINGS = {
@@ -42,6 +44,8 @@ from ray.data.block import BlockMetadata  # noqa: E402
 from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
+
+from specframe_ray.watch import Gone, Progress, Told, nodes_watched, raylet_watched  # noqa: E402
 
 OWN_CPUS = 4
 """Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
@@ -113,39 +117,58 @@ def decoded(dataset: ray.data.Dataset, asked: Asked, tally: Any, place: Place) -
     )
 
 
-def run(asked: Asked, prompts: str, output: str, place: Place, rows: int, form: str) -> tuple[int, int, RunReport]:
+def run(
+    asked: Asked,
+    given: Input,
+    output: str,
+    place: Place,
+    form: str,
+    progress: Progress = lambda done, total: None,
+) -> tuple[int, int, RunReport]:
     """Decode the rows of files that have not been written yet.
 
     Args:
         asked: what to decode with.
-        prompts: a file or a folder, see :func:`specframe_ray.rows.found`.
+        given: the rows, in pieces that are decoded, written and noted as done together.
         output: the folder of results.
         place: where to decode.
-        rows: rows that are decoded, written and noted as done together.
         form: "parquet" or "jsonl".
+        progress: is told how many rows are done, of how many.
 
     Returns:
         The number of rows, the number of those now decoded that failed, and the figures of this run.
     """
-    given = found(prompts, rows)
+    folder = Path(output).absolute()
     begin(place)
     require_alike()
     warn_of_waiting(place)
-    folder = Path(output).absolute()
     forget_failures(folder, folder / CHECKPOINT)
+    done = noted(folder / CHECKPOINT)
     tally = ray.remote(num_cpus=0)(Tally).remote()
     before = time.perf_counter()
-    try:
-        with noting(folder / CHECKPOINT):
-            data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
-            data = decoded(data, asked, tally, place)
-            write = data.write_parquet if form == "parquet" else data.write_json
-            write(str(folder))
-        reports, failed = ray.get(tally.all.remote())
-    except ray.exceptions.RayError as error:
-        raise PluginError(
-            f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
-        ) from error
+    with silent():
+        try:
+            with (
+                noting(folder / CHECKPOINT),
+                raylet_watched(),
+                nodes_watched(place.cpus, place.gpus),
+                Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
+            ):
+                data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
+                data = decoded(data, asked, tally, place)
+                write = data.write_parquet if form == "parquet" else data.write_json
+                write(str(folder))
+            reports, failed = ray.get(tally.all.remote())
+        except Gone:
+            ray.shutdown()
+            raise PluginError(
+                "executor ray: Ray's own process on this machine (raylet) has ended; the rows that are written are kept, and "
+                "--resume goes on with the others"
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise PluginError(
+                f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
+            ) from error
     seconds = time.perf_counter() - before
     return given.rows, failed, merged([RunReport(**one) for one in reports], seconds, failed)
 
@@ -171,12 +194,22 @@ def begin(place: Place) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    with without_notice():
+    with without_notice(), own_signals():
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level="ERROR", log_to_driver=False)
         else:
             cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
-            ray.init(num_cpus=cpus, object_store_memory=2**28, **quiet)
+            ray.init("local", num_cpus=cpus, object_store_memory=2**28, **quiet)
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Put the handlers of signals back after the block: Ray has its own, with which SIGTERM ends this process as a crash does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -195,6 +228,13 @@ def without_notice() -> Iterator[None]:
             for line in told:
                 if b"environment variable RAY_BACKEND_LOG_LEVEL" not in line:
                     os.write(2, line)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Leave standard output, which may be for JSON, to this command: Ray prints there what happens to its own processes."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def warn_of_waiting(place: Place) -> None:

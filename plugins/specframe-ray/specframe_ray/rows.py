@@ -55,8 +55,13 @@ class Input:
         return sum(piece.stop - piece.start for piece in self.pieces)
 
 
-def found(path: str, size: int) -> Input:
+def found(path: str, size: int, name: str | None = None) -> Input:
     """Return the rows of a file, or of the files of a folder, in pieces of ``size`` rows.
+
+    Args:
+        path: the file or the folder.
+        size: rows of a piece.
+        name: what ids call the file; None: its own name.
 
     Raises:
         OptionError: there are no files of a known form, a line cannot be read, or two rows have one id.
@@ -67,22 +72,22 @@ def found(path: str, size: int) -> Input:
     seen: set[str] = set()
     first = 0
     for file in files:
-        name = file.name if file == root else str(file.relative_to(root))
+        called = name or (file.name if file == root else str(file.relative_to(root)))
         count = 0
         offsets = []
         for number, (offset, entry) in enumerate(entries(str(file))):
             count += 1
             if number % size == 0:
                 offsets.append(offset)
-            if (key := identity(entry, name, number)) in seen:
-                raise OptionError(f"--prompts: {name} row {number}: expected an id of its own, got {key!r} again")
+            if (key := identity(entry, called, number)) in seen:
+                raise OptionError(f"--prompts: {called} row {number}: expected an id of its own, got {key!r} again")
             seen.add(key)
             if file.suffix in LINES:
                 widen(kinds, entry)
         if file.suffix not in LINES:
             kinds |= {column.name: column.type for column in table_of(str(file)).schema}
         pieces += [
-            Piece(str(file.absolute()), name, at, min(at + size, count), first + at, offset)
+            Piece(str(file.absolute()), called, at, min(at + size, count), first + at, offset)
             for at, offset in zip(range(0, count, size), offsets, strict=True)
         ]
         first += count

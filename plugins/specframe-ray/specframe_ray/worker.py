@@ -59,6 +59,7 @@ class Decode:
         results = self._results(numbered(table))
         if failed := sum(result.finish_reason == "error" for result in results):
             self._tally.fail.remote(failed)
+        self._tally.decoded.remote(len(results))
         rows = [column_values(result) for result in results]
         table = table.drop_columns([name for name in (NUMBER, ENTRY) if name in table.column_names])
         for name, kind in SCHEMA.items():

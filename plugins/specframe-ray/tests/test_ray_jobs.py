@@ -21,10 +21,11 @@ import pytest
 import ray
 import ray.data
 from click.testing import CliRunner, Result
-from specframe_ray import job
+from specframe_ray import job, watch
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
+from specframe.cli.progress import Rows
 from specframe.errors import OptionError
 
 OPTIONS: dict[str, Any] = {"target": "tiny", "batch_size": 3, "draft_length": 3, "device": "cpu", "seed": 5}
@@ -84,8 +85,10 @@ def figures(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_job(tmp_path: Path) -> None:
+def test_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two actors give the ids of one process and keep columns; wrong rows fail alone, and are decoded again by ``--resume``."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(Rows, "__call__", lambda self, *counts: told.append(counts))
     rows: list[dict[str, Any]] = [
         {"prompt": text, "label": place, "tag": "t"} for place, text in enumerate(PROMPTS[:12])
     ]
@@ -105,6 +108,8 @@ def test_a_job(tmp_path: Path) -> None:
     assert "top_p" in found[13]["error"]
     counted = figures(tmp_path)
     assert (counted["sequences"], counted["errors"], counted["tokens"]) == (12, 2, 144)
+    assert (told[0], told[-1], told) == ((0, 14), (14, 14), sorted(told))
+    told.clear()
 
     lines(tmp_path, [*rows, wrong[0], wrong[1] | {"top_p": 1}])
     done = invoked(tmp_path, *report, "--resume", form="jsonl")
@@ -114,6 +119,7 @@ def test_a_job(tmp_path: Path) -> None:
     assert again[:12] == found[:12]
     assert (again[12]["finish_reason"], again[13]["token_ids"]) == ("error", expected[13])
     assert (figures(tmp_path)["sequences"], figures(tmp_path)["errors"]) == (1, 1)
+    assert (told[0], told[-1]) == ((12, 14), (14, 14))
 
 
 def test_resume_after_a_crash(tmp_path: Path, cluster: str) -> None:
@@ -125,7 +131,7 @@ def test_resume_after_a_crash(tmp_path: Path, cluster: str) -> None:
         table = pa.table({"prompt": prompts[places.start : places.stop], "label": places, "more": [[1, 2]] * 30})
         pq.write_table(table, tmp_path / "in" / f"{name}.parquet")
     running = subprocess.Popen(
-        [sys.executable, "-m", "specframe", *arguments(tmp_path, workers=2)],
+        [sys.executable, "-m", "specframe", *arguments(tmp_path)],
         env=os.environ | {"RAY_ADDRESS": cluster},
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -176,6 +182,14 @@ def test_machines_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert written(tmp_path) == []
     with pytest.raises(OptionError, match="expected torch"):
         Pipeline("tiny", executor="ray").map(ray.data.from_items([{"prompt": "a"}]))
+
+
+def test_the_process_that_is_watched() -> None:
+    """Ray's own process of this machine is found among all processes, and lives."""
+    found = watch.raylet(ray.get_runtime_context().get_node_id())
+    assert found is not None
+    assert not watch.ended(found)
+    assert watch.raylet("0" * 56) is None
 
 
 def test_what_cannot_be_mapped() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -11,16 +16,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from specframe_ray import job, watch
 from specframe_ray.again import forget_failures
 from specframe_ray.alike import difference
 from specframe_ray.executor import Ray, claim
 from specframe_ray.figures import merged
+from specframe_ray.hub import kept_rows
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 
 from specframe.cli import cli
 from specframe.cli.names import check_names
 from specframe.errors import OptionError
 from specframe.observe.counts import RunReport
+from specframe.text.prompts import opened
+from specframe.text.prompts.entries import from_entry
 
 
 def rows(given: Any) -> list[dict[str, Any]]:
@@ -221,3 +230,119 @@ def test_commands_that_decode_step_by_step_refuse_it() -> None:
     ):
         check_names({"executor": "ray,workers=2"})
     check_names({"executor": "ray,workers=2"}, anywhere=True)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub with one data set."""
+    rows = [{"question": f"q{place}", "text": "t", "tags": [place], "top_k": place} for place in range(1500)]
+    held = {"train": datasets.Dataset.from_list(rows)}
+
+    def load_dataset(name: str, split: str | None, streaming: bool) -> Any:
+        if name != "some/set":
+            raise FileNotFoundError(f"there is no {name}")
+        return held if split is None else held[split]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("specframe.text.prompts.tables.within_reach", lambda name: True)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("given", ["hf:some/set", "hf:some/set:train:question"])
+def test_a_data_set_of_the_hub(given: str, tmp_path: Path) -> None:
+    """Its rows are those that ``specframe run`` takes without Ray, and keep their columns; ids name the data set."""
+    read = found(kept_rows(given, tmp_path), 800, given)
+    made = rows(read)
+    assert [piece.start for piece in read.pieces] == [0, 800]
+    assert [(row[ID], row[NUMBER]) for row in made] == [(f"{given}:{place}", place) for place in range(1500)]
+    asked = opened(given)
+    for row, prompt in zip(made, asked, strict=True):
+        same = from_entry(json.loads(row[ENTRY]), "row")
+        assert (same.given, same.parameters) == (prompt.given, prompt.parameters)
+    assert made[7]["tags"] == [7]
+    assert [path.name for path in tmp_path.iterdir()] == ["_prompts.parquet"]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("hf:other/set", "hf:other/set cannot be read: there is no other/set"),
+        ("hf:some/set:train:answer", "has the columns question, text, tags, top_k: expected one of them, got answer"),
+        ("hf:some/set:dev", "hf:some/set:dev cannot be read: 'dev'"),
+        ("hf:", "expected hf:NAME[:SPLIT[:COLUMN]], got 'hf:'"),
+    ],
+)
+def test_what_is_not_on_the_hub(given: str, told: str, tmp_path: Path) -> None:
+    """It is refused in one sentence, before a cluster begins, and the folder can be used for another data set."""
+    command = ["run", "--executor", "ray", "--output", str(tmp_path / "out"), "--prompts", given]
+    for _ in range(2):
+        done = CliRunner().invoke(cli, command)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert told in done.stderr
+    assert [*(tmp_path / "out").iterdir()] == []
+
+
+def busy_after(call: Callable[[], None]) -> None:
+    """Call something, and be busy for a minute."""
+    call()
+    over = time.monotonic() + 60
+    while time.monotonic() < over:
+        time.sleep(0.01)
+
+
+def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job ends in the middle when Ray's own process has ended, be it that Ray has raised an error by then, and only then."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        monkeypatch.setattr(watch, "raylet", lambda node: process.pid)
+        monkeypatch.setattr(watch.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=str))
+        with watch.raylet_watched():
+            pass
+        with pytest.raises(ValueError, match="other"), watch.raylet_watched():
+            raise ValueError("other")
+        with pytest.raises(watch.Gone), watch.raylet_watched():
+            busy_after(process.kill)
+        with pytest.raises(watch.Gone), watch.raylet_watched():
+            raise ValueError("Ray's")
+
+
+@pytest.mark.parametrize(
+    ("left", "told"), [(1, "its rows are decoded by the others"), (0, "no other has room for an actor")]
+)
+def test_a_machine_that_is_lost(
+    left: int, told: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A machine that leaves the cluster is told of once, with what comes of it; the others are not."""
+    nodes = [{"NodeID": name, "Alive": True, "Resources": {"CPU": 4.0}} for name in "abc"]
+    monkeypatch.setattr(watch.ray, "nodes", lambda: [dict(node) for node in nodes])
+    monkeypatch.setattr(watch, "NODES_PACE", 0.01)
+    with watch.nodes_watched(2, 0):
+        nodes[1]["Alive"] = False
+        for node in nodes[:: 2 if not left else 5]:
+            node["Resources"] = {"CPU": 1.0}
+        over = time.monotonic() + 60
+        while not recwarn.list and time.monotonic() < over:
+            time.sleep(0.01)
+        time.sleep(0.1)
+    (warning,) = recwarn.list
+    assert str(warning.message).startswith("executor ray: node b has left the cluster")
+    assert told in str(warning.message)
+
+
+def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RAY_ADDRESS a job begins a cluster, also beside another one; signals end it as they end other commands."""
+    begun: list[Any] = []
+
+    def init(*where: str, **how: Any) -> None:
+        begun.append((where, how.get("num_cpus")))
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(job.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(job.ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    job.begin(job.Place(2, 0, 1.5))
+    monkeypatch.setenv("RAY_ADDRESS", "there")
+    job.begin(job.Place(2, 0, 1.5))
+    assert begun == [(("local",), job.OWN_CPUS + 3), ((), None)]
+    assert signal.getsignal(signal.SIGTERM) is before

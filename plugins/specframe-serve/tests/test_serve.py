@@ -275,6 +275,22 @@ def test_a_full_queue_and_a_key():
         assert client.completions.create(model="tiny", prompt="a", max_tokens=2).choices
 
 
+@pytest.mark.slow
+def test_a_server_with_workers(pipe):
+    """With worker processes answers have the same ids, and who hangs up frees the row."""
+    with contextlib.closing(Running(executor="local,workers=2", batch_size=1)) as made:
+        client = made.client()
+        expected = [result.token_ids for result in pipe.generate(PROMPTS, NEW)]
+        with concurrent.futures.ThreadPoolExecutor(5) as threads:
+            asked = [threads.submit(client.completions.create, prompt=prompt, **ASKED) for prompt in PROMPTS]
+            assert [ids(one.result())[0] for one in asked] == expected
+        with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
+            next(iter(stream))
+        made.settle()
+        assert ids(client.completions.create(prompt=PROMPTS[0], **ASKED)) == expected[:1]
+    made.pipe.executor.dismiss()
+
+
 def test_many_streams_are_not_mixed(running, pipe):
     """Sixteen streams, slow readers among them, each have the tokens of their own prompt."""
     expected = [result.token_ids for result in pipe.generate([p * 2 for p in PROMPTS], NEW)]

@@ -76,6 +76,7 @@ class DealingEngine:
         try:
             self._run = crew.begin(parts)
             self._desks = [Desk(member) for member in crew.members]
+            self.rows = rows * len(self._desks)
             for desk in self._desks:
                 crew.open(desk.member, recipe, parts)
             while not all(desk.ready for desk in self._desks):

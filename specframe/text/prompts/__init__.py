@@ -2,7 +2,8 @@
 
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe.text.prompts.entries import KEYS
-from specframe.text.prompts.files import from_arguments, from_file
+from specframe.text.prompts.files import from_arguments, from_file, opened
 from specframe.text.prompts.prompt import Given, Prompt, text_fault
+from specframe.text.prompts.reading import Prompts
 
-__all__ = ["BUILT_IN", "KEYS", "Given", "Prompt", "from_arguments", "from_file", "text_fault"]
+__all__ = ["BUILT_IN", "KEYS", "Given", "Prompt", "Prompts", "from_arguments", "from_file", "opened", "text_fault"]

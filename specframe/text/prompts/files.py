@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import itertools
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from specframe.errors import OptionError, PromptError
-from specframe.files import contents, decoded
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.prompt import Prompt, checked
+from specframe.text.prompts.reading import Prompts, Text
 from specframe.values import parse_value
 
-Reader = Callable[[str, str, int | None], list[Prompt]]
+Reader = Callable[[Text, str, int | None], Prompts]
 """Returns the prompts of a text, of the source of that name, the first so many."""
 JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"})
 """Columns of a CSV file that hold JSON."""
@@ -33,9 +32,15 @@ def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
 
 
 def from_file(path: str, limit: int | None = None) -> list[Prompt]:
+    """Return the prompts of :func:`opened` as a list."""
+    return [*opened(path, limit)]
+
+
+def opened(path: str, limit: int | None = None) -> Prompts:
     """Return the prompts of a file, of ``-`` (standard input), of a saved data set or of ``hf:NAME[:SPLIT[:COLUMN]]``.
 
-    No more of them than the first ``limit`` are read.
+    No more of them than the first ``limit`` are read. They are read while they are looped over; of the forms only a JSON array
+    is held as a whole.
 
     A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
     ``.jsonl``, ``.ndjson`` and ``.json`` or by their content. ``.ids`` (token ids, one prompt per line), ``.csv``, ``.tsv`` and
@@ -50,96 +55,83 @@ def from_file(path: str, limit: int | None = None) -> list[Prompt]:
     if suffix == ".parquet" or os.path.isdir(path):
         return tables.from_path(path, limit)
     name = "standard input" if path == "-" else path
-    text = read(path, name)
-    if not text.strip():
+    text = Text(path, name)
+    if next(text.lines(), None) is None:
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
     return READERS.get(suffix, from_text)(text, name, limit)
-
-
-def read(path: str, name: str) -> str:
-    """Return a file's text without its byte-order mark."""
-    if path == "-" and sys.stdin is None:
-        raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else contents(path)
-    except OSError as error:
-        raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a name with a NUL byte
-        raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
-    try:
-        return decoded(data)
-    except ValueError as error:
-        raise OptionError(f"--prompts: {name} is not text: {error}") from error
-
-
-def numbered(text: str) -> list[tuple[int, str]]:
-    """Return the non-blank lines with their line numbers."""
-    return [(n, line.removesuffix("\r")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def by_line(read_line: Callable[[str, str], Prompt]) -> Reader:
     """Return a function that reads a text line by line."""
 
-    def read_all(text: str, name: str, limit: int | None) -> list[Prompt]:
-        return [read_line(line, f"{name} line {number}") for number, line in numbered(text)[:limit]]
+    def read_all(text: Text, name: str, limit: int | None) -> Prompts:
+        lines = lambda: itertools.islice(text.lines(), limit)  # noqa: E731 - it is the loop below, begun anew
+        return Prompts(lambda: (read_line(line, f"{name} line {number}") for number, line in lines()))
 
     return read_all
 
 
-def from_text(text: str, name: str, limit: int | None) -> list[Prompt]:
+def from_text(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a text: read as JSON if the text looks like JSON, else one prompt per line."""
-    if looks_like_objects([line for _, line in numbered(text)]):
+    if looks_like_objects(text):
         return by_line(from_json)(text, name, limit)
     return from_array(text, name, limit) if looks_like_array(text) else by_line(checked)(text, name, limit)
 
 
-def from_document(text: str, name: str, limit: int | None) -> list[Prompt]:
+def from_document(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a file named ``.json``: an array, one object, or JSON lines."""
-    first, *others = (line for _, line in numbered(text))
-    if others and looks_like_objects([first, *others]):
+    several = len([*itertools.islice(text.lines(), 2)]) > 1
+    if several and looks_like_objects(text):
         return by_line(from_json)(text, name, limit)
     return from_array(text, name, limit)
 
 
-def from_array(text: str, name: str, limit: int | None) -> list[Prompt]:
+def from_array(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a JSON array, or of one object.
 
     Raises:
         OptionError: the text is not JSON, or no entry holds a prompt.
     """
+    whole = text.whole()
     try:
-        entries = load(text)
+        entries = load(whole)
     except PromptError as error:
         raise OptionError(f"--prompts: {name} is not JSON: {error}") from None
     if isinstance(entries, dict):
         entries = [entries]
     if not isinstance(entries, list) or not entries:
         raise OptionError(
-            f"--prompts: {name} holds no prompts: expected a JSON array of texts or objects, got {text.strip()[:40]}"
+            f"--prompts: {name} holds no prompts: expected a JSON array of texts or objects, got {whole.strip()[:40]}"
         )
-    return some(name, (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(entries[:limit], start=1)))
+    wanted = entries[:limit]
+    return some(
+        name, Prompts(lambda: (from_entry(entry, f"{name} entry {n}") for n, entry in enumerate(wanted, start=1)))
+    )
 
 
-def some(name: str, prompts: Iterator[Prompt]) -> list[Prompt]:
+def some(name: str, prompts: Prompts) -> Prompts:
     """Return the prompts; raise :class:`OptionError` with the first fault if all prompts have one: the file has another format."""
-    found = list(prompts)
-    if found and all(prompt.fault for prompt in found):
-        raise OptionError(f"--prompts: {name} holds no prompts: {found[0].fault}")
-    return found
+    first = next((prompt.fault for prompt in prompts), None)
+    if first and all(prompt.fault for prompt in prompts):
+        raise OptionError(f"--prompts: {name} holds no prompts: {first}")
+    return prompts
 
 
-def looks_like_objects(lines: list[str]) -> bool:
+def looks_like_objects(text: Text) -> bool:
     """Return whether lines are JSON lines: the first line starts an object, and some line is an object with a prompt."""
-    return lines[0].lstrip().startswith("{") and any(promising(loaded(line)) for line in lines)
+    lines = (line for _, line in text.lines())
+    first = next(lines)
+    return first.lstrip().startswith("{") and any(promising(loaded(line)) for line in itertools.chain([first], lines))
 
 
-def looks_like_array(text: str) -> bool:
+def looks_like_array(text: Text) -> bool:
     """Return whether a text is a JSON array or object that spans several lines or holds a prompt."""
-    if text.lstrip()[:1] not in ("[", "{"):
+    if next(text.lines())[1].lstrip()[:1] not in ("[", "{"):
         return False
-    found = loaded(text)
+    whole = text.whole()
+    found = loaded(whole)
     entries = found if isinstance(found, list) else [found]
-    return found is not None and ("\n" in text.strip() or any(isinstance(e, str) or promising(e) for e in entries))
+    return found is not None and ("\n" in whole.strip() or any(isinstance(e, str) or promising(e) for e in entries))
 
 
 def loaded(text: str) -> Any:
@@ -173,20 +165,43 @@ def from_ids(line: str, place: str) -> Prompt:
     return from_entry([int(part) for part in parts], place)
 
 
-def from_csv(text: str, name: str, limit: int | None) -> list[Prompt]:
+def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if name.lower().endswith(".tsv") else ",")
-    try:
-        columns, rows = list(reader.fieldnames or ()), list(itertools.islice(reader, limit))
-    except csv.Error as error:
-        raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
+    columns, rows = header(text, name), Prompts(lambda: cells(text, name, limit))
     tables.require_key(name, columns)
     if twice := next((column for column in columns if columns.count(column) > 1), None):
         raise OptionError(f"--prompts: {name} has two columns {twice!r}: expected a name for each")
-    if not rows:
+    if not sum(1 for _ in rows):
         raise OptionError(f"--prompts: {name} holds no prompts: expected at least one row below the names")
-    return [from_cells(row, f"{name} row {number}") for number, row in enumerate(rows, start=1)]
+    return rows
+
+
+def header(text: Text, name: str) -> list[str]:
+    """Return the names of a table's columns."""
+    with text.characters(newline="") as file, faults(table(file, name), name) as reader:
+        return [*(reader.fieldnames or ())]
+
+
+def cells(text: Text, name: str, limit: int | None) -> Iterator[Prompt]:
+    """Yield the prompts of a table's rows; raise :class:`OptionError` for what is no CSV."""
+    with text.characters(newline="") as file, faults(table(file, name), name) as reader:
+        for number, row in enumerate(itertools.islice(reader, limit), start=1):
+            yield from_cells(row, f"{name} row {number}")
+
+
+@contextlib.contextmanager
+def faults(reader: csv.DictReader[str], name: str) -> Iterator[csv.DictReader[str]]:
+    """Turn an error of a table's reader into an :class:`OptionError`."""
+    try:
+        yield reader
+    except csv.Error as error:
+        raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
+
+
+def table(file: Iterable[str], name: str) -> csv.DictReader[str]:
+    """Return the reader of a table."""
+    return csv.DictReader(file, delimiter="\t" if name.lower().endswith(".tsv") else ",")
 
 
 def from_cells(row: dict[str, str], place: str) -> Prompt:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
 from specframe.text.prompts.prompt import Prompt
+from specframe.text.prompts.reading import Prompts, Spool
 
 PREFIX = "hf:"
 """Prefix of a data set's name, which tells the name from a file's."""
 COLON = re.compile(r":(?![^\[]*\])")
 """A colon outside of brackets: a split may be named with a range, as in ``train[:100]``."""
+HUB_SECONDS = 10
+"""Seconds that the hub has to answer; then the cache of data sets is looked into."""
 BUILDERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 """Builders of ``load_dataset``, by the ending of a file name."""
 
 
-def from_path(path: str, limit: int | None = None) -> list[Prompt]:
+def from_path(path: str, limit: int | None = None) -> Prompts:
     """Return the prompts of a Parquet file or of a data set's folder, the first ``limit``, without asking the hub."""
     if not os.path.exists(path):
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
@@ -34,37 +40,60 @@ def from_path(path: str, limit: int | None = None) -> list[Prompt]:
     return prompts(path, path, None, None, limit)
 
 
-def from_hub(given: str, limit: int | None = None) -> list[Prompt]:
+def from_hub(given: str, limit: int | None = None) -> Prompts:
     """Return the prompts of ``hf:NAME[:SPLIT[:COLUMN]]``, the first ``limit``; NAME is a data set, or a folder or file on disk.
 
     Raises:
         OptionError: there is no such data set, split or column, or the library is not installed.
     """
+    return prompts(given, *named(given), limit)
+
+
+def named(given: str) -> tuple[str, str | None, str | None]:
+    """Return the name, the split and the column of ``hf:NAME[:SPLIT[:COLUMN]]``; raise :class:`OptionError` for anything else."""
     name, split, column, *more = [*COLON.split(given.removeprefix(PREFIX)), "", ""]
     if not name or any(more):
         raise OptionError(f"--prompts: expected {PREFIX}NAME[:SPLIT[:COLUMN]], got {given!r}")
-    return prompts(given, name, split or None, column or None, limit)
+    return name, split or None, column or None
 
 
-def prompts(shown: str, name: str, split: str | None, column: str | None, limit: int | None) -> list[Prompt]:
+def prompts(shown: str, name: str, split: str | None, column: str | None, limit: int | None) -> Prompts:
     """Return the prompts of the first ``limit`` rows; errors call the data set ``shown``."""
-    try:
+    with faults(shown):
         found = one_split(shown, load(shown, name, split, stream=limit is not None), split)
-        rows = [dict(row) for row in itertools.islice(found, limit)]
+        rows = found if hasattr(found, "__len__") else Spool(dict(row) for row in itertools.islice(found, limit))
+        first = next((dict(row) for row in itertools.islice(rows, limit)), None)
+    if first is None:
+        raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
+    require_column(shown, [*first], column)
+
+    def read() -> Iterator[Prompt]:
+        for number, row in enumerate(itertools.islice(rows, limit), start=1):
+            entry = dict(row) if column is None else chosen(row, column)
+            yield from_entry(entry, f"{shown} row {number}")
+
+    return Prompts(read)
+
+
+@contextlib.contextmanager
+def faults(shown: str) -> Iterator[None]:
+    """Turn errors of the library into an :class:`OptionError` of one sentence about the data set called ``shown``."""
+    try:
+        yield
     except OptionError:
         raise
     except Exception as error:  # the type of the library's error depends on the file
         raise OptionError(f"--prompts: {shown} cannot be read: {sentence(error.__cause__ or error)}") from error
-    if not rows:
-        raise OptionError(f"--prompts: {shown} holds no prompts: expected at least one row")
+
+
+def require_column(shown: str, columns: list[str], column: str | None) -> None:
+    """Raise :class:`OptionError` unless a data set has the chosen column; without a choice, one that is a key of prompts."""
     if column is None:
-        require_key(shown, rows[0])
-    elif column not in rows[0]:
+        require_key(shown, columns)
+    elif column not in columns:
         raise OptionError(
-            f"--prompts: {shown} has the columns {', '.join(rows[0])}: expected one of them, got {column}"
+            f"--prompts: {shown} has the columns {', '.join(columns)}: expected one of them, got {column}"
         )
-    entries = rows if column is None else [chosen(row, column) for row in rows]
-    return [from_entry(entry, f"{shown} row {number}") for number, entry in enumerate(entries, start=1)]
 
 
 def chosen(row: dict[str, Any], column: str) -> dict[str, Any]:
@@ -96,7 +125,42 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):
         # read as a stream, nothing is written to the cache of data sets
         return datasets.load_dataset(builder, data_files=name, split=split or "train", streaming=True)
-    return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
+    with nullcontext() if path.exists() or within_reach(name) else offline():
+        return datasets.load_dataset(name, split=split, streaming=stream and "[" not in (split or ""))
+
+
+def within_reach(name: str) -> bool:
+    """Return whether the hub answers within :data:`HUB_SECONDS`; the library would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        except (HfHubHTTPError, HFValidationError):
+            pass  # the library tells of it
+        except Exception:  # the client's error types differ between its releases
+            return
+        answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)  # the client's time limit does not cover the address look-up
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return answered.is_set()
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Have the library look into its cache alone."""
+    import datasets
+
+    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def one_split(shown: str, found: Any, split: str | None) -> Iterable[Any]:

@@ -73,7 +73,7 @@ def readable(arguments: tuple[str, ...], path: str | None, limit: int | None = N
     """Return the first ``limit`` prompts as a pipeline takes them; raise :class:`OptionError` for one that is empty or cannot be
     read.
     """
-    asked = gather(arguments, path, limit)
+    asked = [*gather(arguments, path, limit)]
     if fault := next((prompt.fault for prompt in asked if prompt.fault), None):
         raise OptionError(f"prompts: {fault}")
     if (empty := next((index for index, prompt in enumerate(asked) if not prompt.text.strip()), None)) is not None:

@@ -1,0 +1,149 @@
+"""Prompts that are read when they are needed, and as often as they are: nothing here holds more than one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import pickle
+import shutil
+import stat
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, TextIO
+
+import attrs
+
+from specframe.errors import OptionError
+from specframe.files import Utf8, opened
+from specframe.text.prompts.prompt import Prompt
+
+PIECE = 1 << 20
+"""Bytes of a file that are looked at together."""
+
+
+@attrs.frozen(eq=False)
+class Prompts:
+    """Prompts, read anew by each loop over them. One loop at a time: all read the same open file.
+
+    Args:
+        read: returns an iterator of the prompts from the first on.
+    """
+
+    _read: Callable[[], Iterator[Prompt]]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Read the prompts from the first on."""
+        return self._read()
+
+    def then(self, others: Iterable[Prompt]) -> Prompts:
+        """Return these prompts, and others after them."""
+        return Prompts(lambda: itertools.chain(self, others))
+
+
+class Text:
+    """A file of text, or standard input. What can be read only once, such as a pipe, is copied to a temporary file first.
+
+    Args:
+        path: the file; ``-``: standard input.
+        name: what messages call it.
+
+    Raises:
+        OptionError: it cannot be read, or is not UTF-8.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        if path == "-" and sys.stdin is None:
+            raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
+        try:
+            given = sys.stdin.buffer if path == "-" else opened(path)
+        except OSError as error:
+            raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # a name with a NUL byte
+            raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
+        try:
+            self._file = again(given)
+            if self._file is not given or path != "-":
+                weakref.finalize(self, self._file.close)
+            fault = self._fault()
+        except OSError as error:
+            raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
+        if fault:
+            raise OptionError(f"--prompts: {name} is not text: {fault}")
+
+    def _fault(self) -> str:
+        """Return why the file is not text; "" if all of it is."""
+        checked = Utf8()
+        try:
+            while data := self._file.read(PIECE):
+                checked.take(data)
+            checked.end()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not blank with their numbers, which count from 1."""
+        with self.characters(newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.removesuffix("\n").removesuffix("\r")
+
+    def whole(self) -> str:
+        """Return all of the text."""
+        with self.characters(newline="") as file:
+            return file.read()
+
+    @contextlib.contextmanager
+    def characters(self, newline: str) -> Iterator[TextIO]:
+        """Open the text from its first character on, without a byte-order mark; ``newline``: as that of ``open``."""
+        self._file.seek(0)
+        file = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline=newline)
+        try:
+            yield file
+        finally:
+            file.detach()
+
+
+def again(file: BinaryIO) -> BinaryIO:
+    """Return a file that can be read several times: itself, or a copy where it cannot be."""
+    try:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.tell() == 0:
+            return file
+    except (OSError, ValueError):  # no descriptor of its own
+        pass
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as the prompts are
+    shutil.copyfileobj(file, copy)
+    if file is not getattr(sys.stdin, "buffer", None):
+        file.close()
+    copy.seek(0)
+    return copy
+
+
+class Spool:
+    """Rows that come only once, kept in a temporary file.
+
+    Args:
+        rows: the rows. They are read at once.
+    """
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as the prompts are
+        weakref.finalize(self, self._file.close)
+        self._count = 0
+        for row in rows:
+            pickle.dump(row, self._file)
+            self._count += 1
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read the rows from the first on."""
+        self._file.seek(0)
+        for _ in range(self._count):
+            yield pickle.load(self._file)

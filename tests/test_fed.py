@@ -1,0 +1,217 @@
+"""Runs of any number of prompts: the first process holds those that are being decoded, and their results do not depend on that."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from specframe.cli import cli, results
+from specframe.cli.held import Done, Lines
+from specframe.contracts.requests import Request, Result
+from specframe.contracts.round import Sequence
+from specframe.engine import feed
+from specframe.engine.engine import Engine
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness, zoo
+from specframe.text.prompts import Prompt, opened
+from specframe.text.prompts.reading import Spool
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+LENGTHS = [*range(2, 40, 4), 3, 60, 5]
+NEW = 8
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine has four times as many requests as rows."""
+    monkeypatch.setattr(feed, "AHEAD", 1)
+
+
+def asked(pipe: Pipeline, prompts: list[list[int]], new: int, how: Sampling) -> Iterator[list[Request | Result]]:
+    """Yield the requests of one prompt after the other."""
+    settings = pipe.requests.setting(how, new)
+    for index, prompt in enumerate(prompts):
+        yield pipe.requests.of(index, prompt, new, settings)
+
+
+def facts(found: Any) -> list[tuple[Any, ...]]:
+    """Return everything of results that does not depend on time, in the order of prompts."""
+    ordered = sorted(found, key=lambda one: (one.index, one.sample))
+    return [(one.index, one.sample, one.token_ids, one.finish_reason, one.error) for one in ordered]
+
+
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        (Sampling(), {"align": "ragged"}),
+        (Sampling(), {"align": "exspec"}),
+        (Sampling(temperature=0.8, samples=2), {"accept": "gumbel"}),
+        (Sampling(temperature=0.8), {"accept": "rejection"}),
+    ],
+    ids=["greedy", "exspec", "gumbel", "rejection"],
+)
+def test_tokens_do_not_depend_on_what_is_ahead(
+    how: Sampling, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts that grow, wrong ones among them, results are those of a run that had all at once; caches are made a few times."""
+    prompts = harness.random_prompts(LENGTHS, 61, seed=3)
+    prompts[4], prompts[8] = [], [99]
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2, draft_length=3, seed=4, **more)
+    made: list[int] = []
+    room = Engine.make_room
+    monkeypatch.setattr(Engine, "make_room", lambda self, tokens: made.append(tokens) or room(self, tokens))
+    ahead = 0
+    given = Counter[str]()
+
+    def counted() -> Iterator[list[Request | Result]]:
+        for one in asked(pipe, prompts, NEW, how):
+            given["asked"] += 1
+            yield one
+
+    found = []
+    for result in pipe.decode_fed(counted()):
+        found.append(result)
+        ahead = max(ahead, given["asked"] - len({one.index for one in found}))
+    assert facts(found) == facts(pipe.generate(prompts, NEW, sampling=how))
+    window = 4 * pipe.composition.scheduler.rows(2)
+    assert ahead <= window + how.samples
+    assert (len(made) > 0) == (window < len(prompts))
+    assert len(made) <= 10
+    assert pipe.report.errors == 2
+    pieces: dict[tuple[int, int], list[int]] = {}
+    for chunk in pipe.stream_fed(asked(pipe, prompts, NEW, how)):
+        pieces.setdefault((chunk.index, chunk.sample), []).extend(chunk.token_ids)
+    assert [*sorted(pieces.items())] == [((index, sample), ids) for index, sample, ids, *_ in facts(found)]
+
+
+class Line(str):
+    """A line of results that can be seen to be gone."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_a_run_holds_what_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither prompts nor results pile up in the process of a run, nor in that of its resumption; the file has all of them."""
+    count = 160
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"a{place % 7}"}) + "\n" for place in range(count)))
+    lines: weakref.WeakSet[Line] = weakref.WeakSet()
+    most: Counter[str] = Counter()
+    write = results.ResultFile.write
+
+    def dumps(*given: Any, **more: Any) -> Line:
+        line = Line(json.dumps(*given, **more))
+        lines.add(line)
+        return line
+
+    def watched(self: results.ResultFile, kept: dict[str, Any]) -> None:
+        write(self, kept)
+        if kept["index"] % 40 == 39:
+            held = Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
+            for kind in (*held, "Line"):
+                most[kind] = max(most[kind], held[kind], len(lines) * (kind == "Line"))
+
+    KINDS = (Prompt, Request, Result, Sequence)
+    monkeypatch.setattr(results.ResultFile, "write", watched)
+    monkeypatch.setattr(results, "json", type("json", (), {"dumps": dumps, "loads": json.loads}))
+    pair = zoo.save_pair(tmp_path / "pair")
+    command = ["run", *pair[:2], "--drafter", "none", "--max-new-tokens", "1", "--batch-size", "4", "--quiet"]
+    command += ["--prompts", str(prompts), "--output", str(out)]
+    gc.collect()
+    for more in ([], ["--resume"]):
+        most.clear()
+        done = CliRunner().invoke(cli, [*command, *more])
+        assert done.exit_code == 0, done.output
+        assert most
+        assert max(most.values()) <= 40, most
+        whole = out.read_text().splitlines(keepends=True)
+        assert [json.loads(line)["index"] for line in whole] == [*range(count)]
+        out.write_text("".join(whole[60:30:-1] + whole[3:7]))
+
+
+def test_a_file_that_is_resumed_twice_over(tmp_path: Path) -> None:
+    """Lines in any order, twice and with errors are made the file of one run; a line of another prompt is told by its number."""
+    prompts, out = tmp_path / "p.txt", tmp_path / "o.jsonl"
+    prompts.write_text("".join(f"a{place}\n" for place in range(9)))
+    command = ["run", *zoo.save_pair(tmp_path / "pair"), "--max-new-tokens", "2", "--prompts", str(prompts)]
+    command += ["--output", str(out), "--samples", "2", "--temperature", "1", "--quiet"]
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    whole = out.read_text()
+    lines = whole.splitlines(keepends=True)
+    wrong = json.loads(lines[4]) | {"finish_reason": "error"}
+    out.write_text("".join([lines[17], *lines[5:9], lines[6], json.dumps(wrong) + "\n", lines[0], lines[1][:30]]))
+    assert CliRunner().invoke(cli, [*command, "--resume"]).exit_code == 0
+    assert out.read_text() == whole
+    out.write_text(lines[3] + lines[5] + lines[4])
+    prompts.write_text("a0\na1\nb\n")
+    done = CliRunner().invoke(cli, [*command, "--resume"])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"Error: --resume: {out} line 2 answers another prompt: expected prompt 2 of those now given\n",
+    )
+    for place in (9, -1, 2**40):
+        out.write_text(json.dumps(json.loads(lines[0]) | {"index": place}) + "\n")
+        assert CliRunner().invoke(cli, [*command, "--resume"]).exit_code == 2
+
+
+def test_keys_that_are_done() -> None:
+    """A key is in the set once it was added, counts once, and no other key is."""
+    done = Done()
+    keys = [(0, 0), (9, 0), (70, 3), (9, 0)]
+    for key in keys:
+        done.add(key)
+        assert key in done
+    assert len(done) == 3
+    assert {(index, sample) for index in range(100) for sample in range(5) if (index, sample) in done} == {*keys}
+
+
+def test_lines_in_order(tmp_path: Path) -> None:
+    """Lines are read in the order of their keys, of two with one key the later one."""
+    lines, path, place = Lines(), tmp_path / "file", 0
+    assert lines.last is None
+    content = [((3, 0), b"d\n"), ((0, 1), b"bb\n"), ((3, 0), b"e\n"), ((0, 0), b"a\n")]
+    for key, line in content:
+        lines.add(key, place)
+        place += len(line)
+    path.write_bytes(b"".join(line for _, line in content))
+    assert [*lines.read(path)] == [b"a\n", b"bb\n", b"e\n"]
+    assert lines.last == (3, 0)
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "stdin"])
+def test_prompts_are_read_as_often_as_they_are_asked_for(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file, a pipe and standard input give the same prompts in every loop, one that was left in the middle, too."""
+    path, content = tmp_path / "p", b"\xef\xbb\xbfa\r\n\nb\nc"
+    if kind == "file":
+        path.write_bytes(content)
+    elif kind == "pipe":
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(content,)).start()
+    else:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    found = opened("-" if kind == "stdin" else str(path))
+    assert next(iter(found)).text == "a"
+    for _ in range(2):
+        assert [prompt.text for prompt in found] == ["a", "b", "c"]
+
+
+def test_rows_that_come_once() -> None:
+    """Rows of a stream are read once, and can be looped over again."""
+    rows = Spool(iter([{"a": 1}, {"b": [2]}]))
+    assert (len(rows), [*rows], [*rows]) == (2, [{"a": 1}, {"b": [2]}], [{"a": 1}, {"b": [2]}])
