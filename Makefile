@@ -2,8 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
-# Python compiles the modules that are imported; to compile all of them takes a minute
+# Python compiles the modules that are imported, and keeps them; to compile all of them takes a minute
 PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM = false
 
 NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_kinds.py equivalence.py features.py flex.py \
