@@ -123,6 +123,11 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     assert "if __name__ == '__main__':" in ended.stderr.splitlines()[-1]
 
 
+def hears_interrupts() -> None:
+    """Undo what a shell does to programs in its background: they, and all that they begin, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def deaf_to_interrupts(pid: int) -> bool:
     """Return whether a process blocks Ctrl-C."""
     (blocked,) = re.findall(r"^SigBlk:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
@@ -153,7 +158,9 @@ class Command:
     def begun(self) -> subprocess.Popen[str]:
         """Return the command after it has written some results, or all but the last."""
         wanted = min(len(self.results()) + 5, len(self.entries) - 1)
-        running = subprocess.Popen(self.arguments(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+        running = subprocess.Popen(
+            self.arguments(), stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hears_interrupts
+        )
         wait_for(lambda: len(workers_of(running.pid)) == 2 and len(self.results()) >= wanted, seconds=200)
         return running
 
