@@ -24,8 +24,8 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 	$(BIN)/$(PIP_INSTALL) -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
-test: install  ## the fast suite, then the wide equivalence matrix
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow"
+test: install  ## the fast suite, then the wide equivalence matrix; built wheels have tests of their own, which .ci/run calls
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" --ignore tests/test_wheels.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
 
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
