@@ -11,8 +11,9 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_std.verifiers.chain import ChainVerifier
 
-from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe_heads.head import HeadDrafter
@@ -126,3 +127,17 @@ def parents_of(draft: Draft, row: int) -> list[int]:
 def places_of(parents: list[int], node: int) -> list[int]:
     """Return the children of a node."""
     return [child for child, parent in enumerate(parents) if parent == node]
+
+
+class Cramped(ChainVerifier):
+    """A verifier that runs out of memory once, in its fifth round."""
+
+    rounds = 0
+
+    def score(self, batch: Batch, draft: Draft) -> Scores:
+        """Score, or fail after the cache was written."""
+        scores = super().score(batch, draft)
+        self.rounds += 1
+        if self.rounds == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return scores

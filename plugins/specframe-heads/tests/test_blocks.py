@@ -27,14 +27,11 @@ from specframe_heads.mtp import testing as mtp_heads
 from specframe_heads.mtp.drafter import Mtp
 from specframe_heads.mtp.loading import together
 from specframe_heads.mtp.model import block_config
-from specframe_heads.scripted import Seen, scripted
+from specframe_heads.scripted import Cramped, Seen, scripted
 from specframe_heads.target import Target
-from specframe_std.verifiers.chain import ChainVerifier
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
-from specframe.contracts.drafts import Draft, Scores
-from specframe.contracts.round import Batch
 from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
@@ -468,20 +465,6 @@ def test_samples_start_from_one_prompt(name: str, tmp_path: Path) -> None:
     )
     assert drafted == plain
     assert_the_formulas(seen, reference)
-
-
-class Cramped(ChainVerifier):
-    """A verifier that runs out of memory once, in its fifth round."""
-
-    rounds = 0
-
-    def score(self, batch: Batch, draft: Draft) -> Scores:
-        """Score, or fail after the cache was written."""
-        scores = super().score(batch, draft)
-        self.rounds += 1
-        if self.rounds == 5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return scores
 
 
 @pytest.mark.parametrize("name", quick("dflash-windows", "mtp-glm-3-layers"))

@@ -16,18 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from specframe_heads import testing
 from specframe_heads.blocks import testing as blocks
 from specframe_heads.mtp import testing as mtp
-from specframe_heads.scripted import Drafted, steered
+from specframe_heads.scripted import Cramped, Drafted, steered
 from specframe_heads.stepwise import testing as stepwise
-from specframe_std.verifiers.chain import ChainVerifier
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.testing import harness, zoo
@@ -215,20 +211,6 @@ def test_the_samples_cover_the_matrix() -> None:
 
 
 # ---- a row's drafts are its own
-
-
-class Cramped(ChainVerifier):
-    """A verifier that runs out of memory once, in its fifth round."""
-
-    rounds = 0
-
-    def score(self, batch: Batch, draft: Draft) -> Scores:
-        """Score, or fail after the cache was written."""
-        scores = super().score(batch, draft)
-        self.rounds += 1
-        if self.rounds == 5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return scores
 
 
 WAYS: dict[str, Callable[[], dict[str, Any]]] = {
