@@ -125,7 +125,8 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     Raises:
         OptionError: an argument has another type or is nan.
     """
-    for name, kinds in plain_annotations(function).items():
+    known = plain_annotations(function) if given else {}
+    for name, kinds in known.items():
         if name in given and not any(of_type(given[name], kind) for kind in kinds):
             words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
             raise OptionError(f"{name}: expected {words}, got {shown(given[name])}")

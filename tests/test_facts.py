@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specframe.plugins import facts
-from specframe.plugins.registry import ROLES, registry
+from specframe.plugins.registry import ROLES, Entry, registry
 
 LIGHT = [
     ["plugins"],
@@ -132,6 +132,16 @@ def test_what_a_source_tells(module, case: str) -> None:
     read = facts.of_reference(reference)
     assert "facts_of_mine" not in sys.modules
     assert read == facts.of_object(__import__("facts_of_mine").Name)
+
+
+def test_an_imported_class_is_asked_and_its_source_not_read(module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read and parse a file for every pipeline would take longer than all else of its construction."""
+    entry = Entry("policy", "mine", module(SOURCES["constant"]), "nobody")
+    read = entry.facts
+    assert "facts_of_mine" not in sys.modules
+    assert entry.factory
+    monkeypatch.setattr("specframe.plugins.registry.of_reference", lambda reference: pytest.fail("read again"))
+    assert entry.facts == read
 
 
 @pytest.mark.parametrize("case", UNTOLD)

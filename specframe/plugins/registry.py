@@ -104,8 +104,13 @@ class Entry:
 
     @property
     def facts(self) -> Facts:
-        """Facts of the entry, from source text if that is enough; else from the :attr:`factory`, with its errors."""
-        known = of_reference(self.reference) if isinstance(self.reference, str) else None
+        """Facts of the entry: from source text if its module is not imported and the text is enough, else from its class.
+
+        Raises:
+            PluginError: the :attr:`factory` is needed, and does not import.
+        """
+        unread = isinstance(self.reference, str) and self.reference.partition(":")[0] not in sys.modules
+        known = of_reference(str(self.reference)) if unread else None
         return known or of_object(self.factory)
 
     @property
