@@ -60,6 +60,7 @@ def heads() -> None:
 @click.option(
     "--rate", metavar="X", type=Number(0, above=True), default=1.5e-3, show_default=True, help="Learning rate."
 )
+@click.option("--bf16", is_flag=True, help="Learn in mixed precision: bfloat16 where torch's autocast computes in it.")
 @whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
 @whole("--max-new-tokens", "Tokens that the target writes after each prompt.", 128)
 @whole("--batch-size", "Prompts that the target continues together.", 32)

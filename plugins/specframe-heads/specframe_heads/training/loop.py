@@ -26,6 +26,8 @@ class Plan:
     """Tokens of a step, about: texts of one step are of similar length, and so many that they have this many."""
     rate: float = 2e-3
     seed: int = 0
+    bf16: bool = False
+    """Compute lessons and losses in bfloat16 where torch's autocast does. Weights and their updates stay in float32."""
 
 
 Told = Callable[[int, float], None]
@@ -51,8 +53,9 @@ def train(
     first, smooth = restored(learner, optimizers, work), float("nan")
     for step in range(first, plan.steps):
         one = drawn(ordered, 1, plan.seed, step)[0]
-        lesson = reader.read(drawn(ordered, max(1, round(plan.tokens / len(one.ids))), plan.seed, step))
-        loss = learner.loss(lesson, learner.places_at(step / plan.steps))
+        with torch.autocast(learner.target.device.type, torch.bfloat16, enabled=plan.bf16):
+            lesson = reader.read(drawn(ordered, max(1, round(plan.tokens / len(one.ids))), plan.seed, step))
+            loss = learner.loss(lesson, learner.places_at(step / plan.steps))
         optimizers.step(step, loss)
         smooth = loss.item() if smooth != smooth else 0.98 * smooth + 0.02 * loss.item()
         told(step + 1, smooth)

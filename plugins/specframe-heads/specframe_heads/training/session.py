@@ -41,6 +41,7 @@ class Options:
     vocabulary: int | None = None
     layers: int | None = None
     rate: float = 1.5e-3
+    bf16: bool = False
     max_prompt_tokens: int = 1024
     max_new_tokens: int = 128
     batch_size: int = 32
@@ -146,7 +147,8 @@ class Session:
         def told(step: int, loss: float) -> None:
             self._progress.update(bar, completed=step, note=f"loss {loss:.3f}")
 
-        train(head, written, Plan(options.steps, options.step_tokens, options.rate, options.seed), self._work, told)
+        plan = Plan(options.steps, options.step_tokens, options.rate, options.seed, options.bf16)
+        train(head, written, plan, self._work, told)
         return head
 
     def _figures(self, model: Any, head: Learner, others: list[Text]) -> Figures:
