@@ -76,11 +76,11 @@ def main(budget: float, pair: str, device: str, small: bool, resume: bool, outpu
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "traffic": lambda: by_rows("traffic", chosen["traffic"], 0.1 * budget, folder, timed=False),
             "sanitizer": lambda: sanitized(chosen["sanitizer"], 0.08 * budget),
-            "tests": lambda: tests(0.25 * budget),
+            "tests": lambda: tests(0.22 * budget),
             "equivalence": lambda: by_rows("equivalence", chosen["equivalence"], 0.15 * budget, folder),
             "bitwise": lambda: by_rows("bitwise", chosen["bitwise"], 0.1 * budget, folder),
             "attention": lambda: by_rows("attention", chosen["attention"], 0.08 * budget, folder),
-            "heads": lambda: by_rows("heads", chosen["heads"], 0.08 * budget, folder),
+            "heads": lambda: by_rows("heads", chosen["heads"], 0.11 * budget, folder),
             "bench": lambda: bench(chosen["bench"], deadline - 5, folder),
         }
         for part, act in parts.items():

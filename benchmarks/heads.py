@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
 
+import functools
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from grow import PAIRS, load_pair
+from random_heads import KINDS, save
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
 
 from specframe import Pipeline
 from specframe.contracts.drafts import RoundReport
@@ -34,13 +35,11 @@ from specframe.models.loading import pick_device, pick_dtype
 from specframe.observe.watch import Watcher
 
 DRAFTS = (
-    "none", "eagle", "eagle,tree=dynamic,nodes=16", "eagle,tree=static,nodes=16", "peagle", "dflash", "dspark",
+    "none", "eagle", "eagle,tree=dynamic,nodes=16", "eagle,tree=static,nodes=16", "dflash", "peagle", "dspark",
+    "medusa,tree=chain", "medusa", "clover2", "clover2,branch=3/2/2", "mtp",
 )  # fmt: skip
 NEW, PROMPT = 24, 96
 """Tokens generated and read per row: enough rounds for a median, at a length at which the cache costs little."""
-
-LAYERS = {"eagle": 1, "peagle": 4, "dflash": 5, "dspark": 5}
-"""Layers of the heads that are published for Qwen3-8B."""
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -59,8 +58,8 @@ def main(
     target = load_pair(pair, on, pick_dtype(dtype, on))[0]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        folders = {kind: saved(kind, Path(name) / kind, target) for kind in LAYERS}
-        for row in timed(target, folders, [*map(int, batches.split(","))], draft_length, deadline):
+        folder = functools.cache(lambda kind: save(kind, Path(name) / kind, target, draft_length))
+        for row in timed(target, folder, [*map(int, batches.split(","))], draft_length, deadline):
             rows.append(row)
             if output:  # after every row: what is known stays known whatever happens next
                 Path(output).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -69,9 +68,9 @@ def main(
 
 
 def timed(
-    target: Any, folders: dict[str, str], batches: list[int], depth: int, deadline: float
+    target: Any, folder: Callable[[str], str], batches: list[int], depth: int, deadline: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per batch size and draft; the first draft of each is none."""
+    """Yield a row per batch size and draft; the first draft of each is none. ``folder`` tells where a kind of head is saved."""
     for batch in batches:
         plain = None
         for draft in DRAFTS:
@@ -79,8 +78,9 @@ def timed(
                 return
             row: dict[str, Any] = {"batch": batch, "draft": draft, "fault": None}
             kind, _, options = draft.partition(",")
-            drafter = ",".join(filter(None, [kind, f"checkpoint={folders[kind]}" if kind in folders else "", options]))
             try:
+                place = [f"checkpoint={folder(kind)}"] if kind in KINDS else []
+                drafter = ",".join(filter(None, [kind, *place, options]))
                 spent = round_milliseconds(target, drafter, batch, depth)
             except Exception as fault:  # whatever a device or a strategy raises; the others go on
                 yield row | {"fault": f"{type(fault).__name__}: {fault}".partition("\n")[0][:200]}
@@ -116,72 +116,6 @@ def round_milliseconds(target: Any, drafter: str, batch: int, depth: int) -> flo
     prompts = torch.randint(1, 2000, (batch, PROMPT), generator=generator).tolist()
     list(pipe.generate(prompts, NEW))
     return 1e3 * statistics.median(watch.seconds[4:] or watch.seconds)
-
-
-def saved(kind: str, folder: Path, target: Any) -> str:
-    """Save a random head of the sizes published for a target, in the format of ``speculators``; return its folder."""
-    own, folder_of = target.config, folder
-    layers, size = LAYERS[kind], own.hidden_size
-    config = {
-        "model_type": "qwen3", "hidden_size": size, "intermediate_size": own.intermediate_size, "num_hidden_layers": layers,
-        "num_attention_heads": own.num_attention_heads, "num_key_value_heads": own.num_key_value_heads, "head_dim": own.head_dim,
-        "vocab_size": own.vocab_size, "rms_norm_eps": own.rms_norm_eps, "max_position_embeddings": own.max_position_embeddings,
-        "layer_types": ["full_attention"] * layers, "attention_bias": False,
-    }  # fmt: skip
-    last, drafted = own.num_hidden_layers - 3, min(32000, own.vocab_size)
-    three, five = [2, own.num_hidden_layers // 2, last], [2 + round(step * (last - 2) / 4) for step in range(5)]
-    given: dict[str, Any] = {"speculators_model_type": kind, "transformer_layer_config": config}
-    if kind in ("eagle", "peagle"):
-        given |= {
-            "speculators_model_type": {"eagle": "eagle3"}.get(kind, kind),
-            "eagle_aux_hidden_state_layer_ids": three,
-        }
-        given |= {"draft_vocab_size": drafted, "mask_token_id": 7}
-    else:
-        given |= {"aux_hidden_state_layer_ids": five, "block_size": 16, "mask_token_id": 7, "markov_rank": 256}
-    folder_of.mkdir()
-    (folder_of / "config.json").write_text(json.dumps(given), encoding="utf-8")
-    shapes = shapes_of(kind, config, len(given.get("aux_hidden_state_layer_ids", three)) * size, drafted)
-    tensors = {name: random(name, shape, target) for name, shape in shapes.items()}
-    if kind in ("eagle", "peagle") and drafted < own.vocab_size:
-        tensors["d2t"] = torch.zeros(drafted, dtype=torch.long)
-    save_file(tensors, folder_of / "model.safetensors")
-    return str(folder_of)
-
-
-def random(name: str, shape: tuple[int, ...], target: Any) -> torch.Tensor:
-    """Return a random tensor, made on the target's device; that of a norm is of ones."""
-    if "norm" in name:
-        return torch.ones(shape, dtype=target.dtype)
-    return (0.02 * torch.randn(shape, device=target.device)).to("cpu", target.dtype)
-
-
-def shapes_of(kind: str, config: dict[str, Any], features: int, drafted: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a head's tensors by name."""
-    size, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    pairs = kind in ("eagle", "peagle")
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (size, features), "norm.weight": (size,)}
-    for layer in range(config["num_hidden_layers"]):
-        at, width = f"layers.{layer}.", 2 * size if pairs and layer == 0 else size
-        for name in ("q", "k", "v"):
-            shapes[f"{at}self_attn.{name}_proj.weight"] = (queries if name == "q" else keys, width)
-        shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in ("q", "k")}
-        shapes[f"{at}self_attn.o_proj.weight"] = (size, queries)
-        shapes |= {f"{at}mlp.{name}_proj.weight": (inner, size) for name in ("gate", "up")}
-        shapes[f"{at}mlp.down_proj.weight"] = (size, inner)
-        shapes |= {f"{at}{name}_layernorm.weight": (size,) for name in ("input", "post_attention")}
-    if pairs:
-        shapes |= {"layers.0.hidden_norm.weight": (size,), "lm_head.weight": (drafted, size)}
-    else:
-        shapes["hidden_norm.weight"] = (size,)
-    if kind == "peagle":
-        shapes["mask_hidden"] = (1, 1, features)
-    if kind == "dspark":
-        shapes |= {"markov_head.markov_w1.weight": (config["vocab_size"], 256)}
-        shapes |= {"markov_head.markov_w2.weight": (config["vocab_size"], 256)}
-        shapes |= {"confidence_head.proj.weight": (1, size + 256), "confidence_head.proj.bias": (1,)}
-    return shapes
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:

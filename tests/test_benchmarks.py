@@ -201,7 +201,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     assert len(result["equivalence"]["rows"]) >= 10
     assert {row["way"] for row in result["attention"]["rows"]} == {"masked", "flex"}
     assert all(row["attend_ms"] > 0 and row["prepare_ms"] > 0 for row in result["attention"]["rows"])
-    assert {row["draft"] for row in result["heads"]["rows"]} >= {"none", "eagle", "dflash", "peagle"}
+    assert {row["draft"] for row in result["heads"]["rows"]} >= {"none", "eagle", "dflash", "medusa", "clover2", "mtp"}
     cells = result["bench"]["runs"][0]["result"]["cells"]
     assert {cell["contender"] for cell in cells} >= {
         "transformers plain",

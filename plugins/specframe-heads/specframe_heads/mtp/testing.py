@@ -29,6 +29,14 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 
 
+CONFIG: dict[str, Any] = {
+    "speculators_model_type": "mtp",
+    "num_nextn_predict_layers": 1,
+    "transformer_layer_config": {},
+}
+"""The configuration of one layer in the format of ``speculators``; its sizes are the target's."""
+
+
 def deepseek(layers: int = 1) -> PreTrainedModel:
     """Return a small DeepSeek-V3 with so many MTP layers in its configuration."""
     sizes: dict[str, Any] = {
@@ -59,6 +67,11 @@ def seeded(make: Any) -> PreTrainedModel:
 
 def parts(target: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
     """Return the random tensors of one MTP layer: enorm, hnorm, eh_proj, post_norm, and those of its block, experts one by one."""
+    return apart(random_tensors(layer_shapes(target), seed))
+
+
+def layer_shapes(target: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of one MTP layer, those of its experts together."""
     facts, decoder = Target(target), target.get_decoder()
     size = facts.hidden
     with torch.device("meta"):
@@ -67,7 +80,7 @@ def parts(target: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
     shapes |= {f"{name}.weight": (size,) for name in ("enorm", "hnorm", "post_norm")} | {
         "eh_proj.weight": (size, 2 * size)
     }
-    return apart(random_tensors(shapes, seed))
+    return shapes
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,12 +154,10 @@ def planted(folder: Path, target: PreTrainedModel) -> Path:
     for name in ("gate_proj", "up_proj"):
         tensors[f"block.mlp.{name}.weight"][all_tokens, part] = 1.0
     tensors["block.mlp.down_proj.weight"] = moved * size**0.5 / gated(size**0.5)
-    described = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": {}}
-    return save(folder, described, {of_speculators(name, 0, 0): one for name, one in tensors.items()})
+    return save(folder, CONFIG, {of_speculators(name, 0, 0): one for name, one in tensors.items()})
 
 
 def save_file_of(folder: Path, target: PreTrainedModel) -> str:
     """Save one MTP layer in the format of ``speculators``; return the folder."""
     tensors = {of_speculators(name, 0, 0): one for name, one in parts(target).items()}
-    config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": {}}
-    return str(save(folder, config, tensors))
+    return str(save(folder, CONFIG, tensors))
