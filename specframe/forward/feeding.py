@@ -1,0 +1,151 @@
+"""A transformers model, told the positions of its tokens and which of them see which."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.roles import Attend
+from specframe.errors import ModelError
+from specframe.forward import compiled
+from specframe.forward.attention.masks import masks
+from specframe.forward.hidden import Forwards
+from specframe.forward.ongoing import Ongoing, own, running, using
+from specframe.forward.views import StoreCache, Unwritten
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Feeder:
+    """Calls a causal language model on explicit positions and masks, over a cache that is a KV store.
+
+    Args:
+        model: a transformers causal language model whose layers all attend (fully or in a sliding window).
+        role: "target" or "draft", for observers and errors.
+
+    Raises:
+        ModelError: the model takes no positions or no cache, or has layers that cannot forget.
+    """
+
+    def __init__(self, model: PreTrainedModel, role: str) -> None:
+        self.model, self.role = model, role
+        self.config = model.config.get_text_config()
+        self.device = next(model.parameters()).device
+        with using(self.config):
+            self.windows = attention_windows(self.config, role)
+        self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        self.vocabulary = int(self.config.vocab_size)
+        takes = inspect.signature(model.forward).parameters
+        missing = [name for name in ("position_ids", "past_key_values") if name not in takes]
+        if missing:
+            raise ModelError(
+                f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
+                "the position of every token and keeps its keys and values where it is told"
+            )
+        if (attends := own(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
+            raise ModelError(
+                f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
+                "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
+            )
+        self._takes_logits_to_keep = "logits_to_keep" in takes
+        self.dense = False
+        """Whether layers need keys and values that are contiguous."""
+
+    def __str__(self) -> str:
+        return f"the {self.role} ({type(self.model).__name__})"
+
+    @functools.cached_property
+    def unread(self) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Masks that are not looked at: without any, transformers would build its own."""
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device)
+        return self._per_kind(dict.fromkeys(self.windows, nothing))
+
+    def call(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        masks: Any,
+        store: Any,
+        extent: int,
+        keep: int,
+        plan: Attend | None = None,
+        compiles: bool = False,
+        forwards: Forwards = NOTHING,
+        extra: Mapping[str, Any] = NOTHING,
+        kernels: bool = False,
+    ) -> torch.Tensor:
+        """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
+
+        Args:
+            ids_BT: token ids.
+            positions_BT: their positions.
+            masks: the model's ``attention_mask``, as :meth:`masks` returns it.
+            store: takes keys and values, and hands out those to attend to.
+            extent: slots of a row that are attended to.
+            keep: tokens whose logits are asked for.
+            plan: attends in the place of the model's own attention; None: by the masks.
+            compiles: whether decoder layers are compiled.
+            forwards: replacements of modules' ``forward``.
+            extra: further arguments of the model's ``forward``.
+            kernels: whether the plan compiles kernels of its own.
+        """
+        options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
+        compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
+        cache = StoreCache(store, extent, self.dense)
+        shown = Unwritten(extent) if compiles else cache
+        with compiling(), running(self.config, Ongoing(plan, cache, forwards)):
+            output = self.model(
+                input_ids=ids_BT,
+                attention_mask=masks,
+                position_ids=positions_BT,
+                past_key_values=shown,
+                use_cache=True,
+                **options,
+                **extra,
+            )
+        return output.logits[:, -keep:]
+
+    def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
+
+        ``window``, if there is one, is in the place of every sliding window.
+        """
+        windows = {kind: own and (window or own) for kind, own in self.windows.items()}
+        made = masks(placement, set(windows.values()), self.model.dtype)
+        return self._per_kind({kind: made[own] for kind, own in windows.items()})
+
+    def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return masks as the model takes them: one per kind of layer, or one for all."""
+        return masks if hasattr(self.config, "layer_types") else masks["all"]
+
+
+def attention_windows(config: Any, role: str) -> dict[str, int | None]:
+    """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
+
+    Models without ``layer_types`` have one kind, "all".
+
+    Raises:
+        ModelError: when a layer keeps a state that cannot forget rejected tokens (recurrent or convolutional layers), or
+            attends in chunks.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
+        return {"all": getattr(config, "sliding_window", None)}
+    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    unknown = sorted(set(kinds) - set(windows))
+    if unknown:
+        raise ModelError(
+            f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
+            "whose cache can forget rejected tokens"
+        )
+    return {kind: windows[kind] for kind in dict.fromkeys(kinds)}

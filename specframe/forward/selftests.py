@@ -1,0 +1,230 @@
+"""Self-tests of a model before its use: whether it goes by the masks and positions that it is given."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import attrs
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.roles import AttentionBackend
+from specframe.errors import ModelError, SpecframeError, sentence
+from specframe.forward import compiled
+from specframe.forward.attention.interface import Watched
+from specframe.forward.feeding import NOTHING, Feeder
+from specframe.forward.ongoing import own
+from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
+from specframe.values import unwrapped
+
+PROBED_PAGE = 16
+"""Slots of a page when a backend is tried that reads nothing else."""
+
+LARGEST_PROBE = 2048
+"""Slots per row that a model is tried on without masks, at most: 100 MB for one layer of a large model."""
+
+IN_ORDER, SHUFFLED = [0, 1, 2, 3], [2, 0, 3, 1]
+"""The slots of the tokens that a model is tried on: more of them than a window of two."""
+
+_faults: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+"""Results of :meth:`SelfTests.without_masks` of a model, by attention backend, device and dtype."""
+
+
+class SelfTests:
+    """Tries a model on a few tokens.
+
+    Args:
+        feeder: calls the model.
+    """
+
+    def __init__(self, feeder: Feeder) -> None:
+        self._feeder = feeder
+
+    @functools.cached_property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every layer's keys and values.
+
+        Raises:
+            ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
+                given, or it attends in another way when it makes its masks itself.
+        """
+        probe = Reordered(IN_ORDER)
+        logits_BTV = self._tried(probe)
+        if not logits_BTV.isfinite().all():
+            raise ModelError(
+                f"the logits of {self._feeder} are not finite after four tokens: expected weights without NaN, in a precision "
+                "that holds their products"
+            )
+        self._require_equal(
+            self._tried(Reordered(SHUFFLED)),
+            logits_BTV,
+            "when the same tokens have other slots",
+            "a model that attends by the mask and positions it is given",
+        )
+        self._require_own_masks(None, logits_BTV)
+        if any(window is not None for window in self._feeder.windows.values()):
+            self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
+        shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
+
+    def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
+        self._require_equal(
+            self._alone(window),
+            wanted,
+            "when it makes its masks itself",
+            "a causal language model that keeps to the sliding window of its configuration, if there is one",
+        )
+
+    def _require_equal(self, found: torch.Tensor, wanted: torch.Tensor, when: str, expected: str) -> None:
+        if not (off := distance(found, wanted)) < self._tolerance:
+            raise ModelError(
+                f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
+            )
+
+    def _tried(self, probe: Reordered, window: int | None = None) -> torch.Tensor:
+        """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
+        try:
+            return self._probed(probe, window=window)
+        except (SpecframeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a model raises
+            if isinstance(error, RuntimeError) and not self._feeder.dense:
+                self._feeder.dense = True
+                return self._tried(probe, window)
+            raise ModelError(
+                f"{self._feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
+                f"({sentence(error)})"
+            ) from error
+
+    @torch.inference_mode()
+    def _probed(
+        self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None
+    ) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
+
+        Args:
+            probe: the cache.
+            layers: the model's layers compiled; None: as they are.
+            window: in the place of every sliding window; None: as they are.
+        """
+        places_BT = self._places
+        placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
+        shown = self._feeder.masks(placement, window)
+        forwards = layers.forwards if layers else NOTHING
+        compiles = layers is not None
+        return self._feeder.call(
+            places_BT % self._feeder.vocabulary,
+            places_BT,
+            shown,
+            probe,
+            len(probe.slots),
+            len(IN_ORDER),
+            compiles=compiles,
+            forwards=forwards,
+        ).float()
+
+    @functools.cached_property
+    def _places(self) -> torch.Tensor:
+        """The places of four tokens in two rows, which a store strides in another way than one."""
+        return torch.arange(len(IN_ORDER), device=self._feeder.device).repeat(2, 1)
+
+    @torch.inference_mode()
+    def _alone(self, window: int | None) -> torch.Tensor:
+        """Return the logits (2, 4, V) after four tokens for which the model makes its own masks.
+
+        They are fed as ``generate`` feeds them, all but the last in one pass over an empty cache: some models make other masks
+        without a cache, some none at all for a prompt within their window, and some treat a token that is fed alone in a way of
+        their own.
+
+        Args:
+            window: in the place of every sliding window; None: as they are.
+        """
+        places_BT, logits = self._places, []
+        try:
+            with narrowed(self._feeder.config, window):
+                cache = DynamicCache(config=self._feeder.config)
+                for fed_BT in places_BT.tensor_split([-1], dim=1):
+                    ids_BT = fed_BT % self._feeder.vocabulary
+                    output = self._feeder.model(
+                        input_ids=ids_BT, position_ids=fed_BT, past_key_values=cache, use_cache=True
+                    )
+                    logits.append(output.logits.float())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model raises
+            raise ModelError(
+                f"{self._feeder} cannot read four tokens: it raises {type(error).__name__} ({sentence(error)})"
+            ) from error
+        return torch.cat(logits, dim=1)
+
+    @torch.inference_mode()
+    def without_masks(self, backend: AttentionBackend) -> str | None:
+        """Return why an attention backend cannot take the place of this model's masks; None: it can.
+
+        Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
+        the first time that this is asked.
+        """
+        made, known = unwrapped(backend), _faults.setdefault(self._feeder.model, {})
+        key = (
+            type(made),
+            repr(vars(made) if hasattr(made, "__dict__") else made),
+            self._feeder.device,
+            self._feeder.model.dtype,
+        )
+        if key not in known:
+            known[key] = self._fault(backend)
+        return known[key]
+
+    def _fault(self, backend: AttentionBackend) -> str | None:
+        narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
+        slots = min(self._feeder.context, LARGEST_PROBE)
+        placement = uneven(narrowest, slots, self._feeder.device)
+        ids_BT, extent = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS.shape[1]
+        plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
+        assert plan is not None
+        attends, kernels = Watched(plan), "compiled" in backend.offers
+        with_masks, without = (
+            self._feeder.call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead, kernels=kernels)[
+                placement.order_BT >= 0
+            ]
+            for shown, store, instead in (
+                (self._feeder.masks(placement), Scratch(placement), None),
+                (self._feeder.unread, Scratch(placement, page), attends),
+            )
+        )
+        if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
+            return f"its logits are off by {off:.2g} standard deviations without masks"
+        return self._wrong_window(attends.windows)
+
+    def _wrong_window(self, seen: list[int | None]) -> str | None:
+        """Describe how the sliding windows that layers ask for differ from the configuration's."""
+        kinds = getattr(self._feeder.config, "layer_types", None)
+        told = [self._feeder.windows[kind] for kind in kinds] if kinds else [self._feeder.windows["all"]] * len(seen)
+        told = told[: len(self.kv_shapes)]  # the configuration may be of a model with more layers
+        bounded = [
+            [window if window and window < self._feeder.context else None for window in given] for given in (seen, told)
+        ]
+        if bounded[0] == bounded[1]:
+            return None
+        return "its layers do not tell attention their sliding windows"
+
+    def require_agreement(self, layers: compiled.Layers) -> None:
+        """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own."""
+        expected = self._probed(Reordered(IN_ORDER))
+        if (attends := own(self._feeder.config, "_attn_implementation")) != "sdpa" or not layers:
+            raise ModelError(f"expected layers with sdpa attention, found {attends}")
+        if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
+            raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
+
+    @property
+    def _tolerance(self) -> float:
+        """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
+        return 0.02 if self._feeder.model.dtype == torch.float32 else 0.5
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of logits in standard deviations of the expected logits; NaN if a logit is not finite."""
+    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))
