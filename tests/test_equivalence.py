@@ -67,10 +67,8 @@ def models(name: str) -> dict[str, PreTrainedModel]:
 
 def prompts() -> list[list[int]]:
     """Return ragged prompts with eos ids, which are pad ids, first, last, in the middle and alone."""
-    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
-    made[0] = [zoo.EOS]
-    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = made[4][2] = zoo.EOS
-    made[6][10] = 3
+    made = zoo.eos_prompts(LENGTHS)
+    made[4][2], made[6][10] = zoo.EOS, 3
     return made
 
 

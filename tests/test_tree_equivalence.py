@@ -28,7 +28,7 @@ TREES: dict[str, dict[str, Any]] = {
 }
 BATCH_SIZES = (1, 3, 8)
 RULES = ("greedy", "gumbel")
-LENGTHS, NEW = (1, 40, 2, 17, 5, 28, 9), 9
+PROMPTS, NEW = zoo.eos_prompts((1, 40, 2, 17, 5, 28, 9)), 9
 
 
 class Cell(NamedTuple):
@@ -74,19 +74,11 @@ def models(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     return target, zoo.good_draft(target, noise=0.02)
 
 
-def prompts() -> list[list[int]]:
-    """Return ragged prompts with pad ids, which are eos ids, alone, first, last and in the middle."""
-    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
-    made[0] = [zoo.EOS]
-    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = zoo.EOS
-    return made
-
-
 @functools.cache
 def sampled(name: str) -> list[list[int]]:
     """Return what plain sampling gives the prompts."""
     pipe = harness.pipeline(models(name)[0], None, accept="gumbel", batch_size=4, seed=3)
-    return [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+    return [one.token_ids for one in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
 
 
 def check(cell: Cell) -> float:
@@ -103,9 +95,9 @@ def check(cell: Cell) -> float:
         seed=3,
     )
     if cell.rule == "greedy":
-        harness.check(pipe, harness.requests(prompts(), NEW, {zoo.EOS, 3}))
+        harness.check(pipe, harness.requests(PROMPTS, NEW, {zoo.EOS, 3}))
     else:
-        found = [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+        found = [one.token_ids for one in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
         assert found == sampled(cell.architecture)
     return pipe.report.mean_acceptance_length
 

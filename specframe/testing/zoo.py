@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,18 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(BPE({character: index for index, character in enumerate(CHARACTERS)}, []))
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=CHARACTERS[EOS], pad_token=CHARACTERS[EOS])
+
+
+def eos_prompts(lengths: Sequence[int]) -> list[list[int]]:
+    """Return a prompt of random ids per length, of five lengths or more, with eos ids, which are pad ids.
+
+    The first prompt is an eos id alone; the four after it have one in the middle, first, last and second.
+    """
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    made[0] = [EOS]
+    made[1][lengths[1] // 2] = made[2][0] = made[3][-1] = made[4][1] = EOS
+    return made
 
 
 def save_pair(folder: Path) -> list[str]:

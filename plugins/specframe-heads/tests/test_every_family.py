@@ -144,28 +144,20 @@ def drafter_of(
 
 # ---- the output is the target's own
 
-LENGTHS, NEW = (1, 40, 2, 17, 5, 28, 9, 3, 1), 9
-
-
-def prompts() -> list[list[int]]:
-    """Return ragged prompts with pad ids, which are eos ids, alone, first, last and in the middle."""
-    made = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
-    made[0] = [zoo.EOS]
-    made[1][20] = made[2][0] = made[3][-1] = made[4][1] = zoo.EOS
-    return made
+PROMPTS, NEW = zoo.eos_prompts((1, 40, 2, 17, 5, 28, 9, 3, 1)), 9
 
 
 @functools.cache
 def plainly(architecture: str) -> list[list[int]]:
     """Return what plain sampling gives the prompts."""
     pipe = harness.pipeline(target_of(architecture), None, accept="gumbel", batch_size=4, seed=3)
-    return [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+    return [one.token_ids for one in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
 
 
 def check(cell: Cell, folder: Path) -> float:
     """Decode with a cell's strategies, compare every token, and return the mean acceptance length."""
     target = target_of(cell.architecture)
-    asked = harness.requests(prompts(), NEW, {zoo.EOS, 3})
+    asked = harness.requests(PROMPTS, NEW, {zoo.EOS, 3})
     known = harness.truth(target, asked) if cell.rule == "greedy" else plainly(cell.architecture)
     drafter, drafts = drafter_of(cell.family, cell.shape, folder, lambda request: known[request.index])
     options = {"align": cell.align, "accept": cell.rule, "batch_size": cell.batch_size, "draft_length": 3, "seed": 3}
@@ -173,7 +165,7 @@ def check(cell: Cell, folder: Path) -> float:
     if cell.rule == "greedy":
         harness.check(pipe, asked)
     else:
-        found = [one.token_ids for one in pipe.generate(prompts(), NEW, sampling=Sampling(temperature=0.9))]
+        found = [one.token_ids for one in pipe.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9))]
         assert found == known
     assert drafts, "nothing was drafted"
     return pipe.report.mean_acceptance_length
