@@ -10,7 +10,7 @@ import attrs
 
 from specframe.contracts.engine import Value
 from specframe.errors import OptionError, shown
-from specframe.files import Output
+from specframe.files import Output, claimed
 from specframe.values import number, whole
 
 if TYPE_CHECKING:
@@ -82,16 +82,17 @@ class Ray:
         from specframe_ray.job import Asked, run
 
         folder = Path(job.output)
-        new = claim(folder, job.settings | {"form": self.form}, job.resume)
-        try:
-            given = rows_of(job.prompts, folder.absolute(), self.rows)
-        except OptionError:
-            if new:
-                (folder / SETTINGS).unlink()
-            raise
-        how = Sampling().with_parameters(job.sampling)
-        asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
-        return run(asked, given, job.output, self.place, self.form, job.progress)
+        with claimed(job.output, SETTINGS, ()):
+            new = claim(folder, job.settings | {"form": self.form}, job.resume)
+            try:
+                given = rows_of(job.prompts, folder.absolute(), self.rows)
+            except OptionError:
+                if new:
+                    (folder / SETTINGS).unlink()
+                raise
+            how = Sampling().with_parameters(job.sampling)
+            asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
+            return run(asked, given, job.output, self.place, self.form, job.progress)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
@@ -112,14 +113,15 @@ SETTINGS = "_settings.json"
 
 
 def claim(folder: Path, settings: dict[str, Any], resume: bool) -> bool:
-    """Make the output folder, or take it over; return whether it is a new one.
+    """Take over the output folder, which is there; return whether it is a new one.
 
     Raises:
         OptionError: it has something in it, or results of other settings.
     """
     kept = folder / SETTINGS
     now = json.loads(json.dumps(settings, default=str))
-    if folder.exists() and any(folder.iterdir()):
+    own = f".{SETTINGS}."  # a lock, and what is left of settings when a run was killed while it wrote them
+    if any(not one.name.startswith(own) for one in folder.iterdir()):
         if not kept.exists():
             raise OptionError(
                 f"--output: expected an empty folder, got {str(folder)!r} with something other than results"
@@ -134,6 +136,5 @@ def claim(folder: Path, settings: dict[str, Any], resume: bool) -> bool:
                     f"--resume: {str(folder)!r} was made with {option} {then.get(name)}: expected {now.get(name)}, as asked now"
                 )
         return False
-    folder.mkdir(parents=True, exist_ok=True)
     Output(str(kept)).replace(json.dumps(now, indent=1) + "\n")
     return True

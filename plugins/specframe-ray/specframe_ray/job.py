@@ -32,8 +32,10 @@ SETTINGS = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_prestart_worker_first_driver": "0",
 }
-"""Variables of Ray that are set unless they are: on a loaded machine a worker may take minutes to begin."""
+"""Variables of Ray that are set unless they are. On a loaded machine a worker may take minutes to begin, and Ray would begin one
+per CPU before it is known how many are needed."""
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
 
@@ -45,7 +47,7 @@ from ray.data.checkpoint import CheckpointConfig  # noqa: E402
 from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from specframe_ray.watch import Gone, Progress, Told, nodes_watched, raylet_watched  # noqa: E402
+from specframe_ray.watch import Gone, Progress, Told, interruptible, nodes_watched, raylet_watched  # noqa: E402
 
 OWN_CPUS = 4
 """Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
@@ -100,7 +102,7 @@ def map(dataset: ray.data.Dataset, asked: Asked, place: Place) -> ray.data.Datas
     begin(place)
     require_alike()
     warn_of_waiting(place)
-    tally = ray.remote(num_cpus=0)(Tally).remote()
+    tally = counting()
     return decoded(dataset, asked, tally, place)
 
 
@@ -139,18 +141,18 @@ def run(
         The number of rows, the number of those now decoded that failed, and the figures of this run.
     """
     folder = Path(output).absolute()
-    begin(place)
-    require_alike()
-    warn_of_waiting(place)
-    forget_failures(folder, folder / CHECKPOINT)
-    done = noted(folder / CHECKPOINT)
-    tally = ray.remote(num_cpus=0)(Tally).remote()
-    before = time.perf_counter()
-    with silent():
-        try:
+    try:
+        with raylet_watched():
+            begin(place)
+            require_alike()
+            warn_of_waiting(place)
+            forget_failures(folder, folder / CHECKPOINT)
+            done = noted(folder / CHECKPOINT)
+            tally = counting()
+            before = time.perf_counter()
             with (
+                silent(),
                 noting(folder / CHECKPOINT),
-                raylet_watched(),
                 nodes_watched(place.cpus, place.gpus),
                 Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
             ):
@@ -159,18 +161,25 @@ def run(
                 write = data.write_parquet if form == "parquet" else data.write_json
                 write(str(folder))
             reports, failed = ray.get(tally.all.remote())
-        except Gone:
+    except Gone:
+        with silent():
             ray.shutdown()
-            raise PluginError(
-                "executor ray: Ray's own process on this machine (raylet) has ended; the rows that are written are kept, and "
-                "--resume goes on with the others"
-            ) from None
-        except ray.exceptions.RayError as error:
-            raise PluginError(
-                f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
-            ) from error
+        raise PluginError(
+            "executor ray: Ray's own process on this machine (raylet) has ended; the rows that are written are kept, and "
+            "--resume goes on with the others"
+        ) from None
+    except ray.exceptions.RayError as error:
+        raise PluginError(
+            f"executor ray: {told(error)}; --resume goes on with the rows that are not written"
+        ) from error
     seconds = time.perf_counter() - before
     return given.rows, failed, merged([RunReport(**one) for one in reports], seconds, failed)
+
+
+def counting() -> Any:
+    """Return an actor that counts, on the machine of this process: without its counts a job cannot tell how it went."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(Tally).remote()
 
 
 @contextlib.contextmanager
@@ -189,17 +198,26 @@ def noting(folder: Path) -> Iterator[None]:
 
 
 def begin(place: Place) -> None:
-    """Join the cluster that RAY_ADDRESS names, or begin one of this machine."""
+    """Join the cluster that RAY_ADDRESS names, or begin one of this machine.
+
+    Raises:
+        PluginError: it cannot be joined or begun.
+    """
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised, and told in one sentence
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    there = os.environ.get("RAY_ADDRESS")
     with without_notice(), own_signals():
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level="ERROR", log_to_driver=False)
-        else:
-            cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
-            ray.init("local", num_cpus=cpus, object_store_memory=2**28, **quiet)
+        try:
+            if there:
+                interruptible(lambda: ray.init(logging_level="ERROR", log_to_driver=False))
+            else:
+                cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
+                interruptible(lambda: ray.init("local", num_cpus=cpus, object_store_memory=2**28, **quiet))
+        except Exception as error:  # Ray has no class of its own for it
+            asked = f"the cluster of RAY_ADDRESS, {there!r}, cannot be joined" if there else "no cluster can be begun"
+            raise PluginError(f"executor ray: {asked}: {sentence(error)}") from error
 
 
 @contextlib.contextmanager

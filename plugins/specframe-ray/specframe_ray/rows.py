@@ -17,7 +17,8 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, sentence
+from specframe.files import Utf8
 
 LINES = (".jsonl", ".ndjson", ".txt")
 ID, NUMBER, ENTRY = "id", "_number", "_entry"
@@ -64,7 +65,7 @@ def found(path: str, size: int, name: str | None = None) -> Input:
         name: what ids call the file; None: its own name.
 
     Raises:
-        OptionError: there are no files of a known form, a line cannot be read, or two rows have one id.
+        OptionError: there are no files of a known form, one cannot be read, there are no rows, or two rows have one id.
     """
     root, files = Path(path), files_of(path)
     pieces: list[Piece] = []
@@ -75,7 +76,7 @@ def found(path: str, size: int, name: str | None = None) -> Input:
         called = name or (file.name if file == root else str(file.relative_to(root)))
         count = 0
         offsets = []
-        for number, (offset, entry) in enumerate(entries(str(file))):
+        for number, (offset, entry) in enumerate(readable(str(file), called)):
             count += 1
             if number % size == 0:
                 offsets.append(offset)
@@ -91,6 +92,8 @@ def found(path: str, size: int, name: str | None = None) -> Input:
             for at, offset in zip(range(0, count, size), offsets, strict=True)
         ]
         first += count
+    if not first:
+        raise OptionError(f"--prompts: {path} holds no prompts: expected at least one row")
     kinds.pop(ID, None)
     return Input(pieces, pa.schema([(kept(name), kind or pa.string()) for name, kind in kinds.items()]))
 
@@ -141,6 +144,16 @@ def widen(kinds: dict[str, Any], entry: Any) -> None:
             kinds[name] = pa.float64() if numbers else pa.string()
 
 
+def readable(path: str, name: str) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file as :func:`entries` does; raise :class:`OptionError` if it cannot be read."""
+    try:
+        yield from entries(path)
+    except UnicodeError as error:
+        raise OptionError(f"--prompts: {name} is not text: {error}") from error
+    except (OSError, pa.ArrowException) as error:
+        raise OptionError(f"--prompts: {name} cannot be read: {sentence(error)}") from error
+
+
 def entries(path: str, start: int = 0, offset: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a file from a row on: where each begins, in bytes, and its entry. Blank lines are none.
 
@@ -148,14 +161,24 @@ def entries(path: str, start: int = 0, offset: int = 0) -> Iterator[tuple[int, A
         path: the file.
         start: the first row, of a table.
         offset: where the first row begins, in a file of lines.
+
+    Raises:
+        UnicodeError: a file of lines is not UTF-8.
     """
     if Path(path).suffix in LINES:
         plain = path.endswith(".txt")
+        checked = Utf8()
+        if offset:
+            checked.take(b" ")  # a byte-order mark is one only at the start of a file
         with open(path, "rb") as file:
             file.seek(offset)
             for line in file:
-                text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+                try:
+                    text = checked.take(line, last=not line.endswith(b"\n"))
+                except ValueError as error:
+                    raise UnicodeError(str(error)) from error
                 if text.strip():
+                    text = text.removesuffix("\n").removesuffix("\r")
                     yield offset, text if plain else parsed(text)
                 offset += len(line)
     else:

@@ -68,17 +68,25 @@ class Told:
 
 @contextlib.contextmanager
 def raylet_watched() -> Iterator[None]:
-    """Raise :class:`Gone` in the block when Ray's own process on this machine ends.
+    """Raise :class:`Gone` in the block when Ray's own process on this machine ends, also while Ray begins in the block.
 
-    Without it Ray ends this process by itself some seconds later, without a sentence. Where processes cannot be looked
-    at (no ``/proc``) nothing is watched.
+    Without it Ray waits for minutes if it has not begun, and otherwise ends this process by itself some seconds later, without a
+    sentence. Where processes cannot be looked at (no ``/proc``) nothing is watched.
     """
-    process = raylet(ray.get_runtime_context().get_node_id())
+    before = begun_here()
+    process: int | None = None
     over, here = threading.Event(), threading.get_ident()
+
+    def gone() -> bool:
+        nonlocal process
+        if process is None:
+            with contextlib.suppress(Exception):  # the job tells of what is wrong with Ray
+                process = the_raylet(before)
+        return process is not None and ended(process)
 
     def look() -> None:
         while not over.wait(PACE):
-            if process is not None and ended(process):
+            if gone():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(here), ctypes.py_object(Gone))
                 return
 
@@ -89,12 +97,42 @@ def raylet_watched() -> Iterator[None]:
     except Gone:
         raise
     except BaseException:
-        if process is not None and ended(process):
+        if gone():
             raise Gone from None
         raise
     finally:
         over.set()
         thread.join()
+
+
+def interruptible(call: Callable[[], object]) -> None:
+    """Call something in another thread and wait: :class:`Gone` is raised here also while Ray's own code does not return."""
+    over, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    while not over.wait(PACE):
+        pass
+    if errors:
+        raise errors[0]
+
+
+def the_raylet(before: set[int]) -> int | None:
+    """Return Ray's own process on this machine: of the cluster that was joined, or the one that this process has begun.
+
+    Args:
+        before: processes that are not meant.
+    """
+    if ray.is_initialized():
+        return raylet(ray.get_runtime_context().get_node_id())
+    return min(begun_here() - before, default=None)
 
 
 @contextlib.contextmanager
@@ -138,6 +176,18 @@ def loss(node: str, cpus: float, gpus: float) -> str:
     if room:
         return f"{lost}: its rows are decoded by the others"
     return f"{lost}, and no other has room for an actor: the job waits for one; ended, it is completed by --resume"
+
+
+def begun_here() -> set[int]:
+    """Return Ray's own processes that this process has begun, also those that have ended and of which nobody has taken note."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                start, _, rest = file.read().rpartition(b") ")
+                if start.endswith(b"(raylet") and int(rest.split()[1]) == os.getpid():
+                    found.add(int(name))
+    return found
 
 
 def raylet(node: str) -> int | None:

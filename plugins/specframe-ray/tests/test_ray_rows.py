@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from specframe_ray import job, watch
 from specframe_ray.again import forget_failures
 from specframe_ray.alike import difference
-from specframe_ray.executor import Ray, claim
+from specframe_ray.executor import SETTINGS, Ray, claim
 from specframe_ray.figures import merged
 from specframe_ray.hub import kept_rows
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
@@ -27,6 +28,7 @@ from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 from specframe.cli import cli
 from specframe.cli.names import check_names
 from specframe.errors import OptionError
+from specframe.files import claimed
 from specframe.observe.counts import RunReport
 from specframe.text.prompts import opened
 from specframe.text.prompts.entries import from_entry
@@ -40,7 +42,7 @@ def rows(given: Any) -> list[dict[str, Any]]:
 def test_lines(tmp_path: Path) -> None:
     """JSON lines keep their columns; ids are their own, or the file and the row, and numbers go on from file to file."""
     (tmp_path / "a.jsonl").write_text(
-        '{"prompt": "p", "n": 1, "tags": ["x"], "id": 7}\n\n{"prompt": [1, 2], "n": 2.5}\nnot json\n'
+        '\ufeff{"prompt": "p", "n": 1, "tags": ["x"], "id": 7}\n\n{"prompt": [1, 2], "n": 2.5}\nnot json\n'
     )
     (tmp_path / "b.txt").write_text("one\n\ntwo\n")
     given = found(str(tmp_path), 2)
@@ -148,6 +150,10 @@ def test_failures_are_forgotten(tmp_path: Path) -> None:
     ("name", "content", "told"),
     [
         ("p.csv", "a,b\n", "expected a file or a folder of .jsonl"),
+        ("p.jsonl", "\n", r"p\.jsonl holds no prompts: expected at least one row"),
+        ("p.parquet", "PAR1", r"p\.parquet cannot be read: "),
+        ("p.txt", b"one\n\xff\n", r"p\.txt is not text: expected UTF-8, got byte 0xff at place 4"),
+        ("p.txt", b"one\n\xc3", r"p\.txt is not text: expected UTF-8"),
         (
             "p.jsonl",
             '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n',
@@ -156,10 +162,10 @@ def test_failures_are_forgotten(tmp_path: Path) -> None:
         ("nowhere", None, "expected a file or a folder of .jsonl"),
     ],
 )
-def test_what_is_no_input_is_refused(tmp_path: Path, name: str, content: str | None, told: str) -> None:
-    """A file of another form, an id that comes twice and no file are told in a sentence."""
+def test_what_is_no_input_is_refused(tmp_path: Path, name: str, content: str | bytes | None, told: str) -> None:
+    """A file of another form, one that cannot be read, an id that comes twice and no file are told in a sentence."""
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(OptionError, match=told):
         found(str(tmp_path / name), 4)
 
@@ -167,7 +173,9 @@ def test_what_is_no_input_is_refused(tmp_path: Path, name: str, content: str | N
 def test_an_output_folder_is_claimed_once(tmp_path: Path) -> None:
     """A folder with something else in it, with results, or with results of other settings is refused."""
     out = tmp_path / "out"
-    claim(out, {"seed": 0}, resume=False)
+    out.mkdir()
+    (out / "._settings.json.1.part").write_text("{")  # of a run that was killed while it wrote them
+    assert claim(out, {"seed": 0}, resume=False)
     with pytest.raises(OptionError, match="holds results already: pass --resume"):
         claim(out, {"seed": 0}, resume=False)
     claim(out, {"seed": 0}, resume=True)
@@ -176,6 +184,22 @@ def test_an_output_folder_is_claimed_once(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(OptionError, match="expected an empty folder"):
         claim(tmp_path, {}, resume=True)
+
+
+def test_an_output_that_is_no_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    """A file in its place, a folder below a file, and a folder that another run writes are told in one sentence."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    for output, told in (
+        ("p.jsonl", "--output: expected a folder, got 'p.jsonl', which is a file"),
+        ("p.jsonl/out", "--output: p.jsonl/out cannot be written: Not a directory"),
+        ("out", "is being written by another run"),
+    ):
+        with claimed("out", SETTINGS, ()):
+            done = CliRunner().invoke(cli, ["run", "--executor", "ray", "--prompts", "p.jsonl", "--output", output])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert told in done.stderr
+    assert [*(tmp_path / "out").iterdir()] == []
 
 
 @pytest.mark.parametrize(
@@ -293,6 +317,7 @@ def busy_after(call: Callable[[], None]) -> None:
 
 def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job ends in the middle when Ray's own process has ended, be it that Ray has raised an error by then, and only then."""
+    monkeypatch.setattr(watch.ray, "is_initialized", lambda: True)
     with subprocess.Popen(["sleep", "60"]) as process:
         monkeypatch.setattr(watch, "raylet", lambda node: process.pid)
         monkeypatch.setattr(watch.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=str))
@@ -304,6 +329,24 @@ def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             busy_after(process.kill)
         with pytest.raises(watch.Gone), watch.raylet_watched():
             raise ValueError("Ray's")
+
+
+def test_a_process_that_ends_while_ray_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before there is a cluster, Ray's own process is the one of that name that this process begins in the block."""
+    monkeypatch.setattr(watch.ray, "is_initialized", lambda: False)
+    (tmp_path / "raylet").symlink_to(sys.executable)
+    begin = [str(tmp_path / "raylet"), "-I", "-S", "-c", "input()"]
+    monkeypatch.setattr(watch, "PACE", 0.01)
+    with subprocess.Popen(begin, stdin=subprocess.PIPE) as earlier:
+        with watch.raylet_watched():
+            earlier.kill()
+            time.sleep(0.1)
+        with (
+            pytest.raises(watch.Gone),
+            watch.raylet_watched(),
+            subprocess.Popen(begin, stdin=subprocess.PIPE) as process,
+        ):
+            busy_after(process.kill)
 
 
 @pytest.mark.parametrize(
