@@ -26,6 +26,7 @@ import bench
 import checkout
 import contenders
 import gpu_suite
+import kills
 import measure
 import roofline
 import traffic
@@ -223,6 +224,43 @@ def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
     figures = json.loads(output.read_text())
     assert figures["streams"] > 0
     assert figures["kinds with other tokens"] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_completed(tmp_path: Path) -> None:
+    """A run of which a process was killed has every result once in the end, with the ids of one process."""
+    output = tmp_path / "kills.json"
+    command = [sys.executable, str(BENCHMARKS / "kills.py"), "--times", "1", "--count", "12", "--new", "3"]
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    found = json.loads(output.read_text())["local,workers=2"]["cycles"]
+    assert [(kind, len(cycles)) for kind, cycles in found.items()] == [("driver", 1), ("worker", 1)]
+    assert found["driver"][0]["status"] == -9
+
+
+def test_moments_of_kills() -> None:
+    """Every part of a run has one of the moments, the same ones for a seed."""
+    drawn = kills.moments(10, 0, "worker")
+    assert sorted(int(10 * moment) for moment, *_ in drawn) == [*range(10)]
+    assert [moment for moment, *_ in kills.moments(10, 0, "worker")] == [moment for moment, *_ in drawn]
+    assert [moment for moment, *_ in kills.moments(10, 0, "driver")] != [moment for moment, *_ in drawn]
+
+
+def test_what_is_wrong_after_a_kill() -> None:
+    """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
+    expected = {0: [1, 2], 1: [3]}
+    fine = {"status": -9, "resumed": [{"status": 0}], "told": ["Error: it has ended"], "stay": 0, "complete": True}
+    assert kills.faults(fine, [(1, [3]), (0, [1, 2])], expected) == []
+    assert kills.faults(fine, [(0, [1, 2])], expected) == ["lost"]
+    assert kills.faults(fine, [(0, [1, 2]), (1, [3]), (1, [3])], expected) == ["twice"]
+    assert kills.faults(fine, [(0, [1, 2]), (1, [4])], expected) == ["other ids"]
+    wrong = fine | {"stay": 1, "complete": False, "told": ["Traceback (most recent call last)"], "status": "hangs"}
+    assert kills.faults(wrong, [*expected.items()], expected) == [
+        "not completed",
+        "hangs",
+        "traceback",
+        "processes stay",
+    ]
 
 
 def test_the_gpu_suite_is_taken_up_again(tmp_path: Path) -> None:

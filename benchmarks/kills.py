@@ -1,0 +1,478 @@
+"""Whether a run that is killed at any moment is completed by --resume: every id once, with the ids of a run that was left alone.
+
+    python benchmarks/kills.py [--executor local,workers=2] [--victims driver,worker] [--times 10] [--output FILE]
+    python benchmarks/kills.py --executor ray,workers=2 --victims driver,worker,raylet
+
+A run of the embedded pair over short prompts, with a temperature and a seed, gets `kill -9`. It hits the first process (driver),
+one of those that decode or write (worker), or Ray's own process of the machine (raylet). Moments are drawn over the whole run:
+three tenths while it begins, six tenths while it decodes and writes, one tenth when all results are written. `--resume` is called
+at once after that, and again as long as it ends badly. In every third cycle the first of these runs is killed as well. The results
+are compared with those of one process, and the processes of the killed run have to be gone. `--executor ray` needs an environment
+with `specframe-ray`. Exits with 1 when a result is lost, comes twice or has other ids, when a command hangs or tells a traceback,
+and when a process stays.
+"""
+
+from __future__ import annotations
+
+import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+
+KINDS = ("driver", "worker", "raylet")
+BEGINS, DECODES = 0.3, 0.9
+"""A moment is a number from 0 to 1. Below the first of these the run begins, below the second it decodes, then all is written."""
+ROWS = 16
+"""Rows that Ray writes together."""
+LIMIT = 600.0
+"""Seconds after which a command hangs."""
+TRIES = 5
+"""Runs with --resume at most."""
+LEAVE = 60.0
+"""Seconds that processes of a killed run have to end."""
+WORDS = (
+    "def",
+    "class",
+    "import",
+    "return",
+    "for",
+    "while",
+    "if",
+    "with",
+    "open",
+    "read",
+    "line",
+    "path",
+    "name",
+    "self",
+    "value",
+)
+
+Ids = dict[int, list[int]]
+"""Token ids by the prompt's number."""
+
+
+def prompts(path: Path, count: int) -> None:
+    """Write short prompts to a file of JSON lines."""
+    draw = random.Random(0)
+    lines = ({"prompt": f"{draw.choice(WORDS)} {draw.choice(WORDS)} {draw.randrange(100)}"} for _ in range(count))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+@attrs.frozen
+class Plan:
+    """What is run, and where."""
+
+    executor: str
+    folder: Path
+    prompts: Path
+    count: int
+    new: int
+    batch: int
+
+    @property
+    def ray(self) -> bool:
+        """Whether the executor is Ray's."""
+        return self.executor.partition(",")[0] == "ray"
+
+    def output(self, name: str) -> Path:
+        """Return where a run writes."""
+        return self.folder / (name if self.ray else f"{name}.jsonl")
+
+    def command(self, output: Path, executor: str, resume: bool) -> list[str]:
+        """Return a command line."""
+        command = [
+            sys.executable,
+            "-m",
+            "specframe",
+            "run",
+            "--target",
+            "tiny",
+            "--accept",
+            "gumbel",
+            "--dtype",
+            "float32",
+        ]
+        command += [
+            "--temperature",
+            "0.8",
+            "--seed",
+            "5",
+            "--max-new-tokens",
+            str(self.new),
+            "--batch-size",
+            str(self.batch),
+        ]
+        command += ["--prompts", str(self.prompts), "--output", str(output), "--executor", executor, "--quiet"]
+        return [*command, *(["--resume"] if resume else [])]
+
+    def written(self, output: Path) -> int:
+        """Return how many rows are written and noted, to the nearest piece of Ray's."""
+        if self.ray:
+            notes = [one for one in (output / "_checkpoint").glob("*.parquet") if ".pending." not in one.name]
+            return min(self.count, len(notes) * ROWS)
+        return max(0, output.read_bytes().count(b"\n") - 1) if output.exists() else 0  # the first line has the settings
+
+    def results(self, output: Path) -> list[tuple[int, list[int]]]:
+        """Return the number and the ids of every result."""
+        if not output.is_dir():
+            lines = map(json.loads, output.read_text(encoding="utf-8").splitlines())
+            return [(line["index"], line["token_ids"]) for line in lines if "index" in line]
+        import pyarrow.parquet as pq
+
+        rows = (row for path in output.glob("*.parquet") for row in pq.read_table(path).to_pylist())
+        return [(int(row["id"].rpartition(":")[2]), row["token_ids"]) for row in rows]
+
+
+class Running:
+    """A command that runs.
+
+    Args:
+        plan: what is run.
+        name: of its output, which is completed if it is there.
+        resume: whether to complete it.
+    """
+
+    def __init__(self, plan: Plan, name: str, resume: bool = False) -> None:
+        self._plan, self._output = plan, plan.output(name)
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - it is read at the end
+        command = plan.command(self._output, plan.executor, resume)
+        self._begun = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._told, start_new_session=True)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the begin."""
+        return time.monotonic() - self._begun
+
+    @property
+    def over(self) -> bool:
+        """Whether the command has ended; one that hangs is."""
+        return self.process.poll() is not None or self.seconds > LIMIT
+
+    @property
+    def written(self) -> int:
+        """How many rows are written."""
+        return self._plan.written(self._output)
+
+    def until_written(self, count: int) -> bool:
+        """Wait until so many rows are written; return whether the command still runs then."""
+        while not self.over:
+            if self.written >= count:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def pause(self, seconds: float, unless_written: bool = False) -> bool:
+        """Wait, or only until something is written; return whether the command still runs then."""
+        end = time.monotonic() + seconds
+        while not self.over:
+            if (left := end - time.monotonic()) <= 0 or (unless_written and self.written):
+                return True
+            time.sleep(min(left, 0.05))
+        return False
+
+    def end(self) -> tuple[int | str, str]:
+        """Wait for the end; return the status, or "hangs", and what was told on standard error."""
+        status: int | str = "hangs"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(max(1.0, LIMIT - self.seconds))
+        if status == "hangs":
+            for one in [*descendants(self.process.pid), self.process.pid]:
+                kill(one)
+            self.process.wait()
+        self._told.seek(0)
+        return status, self._told.read().decode(errors="replace").strip()
+
+
+@attrs.frozen
+class Pace:
+    """How long the parts of a run take that is left alone, in seconds."""
+
+    first: float
+    """Until the first rows are written."""
+    decoding: float
+    last: float
+    """From the last rows to the end of the command."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> tuple[Self, tuple[int | str, str]]:
+        """Run and measure; return how the run ended, too."""
+        running = Running(plan, "alone")
+        running.until_written(1)
+        first = running.seconds
+        running.until_written(plan.count)
+        written = running.seconds
+        ended = running.end()
+        return cls(first, written - first, running.seconds - written), ended
+
+    def wait(self, running: Running, moment: float, draw: random.Random, plan: Plan) -> bool:
+        """Wait for a moment of a run; return whether it still runs then."""
+        if moment < BEGINS:
+            return running.pause(moment / BEGINS * self.first, unless_written=True)
+        if moment < DECODES:
+            share = (moment - BEGINS) / (DECODES - BEGINS)
+            piece = ROWS if plan.ray else 1
+            delay = draw.random() * self.decoding * piece / plan.count
+            return running.until_written(max(1, int(share * plan.count))) and running.pause(delay)
+        return running.until_written(plan.count) and running.pause(draw.random() * 0.8 * self.last)
+
+
+def processes() -> dict[int, int]:
+    """Return the parent of every process."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, _, rest = status.read_text().partition(" (")
+            found[int(pid)] = int(rest.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(process: int) -> list[int]:
+    """Return the processes that a process has begun, and those that they have begun."""
+    parents = processes()
+    found = [process]
+    for one in found:
+        found += [pid for pid, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def words(process: int) -> list[str]:
+    """Return the command line of a process; none if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").strip("\0").split("\0")
+    except OSError:
+        return [""]
+
+
+def began(process: int) -> str:
+    """Return when a process has begun, which tells it from a later one of its number; "" if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else rest[18]
+
+
+def victims(kind: str, process: int) -> list[int]:
+    """Return the processes of a kind that belong to a command."""
+    if kind == "driver":
+        return [process]
+    below = descendants(process)
+    if kind == "raylet":
+        return [one for one in below if words(one)[0].endswith("raylet")]
+    named = ((one, words(one)) for one in below)
+    return [
+        one
+        for one, line in named
+        if "--multiprocessing-fork" in line or (line[0].startswith("ray::") and "IDLE" not in line[0])
+    ]
+
+
+def kill(process: int) -> None:
+    """End a process by `kill -9`."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def killed(plan: Plan, running: Running, kind: str, moment: float, pace: Pace, draw: random.Random) -> dict[str, Any]:
+    """Kill a process of a command at a moment; return what was killed, and nothing if the command had ended before."""
+    there: list[int] = []
+    if pace.wait(running, moment, draw, plan):
+        while not running.over and not (there := victims(kind, running.process.pid)):
+            time.sleep(0.01)
+    if not there:
+        return {}
+    victim = draw.choice(there)
+    name, own = words(victim)[0], {one: began(one) for one in descendants(running.process.pid)}
+    what = {"seconds": round(running.seconds, 2), "written": running.written, "of": name.rpartition("/")[2][:60]}
+    kill(victim)
+    return what | {"own": own}
+
+
+def gone(own: dict[int, str]) -> int:
+    """Return how many of some processes stay, and end them."""
+    end = time.monotonic() + LEAVE
+    while (left := [one for one, then in own.items() if then and began(one) == then]) and time.monotonic() < end:
+        time.sleep(0.1)
+    for one in left:
+        kill(one)
+    return len(left)
+
+
+def cycle(plan: Plan, kind: str, moment: float, again: bool, pace: Pace, draw: random.Random) -> dict[str, Any]:
+    """Run, kill, resume and compare; return what came of it, and nothing if the run had ended before the moment."""
+    output = plan.output("killed")
+    shutil.rmtree(output, ignore_errors=True)
+    output.unlink(missing_ok=True)
+    running = Running(plan, "killed")
+    first = killed(plan, running, kind, moment, pace, draw)
+    before = time.monotonic()
+    status, told = running.end()
+    if not first:
+        return {} if status == 0 else {"status": status, "told": [told], "resumed": [], "faults": ["ended by itself"]}
+    found: dict[str, Any] = {"moment": round(moment, 3), **{name: first[name] for name in ("seconds", "written", "of")}}
+    found |= {"status": status, "ended_after": round(time.monotonic() - before, 1), "resumed": []}
+    all_told, own = [told], first["own"]
+    while status != 0 and len(found["resumed"]) < TRIES:
+        running = Running(plan, "killed", resume=output.exists())
+        second: dict[str, Any] = {}
+        if again and not found["resumed"]:
+            second = killed(plan, running, kind, draw.random() * DECODES, pace, draw)
+            own |= second.get("own", {})
+        status, told = running.end()
+        found["resumed"].append({"killed": bool(second), "status": status, "seconds": round(running.seconds, 1)})
+        all_told.append(told)
+    found["told"] = [one for one in all_told if one]
+    return found | {"stay": gone(own), "complete": status == 0}
+
+
+def faults(found: dict[str, Any], results: list[tuple[int, list[int]]], expected: Ids) -> list[str]:
+    """Return what is wrong after a cycle."""
+    wrong = [*found.get("faults", ())]
+    counts = Counter(number for number, _ in results)
+    statuses = [found["status"], *(one["status"] for one in found["resumed"])]
+    return wrong + [
+        name
+        for name, true in {
+            "not completed": not found.get("complete"),
+            "lost": bool(expected.keys() - counts.keys()),
+            "twice": any(count > 1 for count in counts.values()) or bool(counts.keys() - expected.keys()),
+            "other ids": any(expected.get(number, ids) != ids for number, ids in results),
+            "hangs": "hangs" in statuses,
+            "traceback": any("Traceback" in one for one in found["told"]),
+            "processes stay": bool(found.get("stay")),
+        }.items()
+        if true
+    ]
+
+
+def moments(times: int, seed: int, kind: str) -> list[tuple[float, bool, random.Random]]:
+    """Return for each cycle of a kind its moment, whether the first run with --resume is killed too, and what else is drawn.
+
+    A moment lies in each of as many equal parts of the run, in an order of its own.
+    """
+    draw = random.Random(f"{seed} {kind}")
+    parts = draw.sample(range(times), times)
+    return [((part + draw.random()) / times, part % 3 == 2, random.Random(f"{seed} {kind} {part}")) for part in parts]
+
+
+def met(
+    plan: Plan, kind: str, moment: float, again: bool, pace: Pace, draw: random.Random, expected: Ids
+) -> dict[str, Any]:
+    """Return what came of a cycle; where the run ends before the moment, another one is drawn."""
+    found: dict[str, Any] = {}
+    for _ in range(TRIES):
+        if found := cycle(plan, kind, moment, again, pace, draw):
+            break
+        moment = draw.random() * DECODES
+    else:
+        found = {"status": 0, "told": [], "resumed": [], "complete": True, "faults": ["no moment was met"]}
+    return {"victim": kind} | found | {"faults": faults(found, plan.results(plan.output("killed")), expected)}
+
+
+def summary(kind: str, found: list[dict[str, Any]], count: int) -> list[str]:
+    """Return the cells of a kind's row in the table."""
+    resumed = [run for one in found for run in one["resumed"]]
+    written = [one["written"] for one in found if "written" in one]
+    return [
+        kind,
+        str(len(found)),
+        f"{min(written, default=0)} to {max(written, default=0)} of {count}",
+        str(sum(one["status"] == 0 for one in found)),
+        str(len(resumed)),
+        str(sum(run["killed"] for run in resumed)),
+        f"{max((one.get('ended_after', 0.0) for one in found), default=0.0):.1f}",
+        str(sum(bool(one["faults"]) for one in found)),
+    ]
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--executor", default="local,workers=2", show_default=True)
+@click.option("--victims", default="driver,worker", show_default=True, help=f"Of {', '.join(KINDS)}.")
+@click.option("--times", default=10, show_default=True, help="Cycles for each.")
+@click.option("--count", default=240, show_default=True, help="Prompts.")
+@click.option("--new", default=6, show_default=True, help="New tokens of each.")
+@click.option("--batch-size", default=8, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the moments.")
+@click.option("--folder", default=None, help="For prompts and results; it is made anew. By default a temporary one.")
+@click.option("--output", default=None, help="A JSON file for all figures; what it has of other executors is kept.")
+def main(
+    executor: str,
+    victims: str,
+    times: int,
+    count: int,
+    new: int,
+    batch_size: int,
+    seed: int,
+    folder: str | None,
+    output: str | None,
+) -> None:
+    """Run all cycles, and print what came of them."""
+    kinds = victims.split(",")
+    if wrong := {*kinds} - {*KINDS}:
+        raise click.BadParameter(f"expected some of {', '.join(KINDS)}, got {', '.join(sorted(wrong))}")
+    if executor.startswith("ray") and "rows=" not in executor:
+        executor += f",rows={ROWS}"
+    with contextlib.ExitStack() as stack:
+        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        plan = Plan(executor, place, place / "prompts.jsonl", count, new, batch_size)
+        prompts(plan.prompts, count)
+        single = place / "expected.jsonl"
+        subprocess.run(plan.command(single, "local", False), check=True, stdout=subprocess.DEVNULL)
+        expected = dict(plan.results(single))
+        pace, (status, told) = Pace.of(plan)
+        ended = {"status": status, "told": [told], "resumed": [], "complete": status == 0}
+        alone = faults(ended, plan.results(plan.output("alone")), expected)
+        said(json.dumps({"alone": attrs.asdict(pace), "faults": alone}))
+        found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+        drawn = {kind: moments(times, seed, kind) for kind in kinds}
+        for number, kind in itertools.product(range(times), kinds):
+            moment, again, draw = drawn[kind][number]
+            found[kind].append(met(plan, kind, moment, again, pace, draw, expected))
+            said(json.dumps(found[kind][-1]))
+            if output:
+                kept(Path(output), executor, {"prompts": count, "new": new, "pace": attrs.asdict(pace)}, found)
+    table = Table(title=f"kill -9, {executor}")
+    for name in ("victim", "kills", "rows written", "went on", "resumed", "killed too", "ended after, s", "wrong"):
+        table.add_column(name, justify="left" if name == "victim" else "right")
+    for kind in kinds:
+        table.add_row(*summary(kind, found[kind], count))
+    Console(width=110).print(table)
+    sys.exit(bool(alone) or any(one["faults"] for some in found.values() for one in some))
+
+
+def said(line: str) -> None:
+    """Tell on standard error what has come of a cycle."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def kept(path: Path, executor: str, figures: dict[str, Any], cycles: dict[str, Any]) -> None:
+    """Put the figures of an executor and of some of its victims into a file."""
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = held.get(executor, {}).get("cycles", {})
+    held[executor] = figures | {"cycles": before | cycles}
+    path.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
