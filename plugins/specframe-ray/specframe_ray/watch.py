@@ -106,7 +106,10 @@ def raylet_watched() -> Iterator[None]:
 
 
 def interruptible(call: Callable[[], object]) -> None:
-    """Call something in another thread and wait: :class:`Gone` is raised here also while Ray's own code does not return."""
+    """Call something in another thread and wait: :class:`Gone` is raised here also while Ray's own code does not return.
+
+    The thread stays for as long as this process lives, since the kernel ends Ray's processes with the thread that began them.
+    """
     over, errors = threading.Event(), []
 
     def run() -> None:
@@ -114,8 +117,8 @@ def interruptible(call: Callable[[], object]) -> None:
             call()
         except BaseException as error:
             errors.append(error)
-        finally:
-            over.set()
+        over.set()
+        threading.Event().wait()
 
     threading.Thread(target=run, daemon=True).start()
     while not over.wait(PACE):
