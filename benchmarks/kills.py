@@ -6,7 +6,7 @@
 A run of the embedded pair over short prompts, with a temperature and a seed, gets `kill -9`. It hits the first process (driver),
 one of those that decode or write (worker), or Ray's own process of the machine (raylet). Moments are drawn over the whole run:
 three tenths while it begins, six tenths while it decodes and writes, one tenth when all results are written. `--resume` is called
-at once after that, and again as long as it ends badly. In every third cycle the first of these runs is killed as well. The results
+at once after that, and again as long as it ends badly. The first of these runs is killed as well. The results
 are compared with those of one process, and the processes of the killed run have to be gone. `--executor ray` needs an environment
 with `specframe-ray`. Exits with 1 when a result is lost, comes twice or has other ids, when a command hangs or tells a traceback,
 and when a process stays.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -152,6 +151,7 @@ class Running:
 
     def __init__(self, plan: Plan, name: str, resume: bool = False) -> None:
         self._plan, self._output = plan, plan.output(name)
+        self.before = self.written
         self._told = tempfile.TemporaryFile()  # noqa: SIM115 - it is read at the end
         command = plan.command(self._output, plan.executor, resume)
         self._begun = time.monotonic()
@@ -184,7 +184,7 @@ class Running:
         """Wait, or only until something is written; return whether the command still runs then."""
         end = time.monotonic() + seconds
         while not self.over:
-            if (left := end - time.monotonic()) <= 0 or (unless_written and self.written):
+            if (left := end - time.monotonic()) <= 0 or (unless_written and self.written > self.before):
                 return True
             time.sleep(min(left, 0.05))
         return False
@@ -228,10 +228,10 @@ class Pace:
         if moment < BEGINS:
             return running.pause(moment / BEGINS * self.first, unless_written=True)
         if moment < DECODES:
-            share = (moment - BEGINS) / (DECODES - BEGINS)
-            piece = ROWS if plan.ray else 1
-            delay = draw.random() * self.decoding * piece / plan.count
-            return running.until_written(max(1, int(share * plan.count))) and running.pause(delay)
+            before = running.before
+            wanted = before + max(1, int((moment - BEGINS) / (DECODES - BEGINS) * (plan.count - before)))
+            delay = draw.random() * self.decoding * (ROWS if plan.ray else 1) / plan.count
+            return running.until_written(wanted) and running.pause(delay)
         return running.until_written(plan.count) and running.pause(draw.random() * 0.8 * self.last)
 
 
@@ -317,89 +317,78 @@ def gone(own: dict[int, str]) -> int:
     return len(left)
 
 
-def cycle(plan: Plan, kind: str, moment: float, again: bool, pace: Pace, draw: random.Random) -> dict[str, Any]:
-    """Run, kill, resume and compare; return what came of it, and nothing if the run had ended before the moment."""
+def cycle(plan: Plan, kind: str, moments: list[float], pace: Pace, draw: random.Random) -> dict[str, Any]:
+    """Run, kill, resume and compare; return what came of it.
+
+    A run that ends badly by the kill is completed, and the first of the runs that do so is killed as well.
+
+    Args:
+        moments: those that are left. Each kill takes the last one; it is put back, drawn anew, where a run had ended before.
+    """
     output = plan.output("killed")
     shutil.rmtree(output, ignore_errors=True)
     output.unlink(missing_ok=True)
-    running = Running(plan, "killed")
-    first = killed(plan, running, kind, moment, pace, draw)
-    before = time.monotonic()
-    status, told = running.end()
-    if not first:
-        return {} if status == 0 else {"status": status, "told": [told], "resumed": [], "faults": ["ended by itself"]}
-    found: dict[str, Any] = {"moment": round(moment, 3), **{name: first[name] for name in ("seconds", "written", "of")}}
-    found |= {"status": status, "ended_after": round(time.monotonic() - before, 1), "resumed": []}
-    all_told, own = [told], first["own"]
-    while status != 0 and len(found["resumed"]) < TRIES:
+    found: dict[str, Any] = {"victim": kind, "runs": [], "told": []}
+    own: dict[int, str] = {}
+    kills, status = 0, 1
+    while status != 0 and len(found["runs"]) < TRIES:
         running = Running(plan, "killed", resume=output.exists())
-        second: dict[str, Any] = {}
-        if again and not found["resumed"]:
-            second = killed(plan, running, kind, draw.random() * DECODES, pace, draw)
-            own |= second.get("own", {})
+        what: dict[str, Any] = {}
+        if moments and kills < 2:
+            moment = moments.pop()
+            what = killed(plan, running, kind, moment, pace, draw)
+            if what:
+                kills += 1
+                own |= what.pop("own")
+                what = {"moment": round(moment, 3)} | what
+            else:
+                moments.append(draw.random() * DECODES)
+        before = time.monotonic()
         status, told = running.end()
-        found["resumed"].append({"killed": bool(second), "status": status, "seconds": round(running.seconds, 1)})
-        all_told.append(told)
-    found["told"] = [one for one in all_told if one]
+        found["runs"].append({"status": status, "seconds": round(running.seconds, 1), "killed": what})
+        if what:
+            found["runs"][-1]["ended_after"] = round(time.monotonic() - before, 1)
+        found["told"] += [told] if told else []
     return found | {"stay": gone(own), "complete": status == 0}
 
 
 def faults(found: dict[str, Any], results: list[tuple[int, list[int]]], expected: Ids) -> list[str]:
     """Return what is wrong after a cycle."""
-    wrong = [*found.get("faults", ())]
     counts = Counter(number for number, _ in results)
-    statuses = [found["status"], *(one["status"] for one in found["resumed"])]
-    return wrong + [
+    return [
         name
         for name, true in {
-            "not completed": not found.get("complete"),
+            "not completed": not found["complete"],
             "lost": bool(expected.keys() - counts.keys()),
             "twice": any(count > 1 for count in counts.values()) or bool(counts.keys() - expected.keys()),
             "other ids": any(expected.get(number, ids) != ids for number, ids in results),
-            "hangs": "hangs" in statuses,
+            "ends badly by itself": any(run["status"] != 0 and not run["killed"] for run in found["runs"]),
+            "hangs": any(run["status"] == "hangs" for run in found["runs"]),
             "traceback": any("Traceback" in one for one in found["told"]),
-            "processes stay": bool(found.get("stay")),
+            "processes stay": bool(found["stay"]),
         }.items()
         if true
     ]
 
 
-def moments(times: int, seed: int, kind: str) -> list[tuple[float, bool, random.Random]]:
-    """Return for each cycle of a kind its moment, whether the first run with --resume is killed too, and what else is drawn.
-
-    A moment lies in each of as many equal parts of the run, in an order of its own.
-    """
-    draw = random.Random(f"{seed} {kind}")
-    parts = draw.sample(range(times), times)
-    return [((part + draw.random()) / times, part % 3 == 2, random.Random(f"{seed} {kind} {part}")) for part in parts]
-
-
-def met(
-    plan: Plan, kind: str, moment: float, again: bool, pace: Pace, draw: random.Random, expected: Ids
-) -> dict[str, Any]:
-    """Return what came of a cycle; where the run ends before the moment, another one is drawn."""
-    found: dict[str, Any] = {}
-    for _ in range(TRIES):
-        if found := cycle(plan, kind, moment, again, pace, draw):
-            break
-        moment = draw.random() * DECODES
-    else:
-        found = {"status": 0, "told": [], "resumed": [], "complete": True, "faults": ["no moment was met"]}
-    return {"victim": kind} | found | {"faults": faults(found, plan.results(plan.output("killed")), expected)}
+def drawn(times: int, draw: random.Random) -> list[float]:
+    """Return as many moments, one in each of as many equal parts of the run, in any order."""
+    return [(part + draw.random()) / times for part in draw.sample(range(times), times)]
 
 
 def summary(kind: str, found: list[dict[str, Any]], count: int) -> list[str]:
     """Return the cells of a kind's row in the table."""
-    resumed = [run for one in found for run in one["resumed"]]
-    written = [one["written"] for one in found if "written" in one]
+    runs = [run for one in found for run in one["runs"]]
+    kills = [run for run in runs if run["killed"]]
+    written = [run["killed"]["written"] for run in kills]
     return [
         kind,
-        str(len(found)),
+        str(len(kills)),
         f"{min(written, default=0)} to {max(written, default=0)} of {count}",
-        str(sum(one["status"] == 0 for one in found)),
-        str(len(resumed)),
-        str(sum(run["killed"] for run in resumed)),
-        f"{max((one.get('ended_after', 0.0) for one in found), default=0.0):.1f}",
+        str(sum(run["status"] == 0 for run in kills)),
+        str(len(runs) - len(found)),
+        f"{max((run['ended_after'] for run in kills), default=0.0):.1f}",
+        str(len(found)),
         str(sum(bool(one["faults"]) for one in found)),
     ]
 
@@ -407,7 +396,7 @@ def summary(kind: str, found: list[dict[str, Any]], count: int) -> list[str]:
 @click.command(help=__doc__.partition("\n")[0])
 @click.option("--executor", default="local,workers=2", show_default=True)
 @click.option("--victims", default="driver,worker", show_default=True, help=f"Of {', '.join(KINDS)}.")
-@click.option("--times", default=10, show_default=True, help="Cycles for each.")
+@click.option("--times", default=10, show_default=True, help="Kills of each.")
 @click.option("--count", default=240, show_default=True, help="Prompts.")
 @click.option("--new", default=6, show_default=True, help="New tokens of each.")
 @click.option("--batch-size", default=8, show_default=True)
@@ -441,19 +430,23 @@ def main(
         subprocess.run(plan.command(single, "local", False), check=True, stdout=subprocess.DEVNULL)
         expected = dict(plan.results(single))
         pace, (status, told) = Pace.of(plan)
-        ended = {"status": status, "told": [told], "resumed": [], "complete": status == 0}
+        run = {"status": status, "killed": {"by": "nobody"}}
+        ended = {"runs": [run], "told": [told], "stay": 0, "complete": status == 0}
         alone = faults(ended, plan.results(plan.output("alone")), expected)
         said(json.dumps({"alone": attrs.asdict(pace), "faults": alone}))
         found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-        drawn = {kind: moments(times, seed, kind) for kind in kinds}
-        for number, kind in itertools.product(range(times), kinds):
-            moment, again, draw = drawn[kind][number]
-            found[kind].append(met(plan, kind, moment, again, pace, draw, expected))
-            said(json.dumps(found[kind][-1]))
-            if output:
-                kept(Path(output), executor, {"prompts": count, "new": new, "pace": attrs.asdict(pace)}, found)
+        draws = {kind: random.Random(f"{seed} {kind}") for kind in kinds}
+        left = {kind: drawn(times, draws[kind]) for kind in kinds}
+        while any(left.values()):
+            for kind in filter(left.get, kinds):
+                one = cycle(plan, kind, left[kind], pace, draws[kind])
+                one["faults"] = faults(one, plan.results(plan.output("killed")), expected)
+                said(json.dumps(one))
+                found[kind].append(one)
+                if output:
+                    kept(Path(output), executor, {"prompts": count, "new": new, "pace": attrs.asdict(pace)}, found)
     table = Table(title=f"kill -9, {executor}")
-    for name in ("victim", "kills", "rows written", "went on", "resumed", "killed too", "ended after, s", "wrong"):
+    for name in ("victim", "kills", "rows written", "went on", "resumed", "ended after, s", "results", "wrong"):
         table.add_column(name, justify="left" if name == "victim" else "right")
     for kind in kinds:
         table.add_row(*summary(kind, found[kind], count))

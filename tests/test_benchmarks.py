@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -235,31 +236,28 @@ def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     found = json.loads(output.read_text())["local,workers=2"]["cycles"]
     assert [(kind, len(cycles)) for kind, cycles in found.items()] == [("driver", 1), ("worker", 1)]
-    assert found["driver"][0]["status"] == -9
+    assert found["driver"][0]["runs"][0]["status"] == -9
 
 
 def test_moments_of_kills() -> None:
     """Every part of a run has one of the moments, the same ones for a seed."""
-    drawn = kills.moments(10, 0, "worker")
-    assert sorted(int(10 * moment) for moment, *_ in drawn) == [*range(10)]
-    assert [moment for moment, *_ in kills.moments(10, 0, "worker")] == [moment for moment, *_ in drawn]
-    assert [moment for moment, *_ in kills.moments(10, 0, "driver")] != [moment for moment, *_ in drawn]
+    found = kills.drawn(10, random.Random(0))
+    assert sorted(int(10 * moment) for moment in found) == [*range(10)]
+    assert kills.drawn(10, random.Random(0)) == found
 
 
 def test_what_is_wrong_after_a_kill() -> None:
     """What is lost, comes twice, has other ids or stays is a fault, and so is a traceback; what is complete has none."""
     expected = {0: [1, 2], 1: [3]}
-    fine = {"status": -9, "resumed": [{"status": 0}], "told": ["Error: it has ended"], "stay": 0, "complete": True}
+    runs: list[dict[str, Any]] = [{"status": -9, "killed": {"written": 1}}, {"status": 0, "killed": {}}]
+    fine = {"runs": runs, "told": ["Error: it has ended"], "stay": 0, "complete": True}
     assert kills.faults(fine, [(1, [3]), (0, [1, 2])], expected) == []
     assert kills.faults(fine, [(0, [1, 2])], expected) == ["lost"]
     assert kills.faults(fine, [(0, [1, 2]), (1, [3]), (1, [3])], expected) == ["twice"]
     assert kills.faults(fine, [(0, [1, 2]), (1, [4])], expected) == ["other ids"]
-    wrong = fine | {"stay": 1, "complete": False, "told": ["Traceback (most recent call last)"], "status": "hangs"}
+    wrong = {"runs": [{"status": "hangs", "killed": {}}], "told": ["Traceback (most"], "stay": 1, "complete": False}
     assert kills.faults(wrong, [*expected.items()], expected) == [
-        "not completed",
-        "hangs",
-        "traceback",
-        "processes stay",
+        *("not completed", "ends badly by itself", "hangs", "traceback", "processes stay")
     ]
 
 

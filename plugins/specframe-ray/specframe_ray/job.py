@@ -152,12 +152,13 @@ def run(
             before = time.perf_counter()
             with (
                 silent(),
+                without_advice(),
                 noting(folder / CHECKPOINT),
                 nodes_watched(place.cpus, place.gpus),
                 Told(tally.rows.remote, lambda count: progress(done + count, given.rows)),
             ):
                 data = ray.data.read_datasource(Source(given), override_num_blocks=len(given.pieces))
-                data = decoded(data, asked, tally, place)
+                data = decoded(data, asked, tally, attrs.evolve(place, workers=min(place.workers, len(given.pieces))))
                 write = data.write_parquet if form == "parquet" else data.write_json
                 write(str(folder))
             reports, failed = ray.get(tally.all.remote())
@@ -252,6 +253,14 @@ def without_notice() -> Iterator[None]:
 def silent() -> Iterator[None]:
     """Leave standard output, which may be for JSON, to this command: Ray prints there what happens to its own processes."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Leave out of standard error what Ray says where there are fewer pieces than actors, as when few are left to resume."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The minimum number of concurrent actors")
         yield
 
 
