@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 
 from specframe.cli import cli
 from specframe.cli.names import check_names
-from specframe.errors import OptionError
+from specframe.errors import OptionError, PluginError
 from specframe.files import claimed
 from specframe.observe.counts import RunReport
 from specframe.text.prompts import opened
@@ -373,19 +373,20 @@ def test_a_machine_that_is_lost(
 
 
 def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without RAY_ADDRESS a job begins a cluster, also beside another one; signals end it as they end other commands."""
+    """Without RAY_ADDRESS a job begins a cluster, also beside another one, and one that cannot be joined is told of."""
     begun: list[Any] = []
 
     def init(*where: str, **how: Any) -> None:
         begun.append((where, how.get("num_cpus")))
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        assert threading.current_thread() is not threading.main_thread()  # where Ray leaves signals alone
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(job.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(job.ray, "init", init)
-    before = signal.getsignal(signal.SIGTERM)
     job.begin(job.Place(2, 0, 1.5))
     monkeypatch.setenv("RAY_ADDRESS", "there")
     job.begin(job.Place(2, 0, 1.5))
     assert begun == [(("local",), job.OWN_CPUS + 3), ((), None)]
-    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.setattr(job.ray, "init", lambda **_: 1 / 0)
+    with pytest.raises(PluginError, match="the cluster of RAY_ADDRESS, 'there', cannot be joined: division by zero"):
+        job.begin(job.Place(2, 0, 1.5))
