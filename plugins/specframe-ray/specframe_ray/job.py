@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -207,7 +209,7 @@ def begin(place: Place) -> None:
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     there = os.environ.get("RAY_ADDRESS")
-    with without_notice():
+    with without_notice(), own_signals():
         try:
             if there:
                 interruptible(lambda: ray.init(logging_level="ERROR", log_to_driver=False))
@@ -217,6 +219,16 @@ def begin(place: Place) -> None:
         except Exception as error:  # Ray has no class of its own for it
             asked = f"the cluster of RAY_ADDRESS, {there!r}, cannot be joined" if there else "no cluster can be begun"
             raise PluginError(f"executor ray: {asked}: {sentence(error)}") from error
+
+
+@contextlib.contextmanager
+def own_signals() -> Iterator[None]:
+    """Put the handlers of signals back after the block: with those of Ray SIGTERM ends this process as a crash does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -108,8 +108,7 @@ def raylet_watched() -> Iterator[None]:
 def interruptible(call: Callable[[], object]) -> None:
     """Call something in another thread and wait: :class:`Gone` is raised here also while Ray's own code does not return.
 
-    The thread stays for as long as this process lives, since the kernel ends Ray's processes with the thread that began them. In a
-    thread that is not the main one Ray sets no handler of SIGTERM, with which this process would end as by a crash.
+    The thread stays for as long as this process lives, since the kernel ends Ray's processes with the thread that began them.
     """
     over, errors = threading.Event(), []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -373,17 +375,25 @@ def test_a_machine_that_is_lost(
 
 
 def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without RAY_ADDRESS a job begins a cluster, also beside another one, and one that cannot be joined is told of."""
+    """Without RAY_ADDRESS a job begins a cluster, also beside another one; signals end it as they end other commands."""
     begun: list[Any] = []
+    told: list[int] = []
+    libc = ctypes.CDLL(None)
 
     def init(*where: str, **how: Any) -> None:
         begun.append((where, how.get("num_cpus")))
-        assert threading.current_thread() is not threading.main_thread()  # where Ray leaves signals alone
+        libc.signal(signal.SIGTERM, 0)  # as Ray's own code does: Python does not know of it
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(job.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(job.ray, "init", init)
-    job.begin(job.Place(2, 0, 1.5))
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        job.begin(job.Place(2, 0, 1.5))
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
     monkeypatch.setenv("RAY_ADDRESS", "there")
     job.begin(job.Place(2, 0, 1.5))
     assert begun == [(("local",), job.OWN_CPUS + 3), ((), None)]
