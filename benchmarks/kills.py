@@ -46,7 +46,7 @@ TRIES = 5
 """Runs with --resume at most."""
 LEAVE = 60.0
 """Seconds that processes of a killed run have to end."""
-WORDS = (
+WORDS = [
     "def",
     "class",
     "import",
@@ -62,7 +62,7 @@ WORDS = (
     "name",
     "self",
     "value",
-)
+]
 
 Ids = dict[int, list[int]]
 """Token ids by the prompt's number."""

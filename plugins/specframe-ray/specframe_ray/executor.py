@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.contracts.engine import Value
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, SpecframeError, shown
 from specframe.files import Output, claimed
 from specframe.values import number, whole
 
@@ -86,13 +86,13 @@ class Ray:
             new = claim(folder, job.settings | {"form": self.form}, job.resume)
             try:
                 given = rows_of(job.prompts, folder.absolute(), self.rows)
-            except OptionError:
-                if new:
+                how = Sampling().with_parameters(job.sampling)
+                asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
+                return run(asked, given, job.output, self.place, self.form, job.progress)
+            except SpecframeError:
+                if new and not begun(folder):
                     (folder / SETTINGS).unlink()
                 raise
-            how = Sampling().with_parameters(job.sampling)
-            asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
-            return run(asked, given, job.output, self.place, self.form, job.progress)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
@@ -110,6 +110,13 @@ def plain(recipe: Recipe) -> dict[str, Any]:
 
 SETTINGS = "_settings.json"
 """The file, inside of the output, with the settings that all of its rows have."""
+OWN = f".{SETTINGS}."
+"""How the names begin of the lock, and of what is left of settings when a run was killed while it wrote them."""
+
+
+def begun(folder: Path) -> bool:
+    """Return whether a folder holds more than the settings, and files that go with them."""
+    return any(one.name != SETTINGS and not one.name.startswith(OWN) for one in folder.iterdir())
 
 
 def claim(folder: Path, settings: dict[str, Any], resume: bool) -> bool:
@@ -120,8 +127,7 @@ def claim(folder: Path, settings: dict[str, Any], resume: bool) -> bool:
     """
     kept = folder / SETTINGS
     now = json.loads(json.dumps(settings, default=str))
-    own = f".{SETTINGS}."  # a lock, and what is left of settings when a run was killed while it wrote them
-    if any(not one.name.startswith(own) for one in folder.iterdir()):
+    if kept.exists() or begun(folder):
         if not kept.exists():
             raise OptionError(
                 f"--output: expected an empty folder, got {str(folder)!r} with something other than results"

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -48,6 +49,10 @@ from ray.data.datasource import Datasource, ReadTask  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from specframe_ray.watch import Gone, Progress, Told, interruptible, nodes_watched, raylet_watched  # noqa: E402
+
+BEGUN = "no cluster can be begun"
+ANSWER_SECONDS = 10.0
+"""Seconds in which a cluster has to take a connection."""
 
 OWN_CPUS = 4
 """Logical CPUs for reading, filtering and writing, beside those of actors. Fewer make a job that is resumed wait for ever."""
@@ -209,6 +214,7 @@ def begin(place: Place) -> None:
         return
     quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     there = os.environ.get("RAY_ADDRESS")
+    require_answer(there or "")
     with without_notice(), own_signals():
         try:
             if there:
@@ -217,8 +223,24 @@ def begin(place: Place) -> None:
                 cpus = OWN_CPUS + max(1, round(place.workers * place.cpus))
                 interruptible(lambda: ray.init("local", num_cpus=cpus, object_store_memory=2**28, **quiet))
         except Exception as error:  # Ray has no class of its own for it
-            asked = f"the cluster of RAY_ADDRESS, {there!r}, cannot be joined" if there else "no cluster can be begun"
-            raise PluginError(f"executor ray: {asked}: {sentence(error)}") from error
+            raise PluginError(f"executor ray: {unjoined(there) if there else BEGUN}: {sentence(error)}") from error
+
+
+def unjoined(address: str) -> str:
+    """Return the words for a cluster that cannot be joined."""
+    return f"the cluster of RAY_ADDRESS, {address!r}, cannot be joined"
+
+
+def require_answer(address: str) -> None:
+    """Raise :class:`PluginError` for an address, ``host:port``, at which nobody answers. Ray would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or sentence(error)
+        raise PluginError(f"executor ray: {unjoined(address)}: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -400,3 +401,18 @@ def test_a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job.ray, "init", lambda **_: 1 / 0)
     with pytest.raises(PluginError, match="the cluster of RAY_ADDRESS, 'there', cannot be joined: division by zero"):
         job.begin(job.Place(2, 0, 1.5))
+
+
+def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told at once, and the folder is as new: the next run needs no ``--resume``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    monkeypatch.setattr(job.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(job.ray, "init", lambda **_: pytest.fail("Ray would try for a quarter of an hour"))
+    done = CliRunner().invoke(cli, ["run", "--executor", "ray", "--prompts", "p.jsonl", "--output", "out"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert f"the cluster of RAY_ADDRESS, '127.0.0.1:{port}', cannot be joined: Connection refused" in done.stderr
+    assert [*(tmp_path / "out").iterdir()] == []
