@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from specframe_tiny import FOLDER
 from specframe_tiny.train import encode, split_corpus, windows
 
-SHORT, LONG = (15360, 64, 11), (768, 896, 12)
+SHORT, LONG = (5120, 64, 11), (256, 896, 12)
 """Snippets that the target continues: how many, their tokens, and what they are drawn by. Without long ones a head's rotary
 positions would never have been far from the beginning, and after some hundred tokens nothing of its drafts would stand."""
 HELD_OUT = (128, 96)
@@ -30,7 +30,7 @@ NEW = 128
 """Tokens of a continuation."""
 
 KINDS = {
-    "eagle3": ("--steps", "18000", "--rate", "2e-3", "--bf16"),
+    "eagle3": ("--steps", "6000", "--rate", "2e-3"),
     "medusa": ("--steps", "1500", "--vocabulary", "1400"),
     "clover2": ("--steps", "1500"),
     "dflash": ("--steps", "1500", "--layers", "2"),
