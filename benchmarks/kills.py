@@ -18,10 +18,8 @@ import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plug
 
 import contextlib
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,174 +30,18 @@ from typing import Any, Self
 
 import attrs
 import click
+from processes import began, descendants, gone, kill, words
 from rich.console import Console
 from rich.table import Table
+from runs import ROWS, Plan, Running, prompts
 
 KINDS = ("driver", "worker", "raylet")
 BEGINS, DECODES = 0.3, 0.9
 """A moment is a number from 0 to 1. Below the first of these the run begins, below the second it decodes, then all is written."""
-ROWS = 16
-"""Rows that Ray writes together."""
-LIMIT = 600.0
-"""Seconds after which a command hangs."""
 TRIES = 5
 """Runs with --resume at most."""
-LEAVE = 60.0
-"""Seconds that processes of a killed run have to end."""
-WORDS = [
-    "def",
-    "class",
-    "import",
-    "return",
-    "for",
-    "while",
-    "if",
-    "with",
-    "open",
-    "read",
-    "line",
-    "path",
-    "name",
-    "self",
-    "value",
-]
-
 Ids = dict[int, list[int]]
 """Token ids by the prompt's number."""
-
-
-def prompts(path: Path, count: int) -> None:
-    """Write short prompts to a file of JSON lines."""
-    draw = random.Random(0)
-    lines = ({"prompt": f"{draw.choice(WORDS)} {draw.choice(WORDS)} {draw.randrange(100)}"} for _ in range(count))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-@attrs.frozen
-class Plan:
-    """What is run, and where."""
-
-    executor: str
-    folder: Path
-    prompts: Path
-    count: int
-    new: int
-    batch: int
-
-    @property
-    def ray(self) -> bool:
-        """Whether the executor is Ray's."""
-        return self.executor.partition(",")[0] == "ray"
-
-    def output(self, name: str) -> Path:
-        """Return where a run writes."""
-        return self.folder / (name if self.ray else f"{name}.jsonl")
-
-    def command(self, output: Path, executor: str, resume: bool) -> list[str]:
-        """Return a command line."""
-        command = [
-            sys.executable,
-            "-m",
-            "specframe",
-            "run",
-            "--target",
-            "tiny",
-            "--accept",
-            "gumbel",
-            "--dtype",
-            "float32",
-        ]
-        command += [
-            "--temperature",
-            "0.8",
-            "--seed",
-            "5",
-            "--max-new-tokens",
-            str(self.new),
-            "--batch-size",
-            str(self.batch),
-        ]
-        command += ["--prompts", str(self.prompts), "--output", str(output), "--executor", executor, "--quiet"]
-        return [*command, *(["--resume"] if resume else [])]
-
-    def written(self, output: Path) -> int:
-        """Return how many rows are written and noted, to the nearest piece of Ray's."""
-        if self.ray:
-            notes = [one for one in (output / "_checkpoint").glob("*.parquet") if ".pending." not in one.name]
-            return min(self.count, len(notes) * ROWS)
-        return max(0, output.read_bytes().count(b"\n") - 1) if output.exists() else 0  # the first line has the settings
-
-    def results(self, output: Path) -> list[tuple[int, list[int]]]:
-        """Return the number and the ids of every result."""
-        if not output.is_dir():
-            lines = map(json.loads, output.read_text(encoding="utf-8").splitlines())
-            return [(line["index"], line["token_ids"]) for line in lines if "index" in line]
-        import pyarrow.parquet as pq
-
-        rows = (row for path in output.glob("*.parquet") for row in pq.read_table(path).to_pylist())
-        return [(int(row["id"].rpartition(":")[2]), row["token_ids"]) for row in rows]
-
-
-class Running:
-    """A command that runs.
-
-    Args:
-        plan: what is run.
-        name: of its output, which is completed if it is there.
-        resume: whether to complete it.
-    """
-
-    def __init__(self, plan: Plan, name: str, resume: bool = False) -> None:
-        self._plan, self._output = plan, plan.output(name)
-        self.before = self.written
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - it is read at the end
-        command = plan.command(self._output, plan.executor, resume)
-        self._begun = time.monotonic()
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._told, start_new_session=True)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the begin."""
-        return time.monotonic() - self._begun
-
-    @property
-    def over(self) -> bool:
-        """Whether the command has ended; one that hangs is."""
-        return self.process.poll() is not None or self.seconds > LIMIT
-
-    @property
-    def written(self) -> int:
-        """How many rows are written."""
-        return self._plan.written(self._output)
-
-    def until_written(self, count: int) -> bool:
-        """Wait until so many rows are written; return whether the command still runs then."""
-        while not self.over:
-            if self.written >= count:
-                return True
-            time.sleep(0.01)
-        return False
-
-    def pause(self, seconds: float, unless_written: bool = False) -> bool:
-        """Wait, or only until something is written; return whether the command still runs then."""
-        end = time.monotonic() + seconds
-        while not self.over:
-            if (left := end - time.monotonic()) <= 0 or (unless_written and self.written > self.before):
-                return True
-            time.sleep(min(left, 0.05))
-        return False
-
-    def end(self) -> tuple[int | str, str]:
-        """Wait for the end; return the status, or "hangs", and what was told on standard error."""
-        status: int | str = "hangs"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(max(1.0, LIMIT - self.seconds))
-        if status == "hangs":
-            for one in [*descendants(self.process.pid), self.process.pid]:
-                kill(one)
-            self.process.wait()
-        self._told.seek(0)
-        return status, self._told.read().decode(errors="replace").strip()
 
 
 @attrs.frozen
@@ -235,42 +77,6 @@ class Pace:
         return running.until_written(plan.count) and running.pause(draw.random() * 0.8 * self.last)
 
 
-def processes() -> dict[int, int]:
-    """Return the parent of every process."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            pid, _, rest = status.read_text().partition(" (")
-            found[int(pid)] = int(rest.rpartition(")")[2].split()[1])
-    return found
-
-
-def descendants(process: int) -> list[int]:
-    """Return the processes that a process has begun, and those that they have begun."""
-    parents = processes()
-    found = [process]
-    for one in found:
-        found += [pid for pid, parent in parents.items() if parent == one]
-    return found[1:]
-
-
-def words(process: int) -> list[str]:
-    """Return the command line of a process; none if it has ended."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").strip("\0").split("\0")
-    except OSError:
-        return [""]
-
-
-def began(process: int) -> str:
-    """Return when a process has begun, which tells it from a later one of its number; "" if it has ended."""
-    try:
-        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else rest[18]
-
-
 def victims(kind: str, process: int) -> list[int]:
     """Return the processes of a kind that belong to a command."""
     if kind == "driver":
@@ -286,12 +92,6 @@ def victims(kind: str, process: int) -> list[int]:
     ]
 
 
-def kill(process: int) -> None:
-    """End a process by `kill -9`."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-
-
 def killed(plan: Plan, running: Running, kind: str, moment: float, pace: Pace, draw: random.Random) -> dict[str, Any]:
     """Kill a process of a command at a moment; return what was killed, and nothing if the command had ended before."""
     there: list[int] = []
@@ -305,16 +105,6 @@ def killed(plan: Plan, running: Running, kind: str, moment: float, pace: Pace, d
     what = {"seconds": round(running.seconds, 2), "written": running.written, "of": name.rpartition("/")[2][:60]}
     kill(victim)
     return what | {"own": own}
-
-
-def gone(own: dict[int, str]) -> int:
-    """Return how many of some processes stay, and end them."""
-    end = time.monotonic() + LEAVE
-    while (left := [one for one, then in own.items() if then and began(one) == then]) and time.monotonic() < end:
-        time.sleep(0.1)
-    for one in left:
-        kill(one)
-    return len(left)
 
 
 def cycle(plan: Plan, kind: str, moments: list[float], pace: Pace, draw: random.Random) -> dict[str, Any]:
