@@ -302,6 +302,8 @@ def told(error: BaseException) -> str:
     """Return the sentence of the innermost error."""
     while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
         error = cause
+    if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:  # its text is a page of details
+        return "a process of the job has ended, or was killed"
     system = error.strerror if isinstance(error, OSError) else None
     return system.rstrip(".") if system else sentence(error)  # Ray puts its advice where the file's name would be
 

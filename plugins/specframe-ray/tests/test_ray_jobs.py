@@ -218,3 +218,4 @@ def test_the_innermost_error_is_told() -> None:
     outer.__cause__ = OSError(28, "No space left on device", "Failed to apply UDF transform")
     assert job.told(outer) == "No space left on device"
     assert job.told(ValueError("x is wrong.")) == "x is wrong"
+    assert job.told(job.ray.exceptions.ActorDiedError()) == "a process of the job has ended, or was killed"
