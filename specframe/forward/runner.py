@@ -30,15 +30,7 @@ SMALL_LAYER = 1_000_000
 
 
 class ModelRunner(Feeder):
-    """Runs a causal language model on explicit positions and masks.
-
-    Args:
-        model: a transformers causal language model whose layers all attend (fully or in a sliding window).
-        role: "target" or "draft", for observers and errors.
-
-    Raises:
-        ModelError: the model takes no positions or no cache, or has layers that cannot forget.
-    """
+    """Runs a model's blocks: a feeder that tests its model before use, and chooses how it attends and how layers run."""
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
         super().__init__(model, role)
