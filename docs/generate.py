@@ -26,7 +26,8 @@ os.environ["SPECFRAME_PLUGINS"] = "std,heads,lab,serve,tiny"
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs
-from specframe.plugins.registry import ROLES, discover
+from specframe.plugins.offers import ROLES
+from specframe.plugins.registry import discover
 from specframe.plugins.scaffold import files
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.plugins.registry import ROLES, registry
+from specframe.plugins.offers import ROLES
+from specframe.plugins.registry import registry
 
 STRATEGIES = '''
 """A plugin of strategies."""

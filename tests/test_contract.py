@@ -13,7 +13,8 @@ from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
 from specframe.plugins.facts import REQUIRED
 from specframe.plugins.members import PROTOCOLS, fault, members, require_members
-from specframe.plugins.registry import OTHERS, ROLES, registry
+from specframe.plugins.offers import OTHERS, ROLES
+from specframe.plugins.registry import registry
 from specframe.testing import fakes
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]

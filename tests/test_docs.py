@@ -26,6 +26,7 @@ from specframe.contracts.requests import SequenceMetrics
 from specframe.observe.counts import RunReport
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
+from specframe.plugins.offers import ROLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -203,7 +204,7 @@ def test_every_strategy_is_described() -> None:
         part.partition("\n")[0].lower().rstrip("s"): part for part in re.split(r"^## ", text, flags=re.MULTILINE)
     }
     for entry in plugins.discover():
-        if entry.distribution != "specframe-std" or entry.kind not in plugins.ROLES:
+        if entry.distribution != "specframe-std" or entry.kind not in ROLES:
             continue
         role = by_role[entry.kind.lower().replace("policy", "policie")]
         section = re.search(rf"^### {entry.name}\n(.*?)(?=^### |\Z)", role, flags=re.DOTALL | re.MULTILINE)

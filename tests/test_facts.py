@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specframe.plugins import facts
-from specframe.plugins.registry import ROLES, Entry, registry
+from specframe.plugins.offers import ROLES, Entry
+from specframe.plugins.registry import registry
 
 LIGHT = [
     ["plugins"],
@@ -140,7 +141,7 @@ def test_an_imported_class_is_asked_and_its_source_not_read(module, monkeypatch:
     read = entry.facts
     assert "facts_of_mine" not in sys.modules
     assert entry.factory
-    monkeypatch.setattr("specframe.plugins.registry.of_reference", lambda reference: pytest.fail("read again"))
+    monkeypatch.setattr("specframe.plugins.offers.of_reference", lambda reference: pytest.fail("read again"))
     assert entry.facts == read
 
 

@@ -41,7 +41,8 @@ from specframe.models import aliases
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, shared
-from specframe.plugins.registry import Entry, ModelAlias, Registry
+from specframe.plugins.offers import Entry, ModelAlias
+from specframe.plugins.registry import Registry
 from specframe.testing import harness, zoo
 
 CPU = torch.device("cpu")

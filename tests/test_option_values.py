@@ -24,7 +24,8 @@ from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.forward.graphs import RECORDINGS
 from specframe.models import loading as models
-from specframe.plugins.registry import ROLES, Registry, offer, parse_specification, registry
+from specframe.plugins.offers import ROLES
+from specframe.plugins.registry import Registry, offer, parse_specification, registry
 from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
 
 INF = math.inf

@@ -30,7 +30,8 @@ from specframe.errors import ContractError, PluginError, SpecframeError, Specfra
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
 from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.registry import OTHERS, ROLES, Registry, add_entry, offer, registry
+from specframe.plugins.offers import OTHERS, ROLES
+from specframe.plugins.registry import Registry, add_entry, offer, registry
 from specframe.testing import conformance, fakes, harness
 
 TARGET = fakes.fake_target()

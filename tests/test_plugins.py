@@ -16,12 +16,9 @@ from specframe.models import aliases
 from specframe.models.pairs import choose
 from specframe.plugins import scaffold
 from specframe.plugins.hookspecs import hookimpl
+from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, ModelAlias
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
-    OTHERS,
-    PURPOSES,
-    ROLES,
-    ModelAlias,
     Registry,
     discover,
     hookspecs,

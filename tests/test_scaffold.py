@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from specframe.cli import cli
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.compose import OPTIONS
-from specframe.plugins.registry import ROLES, registry
+from specframe.plugins.offers import ROLES
+from specframe.plugins.registry import registry
 from specframe.plugins.scaffold import write
 from specframe.plugins.templates import TEMPLATES
 from specframe.testing import fakes, harness, zoo

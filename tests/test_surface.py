@@ -18,7 +18,8 @@ import specframe
 from specframe.cli import cli
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
 from specframe.observe.counts import RunReport
-from specframe.plugins.registry import OTHERS, OWN, ROLES, registry
+from specframe.plugins.offers import OTHERS, ROLES
+from specframe.plugins.registry import OWN, registry
 from specframe.text.sampling import Sampling
 
 PIPELINE = {

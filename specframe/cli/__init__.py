@@ -27,7 +27,8 @@ from specframe.errors import (
     shown,
 )
 from specframe.plugins.elsewhere import NAMES, installed
-from specframe.plugins.registry import OWN, Entry, registry
+from specframe.plugins.offers import Entry
+from specframe.plugins.registry import OWN, registry
 
 ELSEWHERE = NAMES["command"]
 """Commands of distributions that may not be installed. They are listed even if their distribution is missing."""

@@ -177,7 +177,8 @@ class Strategy(Text):
         Raises:
             OptionError: no strategy has the name, or a key is given twice.
         """
-        from specframe.plugins.registry import PURPOSES, parse_specification, registry
+        from specframe.plugins.offers import PURPOSES
+        from specframe.plugins.registry import parse_specification, registry
 
         text = super().convert(value, param, ctx)
         if text == "auto" and self.role in PURPOSES:

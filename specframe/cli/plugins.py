@@ -12,7 +12,8 @@ from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.plugins.compose import VIEWS
 from specframe.plugins.facts import REQUIRED, Facts
-from specframe.plugins.registry import Entry, registry
+from specframe.plugins.offers import Entry
+from specframe.plugins.registry import registry
 from specframe.plugins.templates import TEMPLATES
 
 

@@ -9,7 +9,8 @@ from specframe.contracts.drafts import RoundReport
 from specframe.engine.blame import told
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.plugins.compose import strategy
-from specframe.plugins.registry import Entry, Registry
+from specframe.plugins.offers import Entry
+from specframe.plugins.registry import Registry
 
 
 class Tolerated:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
+from specframe.plugins.offers import Entry
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
-from specframe.plugins.registry import Entry, Registry, parse_specification
+from specframe.plugins.registry import Registry, parse_specification
 from specframe.values import of_type, unwrapped
 
 if TYPE_CHECKING:

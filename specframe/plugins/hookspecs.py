@@ -129,7 +129,7 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
     """Offer defaults: they are the strategies, and the model, that are used where a user names none.
 
     Called: once per process, at discovery.
-    Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.registry.PURPOSES`, and the
+    Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.offers.PURPOSES`, and the
     specification is a registered name, with or without options, as in ``"name,key=value"``.
     Must: register a strategy that is lossless, where the purpose does not say otherwise.
     Must not: register a default for a purpose that another installed plugin has one for: a user then has to name the strategy.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,141 +17,14 @@ import pluggy
 
 from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.plugins import builtin, elsewhere, hookspecs
-from specframe.plugins.facts import REQUIRED, Facts, of_object, of_reference
+from specframe.plugins.facts import REQUIRED
+from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
 from specframe.values import check_annotated, parse_value, unwrapped
 
 GROUP = OWN = "specframe"
 """The group of entry points, and the distribution whose own plugin is always loaded."""
 LIMIT_VARIABLE = "SPECFRAME_PLUGINS"
 """Environment variable: when set, only the entry points it names (comma separated) are loaded."""
-
-ROLES: Mapping[str, str] = {
-    "drafter": "specframe_register_drafters",
-    "verifier": "specframe_register_verifiers",
-    "acceptance rule": "specframe_register_acceptance_rules",
-    "alignment": "specframe_register_alignments",
-    "scheduler": "specframe_register_schedulers",
-    "KV backend": "specframe_register_kv_backends",
-    "draft-length policy": "specframe_register_draft_length_policies",
-    "attention backend": "specframe_register_attention_backends",
-}
-"""The eight roles, by the name errors use, and the hook each is registered through."""
-
-OTHERS: Mapping[str, str] = {
-    "observer": "specframe_register_observers",
-    "executor": "specframe_register_executors",
-    "command": "specframe_register_commands",
-    "checkpoint": "specframe_register_checkpoints",
-}
-"""The other kinds, which take no part in a round, and the hook each is registered through."""
-
-
-PURPOSES: Mapping[str, str] = {
-    "alignment": "alignment",
-    "verifier": "verifier",
-    "executor": "executor",
-    "plain decoding": "drafter",
-    "draft model": "drafter",
-    "draft model of another vocabulary": "drafter",
-    "prompt lookup": "drafter",
-    "greedy decoding": "acceptance rule",
-    "sampling": "acceptance rule",
-    "sampling with trees": "acceptance rule",
-    "sampling with drawn trees": "acceptance rule",
-    "fixed draft length": "draft-length policy",
-    "adaptive draft length": "draft-length policy",
-    "target": "model",
-}
-"""The purposes that plugins register defaults for, and the kind of the strategy, or "model". The default for "fixed draft length"
-has an option ``length``, and that for "prompt lookup" an option ``ngram``. That for "draft model of another vocabulary" drafts by
-way of text."""
-
-
-@attrs.frozen
-class Entry:
-    """One registered name: what makes it and which distribution offers it."""
-
-    kind: str
-    name: str
-    reference: Callable[..., Any] | str
-    distribution: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name!r} of {self.distribution}"
-
-    @property
-    def factory(self) -> Callable[..., Any]:
-        """Return the factory, importing it when it was given as ``"package.module:Name"``.
-
-        Raises:
-            PluginError: there is none, or it does not import.
-        """
-        made = self.reference
-        if isinstance(made, str):
-            module, _, attribute = made.partition(":")
-            try:
-                made = getattr(importlib.import_module(module), attribute)
-            except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-                raise PluginError(
-                    f"{self} refers to {self.reference!r}, which does not import: {sentence(error)}"
-                ) from error
-        if not callable(made):
-            raise PluginError(
-                f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {shown(made)}'
-            )
-        return made
-
-    @property
-    def facts(self) -> Facts:
-        """Facts of the entry: from source text if its module is not imported and the text is enough, else from its class.
-
-        Raises:
-            PluginError: the :attr:`factory` is needed, and does not import.
-        """
-        unread = isinstance(self.reference, str) and self.reference.partition(":")[0] not in sys.modules
-        known = of_reference(str(self.reference)) if unread else None
-        return known or of_object(self.factory)
-
-    @property
-    def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.facts.summary
-
-
-@attrs.frozen
-class ModelAlias:
-    """A short name for a model's location, and the target it drafts for, if it does."""
-
-    alias: str
-    location: str
-    target: str | None
-    distribution: str
-
-    def __str__(self) -> str:
-        return f"model {self.alias!r} of {self.distribution}"
-
-
-@attrs.frozen
-class Default:
-    """The specification of the strategy, or the alias of the model, that a distribution registers for a purpose."""
-
-    specification: str
-    distribution: str
-
-    def __str__(self) -> str:
-        return f"{self.specification!r} by {self.distribution}"
-
-
-def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
-    """Return the only offer of a name; raise :class:`PluginError` that names all distributions where there are several."""
-    if len(offers) == 1:
-        return offers[0]
-    called = str(offers[0]).removesuffix(f" of {offers[0].distribution}")
-    owners = list(dict.fromkeys(offer.distribution for offer in offers))
-    if len(owners) == 1:
-        raise PluginError(f"{called} is registered {len(offers)} times by {owners[0]}, each time as something else")
-    both = "both " if len(owners) == 2 else ""
-    raise PluginError(f"{called} is offered by {both}{' and '.join(owners)}: uninstall all of them but one")
 
 
 @attrs.define

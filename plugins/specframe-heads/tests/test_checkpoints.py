@@ -16,7 +16,8 @@ from specframe_heads.formats.recognised import drafter_of, format_of
 
 from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
-from specframe.plugins.registry import Entry, registry
+from specframe.plugins.offers import Entry
+from specframe.plugins.registry import registry
 from specframe.testing import harness, zoo
 
 MAKERS = {
