@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specframe.forward.ongoing import changed, own
+from specframe.forward.ongoing import changed, owned
 
 
 @contextlib.contextmanager
@@ -17,5 +17,6 @@ def evaluating(*models: torch.nn.Module | None) -> Iterator[None]:
     Modules go back after the last thread that decodes with them.
     """
     modules = [module for model in models if model is not None for module in model.modules()]
-    with changed([module for module in modules if own(module, "training")], "training", lambda _: False):
+    training = [module for module, so in zip(modules, owned(modules, "training"), strict=True) if so]
+    with changed(training, "training", lambda _: False):
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -49,7 +49,9 @@ class _Change:
     users: int = 0
 
 
-_changing = threading.Condition()
+_lock = threading.RLock()
+_changing = threading.Condition(_lock)
+"""Where forwards wait for one another. What does not wait takes the lock itself, whose methods are not Python."""
 _changes: dict[tuple[int, str], _Change] = {}
 _users: dict[int, int] = {}
 """Forwards under way by the id of their configuration."""
@@ -59,9 +61,14 @@ _reserved: set[int] = set()
 
 def own(owner: Any, name: str) -> Any:
     """Return the value of an attribute that an object has outside of forwards."""
-    with _changing:
-        change = _changes.get((id(owner), name))
-        return getattr(owner, name) if change is None else change.own
+    return owned([owner], name)[0]
+
+
+def owned(owners: Iterable[Any], name: str) -> list[Any]:
+    """Return the values of an attribute that objects have outside of forwards."""
+    with _lock:
+        changes = ((owner, _changes.get((id(owner), name))) for owner in owners)
+        return [getattr(owner, name) if change is None else change.own for owner, change in changes]
 
 
 @contextlib.contextmanager
@@ -71,7 +78,7 @@ def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterat
     Args:
         value: returns the value for an object, from its own one.
     """
-    with _changing:
+    with _lock:
         for owner in owners:
             change = _changes.get((id(owner), name))
             if change is None:
@@ -82,7 +89,7 @@ def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterat
     try:
         yield
     finally:
-        with _changing:
+        with _lock:
             for owner in owners:
                 _leave(owner, name)
 
