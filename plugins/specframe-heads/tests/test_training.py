@@ -80,10 +80,11 @@ def test_places_look_ahead(target: Target, written: list[Text]) -> None:
 
 
 @torch.no_grad()
-def test_eagle_is_trained_on_what_it_drafts(target: Target, written: list[Text], tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_eagle_is_trained_on_what_it_drafts(layers: int, target: Target, written: list[Text], tmp_path: Path) -> None:
     """The logits that are trained are those of the drafter's own modules, fed true pairs and then its own states, step by step."""
     ids = torch.tensor(sorted({token for text in written for token in text.ids} | set(range(40))))
-    head = made("eagle3", target, ids=ids)
+    head = made("eagle3", target, ids=ids, layers=layers)
     for weight in (one for one in head.parameters() if one.requires_grad):
         weight.copy_(torch.randn(weight.shape) * 0.2).copy_(weight.bfloat16())  # as it is written
     head.save(tmp_path)
@@ -214,6 +215,34 @@ def test_training_resumes_where_it_was_cut_off(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_begins_with_a_trained_head(kind: str, target: Target, written: list[Text], tmp_path: Path) -> None:
+    """The first loss is the last one of the training before, all places are trained at once, and resuming keeps that."""
+    first, losses = made(kind, target), list[float]()
+    loop.train(first, written, loop.Plan(20, 60, rate=5e-3), tmp_path / "first")
+    lesson = Reader(target.model, first.layers).read(written)
+    head = made(kind, target)
+    loop.begin(head, tmp_path / "first")
+    with torch.no_grad():
+        torch.manual_seed(0)
+        before = float(first.loss(lesson, 3))
+        torch.manual_seed(0)
+        assert float(head.loss(lesson, 3)) == before
+    assert head.places_at(0.0) == 3
+    loop.train(head, written, loop.Plan(5, 60), tmp_path / "more", lambda step, loss: losses.append(loss))
+    assert len(losses) == 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "medusa"])
+def test_a_trained_head_of_another_size_is_refused(
+    kind: str, target: Target, written: list[Text], tmp_path: Path
+) -> None:
+    """Training cannot begin with a head that has another number of layers."""
+    loop.train(made(kind, target), written, loop.Plan(1, 60), tmp_path)
+    with pytest.raises(ValueError, match=r"expected a head with .* of shape "):
+        loop.begin(learner(kind, target=target, places=3, layers=3), tmp_path)
+
+
 def test_continuations_are_kept(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are the target's own, come in the order of the prompts, and are decoded once; other prompts are refused."""
     monkeypatch.setattr("specframe_heads.training.continuations.PART", 3)
@@ -295,6 +324,18 @@ def test_the_command(tmp_path: Path) -> None:
     assert refused.exit_code != 0
     assert "holds a training with another steps" in refused.output
     assert "--layers: expected a kind that has it" in command(*options, "--layers", 2).output
+    further = tuple(one for one in options if one not in ("--vocabulary", 60))
+    assert command(*further, "--steps", 1, "--out", tmp_path / "all").exit_code == 0
+    more = command(*further, "--steps", 2, "--out", tmp_path / "more", "--init", tmp_path / "all")
+    assert more.exit_code == 0, more.output
+    assert "expected none with --init" in command(*options, "--init", tmp_path / "head").output
+    assert "expected a folder that" in command(*further, "--init", tmp_path / "data.ids").output
+    wrong = command(*further, "--places", 3, "--steps", 2, "--out", tmp_path / "wrong", "--init", tmp_path / "all")
+    assert "--init: " in wrong.output
+    assert "of shape" in wrong.output
+    (tmp_path / "all" / "training" / "checkpoint.pt").write_bytes(b"nothing")
+    torn = command(*further, "--steps", 2, "--out", tmp_path / "torn", "--init", tmp_path / "all")
+    assert "checkpoint.pt cannot be read" in torn.output
     (tmp_path / "one.ids").write_text("1 2 3")
     alone = command("eagle3", "--target", target, "--data", tmp_path / "one.ids", "--out", tmp_path / "other")
     assert "expected at least two prompts" in alone.output

@@ -56,7 +56,13 @@ def heads() -> None:
 @whole("--step-tokens", "Tokens of an update, about.", 4096)
 @whole("--places", "The longest draft that the head is trained for.", 4, most=16)
 @whole("--vocabulary", "eagle3, medusa: only the N tokens that the target writes most often.", None)
-@whole("--layers", "clover2, dflash: transformer layers of the head.", None)
+@whole("--layers", "clover2, dflash, eagle3: transformer layers of the head.", None)
+@click.option(
+    "--init",
+    metavar="DIR",
+    type=FOLDER,
+    help="Begin with the weights of a head that this command trained into DIR, of the same kind, target and sizes.",
+)
 @click.option(
     "--rate", metavar="X", type=Number(0, above=True), default=1.5e-3, show_default=True, help="Learning rate."
 )

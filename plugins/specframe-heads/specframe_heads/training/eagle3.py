@@ -30,18 +30,23 @@ GROWN = 0.6
 """The part of a training after which all steps are trained. The authors train all from the beginning, at several times the cost."""
 
 
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Those of one step in one layer, (B, H, T, D) each."""
+
+
 class Eagle3Learner(Learner):
-    """EAGLE-3 with one layer.
+    """EAGLE-3.
 
     Args:
         target: the model that it is for.
         places: steps of the training-time test.
         ids: the target's ids that the head knows, in ascending order; None: all.
+        layers: of its transformer; None: one, as the authors' heads have.
     """
 
-    def __init__(self, target: Target, places: int, ids: torch.Tensor | None = None) -> None:
+    def __init__(self, target: Target, places: int, ids: torch.Tensor | None = None, layers: int | None = None) -> None:
         super().__init__(target, places)
-        self._config = sizes(target)
+        self._config = sizes(target) | {"num_hidden_layers": layers or 1}
         config = configured("the head", self._config)
         self.layers_taken = (2, target.layers // 2, target.layers - 1)
         self._ids = (torch.arange(target.vocabulary) if ids is None else ids).to(target.device)
@@ -70,12 +75,13 @@ class Eagle3Learner(Learner):
 
     def places_at(self, done: float) -> int:
         """Return one place at first, and all once :data:`GROWN` of the steps are done: later steps build on a good first one."""
-        return min(self.places, 1 + int(self.places * done / GROWN))
+        return self.places if self.trained else min(self.places, 1 + int(self.places * done / GROWN))
 
     def predicted(self, lesson: Lesson, places: int) -> list[torch.Tensor]:
         """Return the logits of each place."""
         states_BTD = self.fusion(torch.cat([lesson.hidden[one][:, :-1] for one in self.layers], dim=-1))
-        keys, found = list[tuple[torch.Tensor, torch.Tensor]](), list[torch.Tensor]()
+        keys: list[list[KeysAndValues]] = [[] for _ in self.backbone.layers]
+        found = list[torch.Tensor]()
         for place in range(places):
             embeds_BTD = self.backbone.embed_tokens(lesson.ahead(lesson.ids_BT, place))
             states_BTD = self._step(place, embeds_BTD, states_BTD, keys)
@@ -87,15 +93,21 @@ class Eagle3Learner(Learner):
         place: int,
         embeds_BTD: torch.Tensor,
         features_BTD: torch.Tensor,
-        keys: list[tuple[torch.Tensor, torch.Tensor]],
+        keys: list[list[KeysAndValues]],
     ) -> torch.Tensor:
-        """Return the states after step ``place`` of the draft after each token, and add the step's keys and values."""
-        layer: Any = self.backbone.layers[0]
-        both_BTD = torch.cat([layer.input_layernorm(embeds_BTD), layer.hidden_norm(features_BTD)], dim=-1)
+        """Return the states after step ``place`` of the draft after each token; ``keys`` of each layer grow by the step's."""
+        first: Any = self.backbone.layers[0]
+        both_BTD = torch.cat([first.input_layernorm(embeds_BTD), first.hidden_norm(features_BTD)], dim=-1)
         positions_1T = torch.arange(place, place + both_BTD.shape[1], device=both_BTD.device)[None]
         rotary = self.backbone.rotary_emb(both_BTD, positions_1T)
-        states_BTD = features_BTD + attended(layer.self_attn, both_BTD, rotary, keys)
-        return states_BTD + layer.mlp(layer.post_attention_layernorm(states_BTD))
+        states_BTD, normed_BTD = features_BTD, both_BTD
+        layers: Any = self.backbone.layers
+        for number, layer in enumerate(layers):
+            if number:
+                normed_BTD = layer.input_layernorm(states_BTD)
+            states_BTD = states_BTD + attended(layer.self_attn, normed_BTD, rotary, keys[number])
+            states_BTD = states_BTD + layer.mlp(layer.post_attention_layernorm(states_BTD))
+        return states_BTD
 
     def loss(self, lesson: Lesson, places: int) -> torch.Tensor:
         """Return the cross entropy of all steps with the target's distributions."""
@@ -153,20 +165,20 @@ class Eagle3Learner(Learner):
 
 def attended(
     attention: Any,
-    both_BTD: torch.Tensor,
+    states_BTD: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
-    keys: list[tuple[torch.Tensor, torch.Tensor]],
+    keys: list[KeysAndValues],
 ) -> torch.Tensor:
     """Return the attention of one step of the draft after each token, (B, T, D).
 
     Args:
         attention: a layer's, of the Llama kind.
-        both_BTD: its input.
+        states_BTD: its input.
         rotary: cosines and sines of the step's positions.
-        keys: keys and values (B, H, T, D) of the steps before; this step's are added.
+        keys: those of the steps before in this layer; this step's are added.
     """
     q, k, v = (
-        made(both_BTD).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        made(states_BTD).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         for made in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     q, k = apply_rotary_pos_emb(q, k, *rotary)

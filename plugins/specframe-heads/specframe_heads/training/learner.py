@@ -29,6 +29,8 @@ class Learner(torch.nn.Module):
     def __init__(self, target: Target, places: int) -> None:
         super().__init__()
         self.places, self._target = places, (target,)  # in a tuple: the target is not trained
+        self.trained = False
+        """Whether the weights that training begins with are those of a trained head."""
 
     @property
     def target(self) -> Target:

@@ -13,6 +13,8 @@ from specframe_heads.training.learner import Learner
 from specframe_heads.training.lessons import Reader, drawn
 from specframe_heads.training.optimizers import Optimizers
 
+CHECKPOINT = "checkpoint.pt"
+"""The file with all that a training needs to go on."""
 KEPT_EVERY = 100
 """Steps between checkpoints: at most so many are done again after an interruption."""
 
@@ -78,20 +80,37 @@ def agreement(learner: Learner, texts: Sequence[Text], tokens: int) -> list[floa
     ]
 
 
+def begin(learner: Learner, work: Path) -> None:
+    """Have a learner begin with the weights of the checkpoint in a folder.
+
+    Raises:
+        ValueError: the checkpoint is of a head of another shape.
+        OSError: there is none.
+    """
+    saved = torch.load(work / CHECKPOINT, weights_only=True)["weights"]
+    mine = {name: weight for name, weight in learner.named_parameters() if weight.requires_grad}
+    for name in sorted(mine.keys() | saved.keys()):
+        sizes = [tuple(all_of[name].shape) if name in all_of else "none" for all_of in (mine, saved)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"expected a head with {name} of shape {sizes[0]}, got {sizes[1]}")
+    learner.load_state_dict(saved, strict=False)
+    learner.trained = True
+
+
 def keep(learner: Learner, optimizers: Optimizers, step: int, work: Path) -> None:
     """Write a checkpoint."""
     work.mkdir(parents=True, exist_ok=True)
     weights = {name: weight for name, weight in learner.named_parameters() if weight.requires_grad}
     partial = work / "checkpoint.partial"
     torch.save({"weights": weights, "optimizers": optimizers.state(), "step": step}, partial)
-    partial.replace(work / "checkpoint.pt")
+    partial.replace(work / CHECKPOINT)
 
 
 def restored(learner: Learner, optimizers: Optimizers, work: Path) -> int:
     """Read the checkpoint, if there is one, and return the number of steps done."""
-    if not (work / "checkpoint.pt").exists():
+    if not (work / CHECKPOINT).exists():
         return 0
-    saved = torch.load(work / "checkpoint.pt", weights_only=True)
+    saved = torch.load(work / CHECKPOINT, weights_only=True)
     learner.load_state_dict(saved["weights"], strict=False)
     optimizers.load(saved["optimizers"])
     return int(saved["step"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ from rich.progress import Progress
 
 from specframe import Pipeline
 from specframe.contracts.requests import Result
-from specframe.errors import OptionError
+from specframe.errors import OptionError, sentence
 from specframe.models import aliases
 from specframe.text.prompts import from_file
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import Text, texts
 from specframe_heads.training.kinds import learner, require
 from specframe_heads.training.learner import Learner, frequent
-from specframe_heads.training.loop import Plan, train
+from specframe_heads.training.loop import CHECKPOINT, Plan, begin, train
 
+TRAINING = "training"
+"""The folder of a training, inside the head's."""
 FIGURES = "figures.json"
 """The file of the figures, beside the head's."""
 HELD_OUT = 20
@@ -40,6 +43,7 @@ class Options:
     places: int = 4
     vocabulary: int | None = None
     layers: int | None = None
+    init: str | None = None
     rate: float = 1.5e-3
     bf16: bool = False
     max_prompt_tokens: int = 1024
@@ -73,9 +77,11 @@ class Session:
     def __init__(self, options: Options, progress: Progress) -> None:
         asked = {"ids": options.vocabulary, "layers": options.layers}
         require(options.kind, [name for name, value in asked.items() if value is not None])
+        if options.init is not None:
+            require_trained(options)
         self._options, self._progress = options, progress
         self._out = Path(options.out)
-        self._work = self._out / "training"
+        self._work = self._out / TRAINING
 
     def run(self, data: str, held_out: str | None) -> Figures:
         """Train a head on prompts of a file, and return its figures on those of another, or on some that are held out."""
@@ -142,6 +148,8 @@ class Session:
         some = {name: one for name, one in (("ids", ids), ("layers", options.layers)) if one is not None}
         torch.manual_seed(options.seed)
         head = learner(options.kind, target=target, places=options.places, **some).to(target.device)
+        if options.init is not None:
+            begin_with(head, options.init)
         bar = self._progress.add_task("steps", total=options.steps, note="")
 
         def told(step: int, loss: float) -> None:
@@ -168,6 +176,27 @@ class Session:
         ]
         parameters = sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
         return Figures(self._out, parameters, len(others), pipe.report.mean_acceptance_length, by_place)
+
+
+def require_trained(options: Options) -> None:
+    """Raise :class:`OptionError` where there is no training to begin with, or one whose tokens may be others."""
+    if not (Path(str(options.init)) / TRAINING / CHECKPOINT).is_file():
+        asked = f"a folder that `specframe heads train` wrote, with {TRAINING}/{CHECKPOINT} in it"
+        raise OptionError(f"--init: expected {asked}, got {options.init}")
+    if options.vocabulary is not None:
+        raise OptionError(
+            "--vocabulary: expected none with --init, whose head has tokens of its own, got " + str(options.vocabulary)
+        )
+
+
+def begin_with(head: Learner, folder: str) -> None:
+    """Have a head begin with the weights of one that was trained into a folder; raise :class:`OptionError` where it cannot."""
+    try:
+        begin(head, Path(folder) / TRAINING)
+    except ValueError as error:
+        raise OptionError(f"--init: {folder}: {error}") from error
+    except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise OptionError(f"--init: {folder}: {CHECKPOINT} cannot be read: {sentence(error)}") from error
 
 
 def longer(result: Result, place: int) -> int:
