@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.calls import RUNNING
-from specframe.forward import compiled, ongoing
+from specframe.forward import compiled, ongoing, rope
 from specframe.forward.runner import ModelRunner
 from specframe.testing import harness, zoo
 
@@ -99,11 +99,35 @@ def test_rotary_factors_are_each_thread_s_own() -> None:
     asked = [harness.requests(harness.random_prompts(some, zoo.VOCABULARY), 6) for some in ((3, 12, 9), (40, 61, 33))]
     wanted = [harness.decode(harness.pipeline(target), requests) for requests in asked]
     pipes = [harness.pipeline(target) for _ in asked]
+    for pipe, requests in zip(pipes, asked, strict=True):
+        harness.decode(pipe, requests[:1])  # the model is tried beforehand: that waits for forwards under way
     tasks = [
         lambda pipe=pipe, requests=requests: harness.decode(pipe, requests)
         for pipe, requests in zip(pipes, asked, strict=True)
     ]
     assert list(map(ids, side_by_side(target, *tasks))) == list(map(ids, wanted))
+
+
+def test_a_rotary_module_is_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every forward has the rotary module's lock or the model alone, those that try the model before its use among them."""
+    factors = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    factors |= {"original_max_position_embeddings": 24, "factor": 4.0}
+    target = zoo.build("phi3", rope_parameters=factors, original_max_position_embeddings=24)
+    module, locked = target.model.rotary_emb, list[bool]()
+    forward = module.forward
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        locked.append(rope.LOCKS[module].locked() or id(target.config) in ongoing._reserved)
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(module, "forward", noted)
+    runner = ModelRunner(target, "target")
+    assert runner.kv_shapes
+    tried = len(locked)
+    assert tried > 0
+    harness.decode(harness.pipeline(target, None), harness.requests(harness.random_prompts([3], zoo.VOCABULARY), 4))
+    assert len(locked) > tried
+    assert all(locked)
 
 
 def ids(results: list[Result]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards
 from specframe.forward.ongoing import Ongoing, own, running, using
+from specframe.forward.rope import Rope
 from specframe.forward.views import StoreCache, Unwritten
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -56,6 +57,7 @@ class Feeder:
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
+        self.rope = Rope(model, self.context, str(self))
         self.dense = False
         """Whether layers need keys and values that are contiguous."""
 
@@ -93,7 +95,7 @@ class Feeder:
             keep: tokens whose logits are asked for.
             plan: attends in the place of the model's own attention; None: by the masks.
             compiles: whether decoder layers are compiled.
-            forwards: replacements of modules' ``forward``.
+            forwards: replacements of modules' ``forward``, beside those of rotary modules.
             extra: further arguments of the model's ``forward``.
             kernels: whether the plan compiles kernels of its own.
         """
@@ -101,7 +103,8 @@ class Feeder:
         compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
         cache = StoreCache(store, extent, self.dense)
         shown = Unwritten(extent) if compiles else cache
-        with compiling(), running(self.config, Ongoing(plan, cache, forwards)):
+        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards})
+        with compiling(), running(self.config, state):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,

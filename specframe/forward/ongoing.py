@@ -80,21 +80,25 @@ def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterat
     """
     with _lock:
         for owner in owners:
-            change = _changes.get((id(owner), name))
-            if change is None:
-                inherited = name not in vars(owner) and not isinstance(getattr(type(owner), name, None), property)
-                change = _changes[id(owner), name] = _Change(getattr(owner, name), inherited)
-                setattr(owner, name, value(owner))
-            change.users += 1
+            _change(owner, name, value)
     try:
         yield
     finally:
         with _lock:
             for owner in owners:
-                _leave(owner, name)
+                _restore(owner, name)
 
 
-def _leave(owner: Any, name: str) -> None:
+def _change(owner: Any, name: str, value: Callable[[Any], Any]) -> None:
+    change = _changes.get((id(owner), name))
+    if change is None:
+        inherited = name not in vars(owner) and not isinstance(getattr(type(owner), name, None), property)
+        change = _changes[id(owner), name] = _Change(getattr(owner, name), inherited)
+        setattr(owner, name, value(owner))
+    change.users += 1
+
+
+def _restore(owner: Any, name: str) -> None:
     change = _changes[id(owner), name]
     change.users -= 1
     if change.users:
@@ -110,17 +114,19 @@ def _leave(owner: Any, name: str) -> None:
 def using(config: Any) -> Iterator[None]:
     """Keep a model's configuration from being had :func:`alone` inside the block."""
     key = id(config)
-    with _changing:
-        _changing.wait_for(lambda: key not in _reserved)
+    with _lock:
+        if key in _reserved:
+            _changing.wait_for(lambda: key not in _reserved)
         _users[key] = _users.get(key, 0) + 1
     try:
         yield
     finally:
-        with _changing:
+        with _lock:
             _users[key] -= 1
             if not _users[key]:
                 del _users[key]
-                _changing.notify_all()
+                if key in _reserved:
+                    _changing.notify_all()
 
 
 @contextlib.contextmanager
@@ -145,15 +151,24 @@ def running(config: Any, state: Ongoing) -> Iterator[None]:
 
     A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone.
     """
-    configs = [config] if own(config, "_attn_implementation") == "sdpa" else []
-    attention = changed(configs, "_attn_implementation", lambda _: NAME)
-    forwards = changed([*state.forwards], "forward", _by_thread) if state.forwards else contextlib.nullcontext()
-    with using(config), attention, forwards:
+    modules = [*state.forwards]
+    with using(config):
+        with _lock:  # once for all changes: this is done for every forward
+            sdpa = own(config, "_attn_implementation") == "sdpa"
+            if sdpa:
+                _change(config, "_attn_implementation", lambda _: NAME)
+            for module in modules:
+                _change(module, "forward", _by_thread)
         before = ONGOING.set(state)
         try:
             yield
         finally:
             ONGOING.reset(before)
+            with _lock:
+                for module in modules:
+                    _restore(module, "forward")
+                if sdpa:
+                    _restore(config, "_attn_implementation")
 
 
 def _by_thread(module: torch.nn.Module) -> Callable[..., Any]:

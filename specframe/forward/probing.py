@@ -55,12 +55,15 @@ class Scratch:
 
 @contextlib.contextmanager
 def narrowed(config: Any, window: int | None) -> Iterator[None]:
-    """Give a configuration with a sliding window another one, if any, inside the block: few tokens are then more than it."""
-    chosen = getattr(config, "sliding_window", None)
-    if chosen is None or window is None:
-        yield
-        return
+    """Have a model alone inside the block, where a sliding window is another one, if any: few tokens are then more than it.
+
+    The model has to be had alone even where its window stays: what is called as it is knows no lock of its modules.
+    """
     with alone(config):
+        chosen = getattr(config, "sliding_window", None)
+        if chosen is None or window is None:
+            yield
+            return
         config.sliding_window = window
         try:
             yield

@@ -19,7 +19,6 @@ from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
-from specframe.forward.rope import Rope
 from specframe.forward.selftests import SelfTests
 
 COMPILING_PAYS = 100_000
@@ -36,7 +35,6 @@ class ModelRunner(Feeder):
         super().__init__(model, role)
         self._layers_run = 0
         self._tests = SelfTests(self)
-        self.rope = Rope(model, self.context, str(self))
 
     @property
     def kv_shapes(self) -> list[KVShape]:
@@ -94,7 +92,7 @@ class ModelRunner(Feeder):
         positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
         shown = self.masks(placement) if plan is None else self.unread
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
-        forwards = {**self.rope.forwards, **layers.forwards} if layers else self.rope.forwards
+        forwards = layers.forwards if layers else NOTHING
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)

@@ -115,7 +115,7 @@ class SelfTests:
         shown = self._feeder.masks(placement, window)
         forwards = layers.forwards if layers else NOTHING
         compiles = layers is not None
-        return self._feeder.call(
+        return self._call(
             places_BT % self._feeder.vocabulary,
             places_BT,
             shown,
@@ -125,6 +125,11 @@ class SelfTests:
             compiles=compiles,
             forwards=forwards,
         ).float()
+
+    def _call(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with."""
+        with self._feeder.rope.decoding(False):
+            return self._feeder.call(*arguments, **options)
 
     @functools.cached_property
     def _places(self) -> torch.Tensor:
@@ -187,7 +192,7 @@ class SelfTests:
         assert plan is not None
         attends, kernels = Watched(plan), "compiled" in backend.offers
         with_masks, without = (
-            self._feeder.call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead, kernels=kernels)[
+            self._call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead, kernels=kernels)[
                 placement.order_BT >= 0
             ]
             for shown, store, instead in (
