@@ -2,8 +2,10 @@
 
     python benchmarks/acceptance.py [--count N] [--new N] [--draft-length N]
     python benchmarks/acceptance.py --trees [--seeds N]
+    python benchmarks/acceptance.py --drafter tiny-draft@4 --drafter tiny-eagle3,tree=dynamic,nodes=16@5
 
-Prints the table of docs/strategies.md; with ``--trees`` that of trees in README.md, at temperature 1. Standard errors are those of
+Prints the table of docs/strategies.md; with ``--trees`` that of trees in README.md, at temperature 1; with ``--drafter`` that of
+drafters, greedy, each with the draft length after its ``@`` and beside the first one. Standard errors are those of
 a ratio over prompts (rounds of one prompt are alike), so they hold for other prompts of the kind. All rules decode the same
 prompts, and no time is taken.
 """
@@ -11,6 +13,7 @@ prompts, and no time is taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import click
 import torch
@@ -49,30 +52,54 @@ def row(rule: str, temperature: float, metrics: list[SequenceMetrics]) -> str:
     return f"| `{rule}` | {temperature:g} | {1 + length:.3f} ± {length_error:.3f} | {rate:.3f} ± {rate_error:.3f} |"
 
 
+def difference(found: Totals, before: Totals) -> str:
+    """Return the difference of two mean acceptance lengths over the same prompts: its error is that of the differences."""
+    parts = [
+        [(part - ratio(*one)[0] * whole) / sum(one[1]) for part, whole in zip(*one, strict=True)]
+        for one in (found, before)
+    ]
+    squares, count = sum((a - b) ** 2 for a, b in zip(*parts, strict=True)), len(found[0])
+    return f"{ratio(*found)[0] - ratio(*before)[0]:+.3f} ± {math.sqrt(squares * count / (count - 1)):.3f}"
+
+
 def tree_row(draft: str, rule: str, found: Totals, before: Totals | None) -> str:
     """Return one line of the table of trees; ``before``: the totals of the rule before it, on the same draft."""
     length, error = ratio(*found)
-    more = ""
-    if before is not None:  # the same prompts: the error of a difference is that of the differences
-        parts = [
-            [(part - ratio(*one)[0] * whole) / sum(one[1]) for part, whole in zip(*one, strict=True)]
-            for one in (found, before)
-        ]
-        squares, count = sum((a - b) ** 2 for a, b in zip(*parts, strict=True)), len(found[0])
-        more = f"{length - ratio(*before)[0]:+.3f} ± {math.sqrt(squares * count / (count - 1)):.3f}"
+    more = "" if before is None else difference(found, before)
     return f"| {draft} | `{rule}` | {1 + length:.3f} ± {error:.3f} | {more} |"
+
+
+def drafters(asked: Sequence[str], count: int, new: int, batch_size: int) -> None:
+    """Print the table of drafters, greedy."""
+    first = None
+    print("| drafter | draft length | mean acceptance length | more than the first |\n| --- | --- | --- | --- |")
+    for one in asked:
+        drafter, _, length = one.rpartition("@")
+        pipe = Pipeline("tiny", drafter, draft_length=int(length), batch_size=batch_size, dtype="float32")
+        results = pipe.generate(held_out_prompts(pipe.tokenizer, count), new)
+        found = totals([[result.metrics for result in results]])
+        more = "" if first is None else difference(found, first)
+        first = first or found
+        mean, error = ratio(*found)
+        print(f"| `{drafter}` | {length} | {1 + mean:.3f} ± {error:.3f} | {more} |", flush=True)
 
 
 @click.command()
 @click.option("--trees", is_flag=True, help="The rules that judge trees, on chains and trees, at temperature 1.")
+@click.option("--drafter", "asked", multiple=True, help="Drafters and their draft lengths, as in tiny-draft@4.")
 @click.option("--count", default=400, help="Prompts.")
 @click.option("--new", default=64, help="New tokens per prompt.")
 @click.option("--draft-length", default=4)
 @click.option("--batch-size", default=32)
 @click.option("--seeds", default=3, help="With --trees: times that every prompt is continued.")
-def main(trees: bool, count: int, new: int, draft_length: int, batch_size: int, seeds: int) -> None:
-    """Measure every rule and print the table."""
+def main(
+    trees: bool, asked: tuple[str, ...], count: int, new: int, draft_length: int, batch_size: int, seeds: int
+) -> None:
+    """Measure every rule, or drafters, and print the table."""
     torch.set_num_threads(1)
+    if asked:
+        drafters(asked, count, new, batch_size)
+        return
     base = Pipeline("tiny", "tiny-draft")
     prompts = held_out_prompts(base.tokenizer, count)
 
