@@ -1,16 +1,21 @@
 """The speed of this checkout beside another one's, cell by cell: a change must not cost an existing path its speed.
 
-    python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--new 16] [--output FILE]
+    python benchmarks/versions.py OTHER_CHECKOUT [--pairs embedded,cpu] [--batches 1,8,32] [--rounds 5] [--processes 3]
 
 Each checkout is served by a process of its own, with one thread, that keeps its models. The two processes decode the same
 prompts in turn, never at once, and the tokens have to be the same. A cell's figures are ratios of medians, other checkout over
 this one: above 1 this one is faster. Seconds are processor time, which another program on the machine changes by a fifth; cycles
 are changed less, and the number of instructions is the same in every run. A machine without these counters has seconds alone.
+
+Two things that differ between processes of one and the same checkout are taken out. The C library may return the memory of large
+tensors to the system after each forward or may keep it, depending on what lies above them in its heap: a tenth of the time. It is
+told to keep it. What lies where in memory is drawn once per process: each cell is measured in several pairs of processes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +35,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 DRAFT_LENGTH = 4
 """Tokens drafted per round: a fixed number, so that both checkouts run the same forwards."""
 MEASURES = ("seconds", "cycles", "instructions")
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""glibc keeps freed memory up to the first number of bytes, and takes blocks up to the second, the most it allows, from there."""
 
 
 class Side:
@@ -37,7 +44,10 @@ class Side:
 
     def __init__(self, checkout: Path, pair: str) -> None:
         command = [sys.executable, __file__, "--serve", pair, str(checkout.resolve())]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | KEEPING
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def run(self, **cell: Any) -> dict[str, Any]:
         """Return the measures and the tokens of one cell."""
@@ -103,37 +113,53 @@ def counting() -> Callable[[], dict[str, int]]:
 @click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--pairs", default="embedded,cpu", show_default=True)
 @click.option("--batches", default="1,8,32", show_default=True)
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--rounds", default=5, show_default=True, help="Of each pair of processes, after one that warms up.")
+@click.option("--processes", default=3, show_default=True, help="Pairs of processes.")
 @click.option("--new", default=16, show_default=True, help="New tokens per prompt.")
 @click.option("--output", default=None, help="A JSON file for all figures.")
-def main(other: Path, pairs: str, batches: str, rounds: int, new: int, output: str | None) -> None:
+def main(other: Path, pairs: str, batches: str, rounds: int, processes: int, new: int, output: str | None) -> None:
     """Measure every cell and print a line for each."""
-    found = []
+    checkouts, found = (other, Path(__file__).parent.parent), []
     for pair in pairs.split(","):
-        sides = [Side(other, pair), Side(Path(__file__).parent.parent, pair)]
-        for batch in map(int, batches.split(",")):
-            for scheme in SCHEMES:
-                cell = {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": new}
-                found.append({"pair": pair, **cell, **compared(sides, cell, rounds)})
-                ratios = "  ".join(f"{what} {found[-1][what]:.3f}" for what in MEASURES if what in found[-1])
-                print(f"{pair:9} batch {batch:2} {scheme:7} {ratios}", flush=True)
-        for side in sides:
-            side.close()
+        cells = [
+            {"scheme": scheme, "batch": batch, "prompts": max(2, batch), "new": new}
+            for batch in map(int, batches.split(","))
+            for scheme in SCHEMES
+        ]
+        used: list[list[Used]] = [[] for _ in cells]
+        for _ in range(processes):
+            sides = [Side(checkout, pair) for checkout in checkouts]
+            for cell, mine in zip(cells, used, strict=True):
+                mine += measured(sides, cell, rounds)
+            for side in sides:
+                side.close()
+        for cell, mine in zip(cells, used, strict=True):
+            found.append({"pair": pair, **cell, "used": mine, **ratios(mine)})
+            told = "  ".join(f"{what} {found[-1][what]:.3f}" for what in MEASURES if what in found[-1])
+            print(f"{pair:9} batch {cell['batch']:2} {cell['scheme']:7} {told}", flush=True)
     if output:
         Path(output).write_text(json.dumps(found, indent=1) + "\n")
 
 
-def compared(sides: list[Side], cell: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Return the ratio of the medians of every measure in one cell, after a round that warms up."""
-    used: list[list[dict[str, float]]] = [[], []]
+Used = list[dict[str, float]]
+"""The measures of one round, of the other checkout and of this one."""
+
+
+def measured(sides: list[Side], cell: dict[str, Any], rounds: int) -> list[Used]:
+    """Return what each round of one cell used, after a round that warms up."""
+    used = []
     for number in range(rounds + 1):
         runs = [side.run(**cell) for side in sides]
         if runs[0]["tokens"] != runs[1]["tokens"]:
             raise click.ClickException(f"the two checkouts give other tokens in {cell}")
         if number:
-            for found, run in zip(used, runs, strict=True):
-                found.append(run["used"])
-    medians = [{what: statistics.median(run[what] for run in side) for what in side[0]} for side in used]
+            used.append([run["used"] for run in runs])
+    return used
+
+
+def ratios(used: list[Used]) -> dict[str, float]:
+    """Return the ratio of the medians of every measure."""
+    medians = [{what: statistics.median(one[side][what] for one in used) for what in used[0][side]} for side in (0, 1)]
     return {what: medians[0][what] / medians[1][what] for what in medians[0]}
 
 
