@@ -75,6 +75,8 @@ def drafters(asked: Sequence[str], count: int, new: int, batch_size: int) -> Non
     print("| drafter | draft length | mean acceptance length | more than the first |\n| --- | --- | --- | --- |")
     for one in asked:
         drafter, _, length = one.rpartition("@")
+        if not drafter or not length.isdecimal():
+            raise click.BadParameter(f"expected a drafter and its draft length, as in tiny-draft@4, got {one}")
         pipe = Pipeline("tiny", drafter, draft_length=int(length), batch_size=batch_size, dtype="float32")
         results = pipe.generate(held_out_prompts(pipe.tokenizer, count), new)
         found = totals([[result.metrics for result in results]])
