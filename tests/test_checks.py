@@ -17,7 +17,7 @@ from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
-from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.cache import Dense, KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
@@ -305,8 +305,8 @@ class Coarse(Slab):
     """Stores keys and values to one decimal place: whole numbers survive, real ones do not."""
 
     class Store(SlabStore):
-        def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-            return super()._write(layer, states.round())
+        def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+            return super().write(layer, keys.round(), values.round())
 
     def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
         return self.Store(shapes, rows, capacity + 1, device)

@@ -285,16 +285,15 @@ class Pool:
         before = batch.lengths.copy()
         room = batch.limits - before
         gained = np.minimum(accepted + 1, room)
-        stops = self._stops(batch, tokens) & (np.arange(tokens.shape[1]) < gained[:, None])
-        until_stop = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, tokens.shape[1] + 1)
+        until_stop = up_to_stops(batch, tokens, gained)
         gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
-        np.put_along_axis(self._tokens[self._batch_rows], places, tokens, axis=1)
+        self._tokens[self._batch_rows][np.arange(len(before))[:, None], places] = tokens
         reasons = self._timed_out(batch)
-        reasons |= dict.fromkeys(np.flatnonzero(gained == room).tolist(), "length")
+        reasons |= dict.fromkeys((gained == room).nonzero()[0].tolist(), "length")
         reasons |= cut_at_faults(verdict, gained)
         reasons |= self._checked_stops(batch, gained)
-        reasons |= dict.fromkeys(np.flatnonzero(gained == until_stop).tolist(), "eos")
+        reasons |= dict.fromkeys((gained == until_stop).nonzero()[0].tolist(), "eos")
         self._lengths[self._batch_rows] += gained
 
         drafted = np.full(len(room), draft.nodes) if verdict.counts is None else verdict.counts
@@ -350,16 +349,6 @@ class Pool:
                     reasons[row] = "stop"
         return reasons
 
-    def _stops(self, batch: Batch, tokens: np.ndarray) -> np.ndarray:
-        """Return where a row's own stop ids occur in its tokens, (B, T)."""
-        stops = np.zeros(tokens.shape, dtype=bool)
-        kinds = {sequence.request.stop_token_ids for sequence in batch.sequences}
-        for ids in kinds:
-            if ids:
-                rows = [sequence.request.stop_token_ids == ids for sequence in batch.sequences]
-                stops |= np.isin(tokens, list(ids)) & np.array(rows)[:, None]
-        return stops
-
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         sequence.finish(reason)
@@ -373,6 +362,21 @@ def read_only(view: np.ndarray) -> np.ndarray:
     """Return a view that cannot be written to: a batch is for reading."""
     view.flags.writeable = False
     return view
+
+
+def up_to_stops(batch: Batch, tokens: np.ndarray, gained: np.ndarray) -> np.ndarray:
+    """Return how many tokens each row has up to the first of its own stop ids; one more than T where it has gained none."""
+    none = tokens.shape[1] + 1
+    counts = []
+    for sequence, ids, count in zip(batch.sequences, tokens.tolist(), gained.tolist(), strict=True):
+        stops = sequence.request.stop_token_ids
+        counts.append(none if stops.isdisjoint(ids[:count]) else first_in(stops, ids))
+    return np.array(counts)
+
+
+def first_in(stops: frozenset[int], ids: list[int]) -> int:
+    """Return the number of ids up to the first that is among ``stops``, itself included."""
+    return next(count for count, one in enumerate(ids, 1) if one in stops)
 
 
 def begin_decoding(batch: Batch) -> None:

@@ -67,8 +67,10 @@ def own(owner: Any, name: str) -> Any:
 def owned(owners: Iterable[Any], name: str) -> list[Any]:
     """Return the values of an attribute that objects have outside of forwards."""
     with _lock:
-        changes = ((owner, _changes.get((id(owner), name))) for owner in owners)
-        return [getattr(owner, name) if change is None else change.own for owner, change in changes]
+        return [
+            getattr(owner, name) if (change := _changes.get((id(owner), name))) is None else change.own
+            for owner in owners
+        ]
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ class StoreCache(Cache):
 
     def __init__(self, store: KVStore, extent: int, contiguous: bool = False) -> None:
         super().__init__(layers=[])
-        self._write, self._extent, self._contiguous = store.write, extent, contiguous
+        self._store, self._extent, self._contiguous = store, extent, contiguous
         self.paged: dict[int, Paged] = {}
         """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
 
@@ -29,7 +29,7 @@ class StoreCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H, T, D) keys and values; return those of all slots attended to, or the new ones where they are in pages."""
-        view = self._write(layer_idx, key_states, value_states)
+        view = self._store.write(layer_idx, key_states, value_states)
         if isinstance(view, Paged):
             self.paged[layer_idx] = view
             return key_states, value_states

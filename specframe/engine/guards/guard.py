@@ -104,15 +104,25 @@ class Guard:
             self._tensor(member, "path_BT", verdict.path_BT, f"(B, K) = ({rows}, {drafted})", right, like)
 
         def check(accepted: np.ndarray, tokens: np.ndarray) -> None:
-            if accepted.min() < 0 or accepted.max() > drafted:
+            if beyond(accepted, drafted):
                 wrong = accepted[(accepted < 0) | (accepted > drafted)]
                 self._refuse(member, f"accepted_B from 0 to K = {drafted}", wrong[0])
+            if not beyond(tokens, vocabulary - 1):
+                return  # not even those that mean nothing
             standing = tokens[np.arange(width) <= accepted[:, None]]
-            if standing.min() < 0 or standing.max() >= vocabulary:
-                wrong = standing[(standing < 0) | (standing >= vocabulary)]
+            wrong = standing[(standing < 0) | (standing >= vocabulary)]
+            if wrong.size:
                 self._refuse(member, f"token ids from 0 to {vocabulary - 1} in tokens_BT", wrong[0])
 
         verdict.once_on_host(check)
+
+
+def beyond(numbers: np.ndarray, most: int) -> bool:
+    """Return whether any of these whole numbers of 64 bits is negative or above ``most``.
+
+    One comparison tells both: bits of a negative number, read without its sign, make one above all others.
+    """
+    return bool(np.count_nonzero(numbers.view(np.uint64) > most))
 
 
 def versions(batch: Batch) -> tuple[int, ...]:

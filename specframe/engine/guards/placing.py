@@ -89,7 +89,7 @@ class GuardedBackend(Guard):
         write = store.write
 
         def checked(layer: int, keys: torch.Tensor, values: torch.Tensor) -> Any:
-            vars(store).pop("write", None)  # a forward under way may hold it for its further layers
+            vars(store).pop("write", None)  # whoever holds it may call it again
             view = write(layer, keys, values)
             if not isinstance(view, Dense | Paged):
                 self._refuse("store.write", "a Dense or Paged view of specframe.contracts.cache", got(view))

@@ -36,6 +36,8 @@ class Greedy:
         The verdict's tokens are the target's choices. An accepted draft token equals the target's choice.
         """
         choices_BT = scores.logits_BTV.argmax(-1)
+        if not draft.nodes:
+            return Verdict(torch.zeros_like(batch.lengths_B), choices_BT)
         if draft.parents_BN is not None:
             return walk(draft, lambda depth, place_B1: choices_BT.gather(1, place_B1))
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
@@ -20,14 +22,27 @@ class Slab:
         return SlabStore(shapes, rows, capacity + 1, device)
 
 
+class Layer(NamedTuple):
+    """The keys, or the values, of one layer: two views of one block, made once, since every forward needs both."""
+
+    flat: torch.Tensor
+    """Slot by slot, those of all rows after each other, (rows * slots, H, D)."""
+    by_head: torch.Tensor
+    """(rows, H, slots, D)."""
+    device: torch.device
+
+
+NO_LAYER = Layer(torch.empty(0), torch.empty(0), torch.device("cpu"))
+
+
 class SlabStore:
     """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape and device."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         self.rows, self.slots, self._device, self._row_map = rows, slots, device, RowMap(rows, anywhere=True)
         self._blocks: list[torch.Tensor] = []
-        self._keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
-        self._values: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        self._keys: list[Layer] = [NO_LAYER] * len(shapes)
+        self._values: list[Layer] = [NO_LAYER] * len(shapes)
         for shape in dict.fromkeys(shapes):
             layers = [layer for layer, other in enumerate(shapes) if other == shape]
             for size, views in ((shape.key_size, self._keys), (shape.value_size, self._values)):
@@ -35,8 +50,8 @@ class SlabStore:
                     len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=shape.device or device
                 )
                 self._blocks.append(block)
-                for layer, view in zip(layers, block, strict=True):
-                    views[layer] = view
+                for layer, part in zip(layers, block, strict=True):
+                    views[layer] = Layer(part.flatten(0, 1), part.transpose(1, 2), part.device)
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
@@ -59,9 +74,9 @@ class SlabStore:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
         return Dense(self._write(self._keys[layer], keys), self._write(self._values[layer], values))
 
-    def _write(self, layer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        layer.flatten(0, 1).index_copy_(0, self._places[layer.device], states.transpose(1, 2).flatten(0, 1))
-        return layer[self._rows, : self._extent].transpose(1, 2)
+    def _write(self, layer: Layer, states: torch.Tensor) -> torch.Tensor:
+        layer.flat.index_copy_(0, self._places[layer.device], states.transpose(1, 2).flatten(0, 1))
+        return layer.by_head[self._rows, :, : self._extent]
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once."""
