@@ -53,6 +53,18 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
         return [future.result() for future in [pool.submit(run, task) for task in tasks]]
 
 
+@contextlib.contextmanager
+def written_to(owner: type, name: str) -> Iterator[list[Any]]:
+    """Note the values written to a property of a class's objects inside the block."""
+    usual, values = getattr(owner, name), list[Any]()
+    noting = property(usual.fget, lambda one, value: (values.append(value), usual.fset(one, value))[1])
+    setattr(owner, name, noting)
+    try:
+        yield values
+    finally:
+        delattr(owner, name)
+
+
 @pytest.fixture
 def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch.compile run the graphs it finds."""
@@ -197,3 +209,18 @@ def test_a_model_in_training_goes_back_after_the_last() -> None:
         one.close()
         assert not any(module.training for module in target.modules())
     assert all(module.training for module in target.modules())
+
+
+def test_configurations_are_written_once_a_round_and_are_their_own_between_rounds() -> None:
+    """A round of five forwards changes two configurations, and whoever looks between two rounds finds them unchanged."""
+    target = zoo.build("qwen3")
+    draft = zoo.good_draft(target)
+    with written_to(type(target.config), "_attn_implementation") as values:
+        pipe = harness.pipeline(target, draft, batch_size=2, draft_length=4)
+        chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
+        next(chunks), next(chunks)
+        values.clear()
+        next(chunks)
+        assert values == [ongoing.NAME] * 2 + ["sdpa"] * 2
+        assert pipe.target_model.config._attn_implementation == "sdpa"
+        list(chunks)

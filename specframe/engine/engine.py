@@ -159,7 +159,8 @@ class Engine:
         try:
             with self._joint() as stand, self._context(self._group):
                 opened = self._opened = self._opened or self._open(pool)
-                report = loop.step(pool, opened.use, self._watch, self._agree, stand)
+                with opened.run.attending():
+                    report = loop.step(pool, opened.use, self._watch, self._agree, stand)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

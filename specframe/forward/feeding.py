@@ -39,7 +39,7 @@ class Feeder:
     def __init__(self, model: PreTrainedModel, role: str) -> None:
         self.model, self.role = model, role
         self.config = model.config.get_text_config()
-        self.device = next(model.parameters()).device
+        self.device, self.dtype = next(model.parameters()).device, model.dtype
         with using(self.config):
             self.windows = attention_windows(self.config, role)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
@@ -67,7 +67,7 @@ class Feeder:
     @functools.cached_property
     def unread(self) -> torch.Tensor | dict[str, torch.Tensor]:
         """Masks that are not looked at: without any, transformers would build its own."""
-        nothing = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=self.device)
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         return self._per_kind(dict.fromkeys(self.windows, nothing))
 
     def call(
@@ -122,7 +122,7 @@ class Feeder:
         ``window``, if there is one, is in the place of every sliding window.
         """
         windows = {kind: own and (window or own) for kind, own in self.windows.items()}
-        made = masks(placement, set(windows.values()), self.model.dtype)
+        made = masks(placement, set(windows.values()), self.dtype)
         return self._per_kind({kind: made[own] for kind, own in windows.items()})
 
     def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -147,6 +147,16 @@ def alone(config: Any) -> Iterator[None]:
             _changing.notify_all()
 
 
+def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """Have models attend by the function called :data:`NAME` inside the block, those of the configurations set to ``sdpa``.
+
+    Every forward sees to that itself, in :func:`running`. Around several forwards the change is made once: transformers takes long
+    to write to a configuration.
+    """
+    sdpa = [config for config in configs if own(config, "_attn_implementation") == "sdpa"]
+    return changed(sdpa, "_attn_implementation", lambda _: NAME)
+
+
 @contextlib.contextmanager
 def running(config: Any, state: Ongoing) -> Iterator[None]:
     """Run a forward of the model of a configuration inside the block.

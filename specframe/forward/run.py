@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from specframe.contracts.run import Watch
 from specframe.forward.attention.choice import Asked
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
+from specframe.forward.ongoing import attending
 from specframe.forward.runner import ModelRunner
 
 
@@ -88,6 +90,14 @@ class Run:
             self._reserved.remove(sequence)
             for cached in self.caches:
                 cached.forget(sequence)
+
+    def attending(self) -> AbstractContextManager[None]:
+        """Have the models attend by our function inside the block, which is a round of several forwards.
+
+        A drafter's cache may have a runner of the drafter's own, which sees to its model itself.
+        """
+        runners = [cached.runner for cached in (*self.caches, *self._sharing)]
+        return attending(runner.config for runner in runners if isinstance(runner, ModelRunner))
 
     def release(self) -> None:
         """Let go of all caches."""

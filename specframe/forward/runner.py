@@ -44,7 +44,7 @@ class ModelRunner(Feeder):
             ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
                 given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
         """
-        kind, own = self.device.type, self.model.dtype
+        kind, own = self.device.type, self.dtype
         if torch.is_autocast_enabled(kind) and (cast := torch.get_autocast_dtype(kind)) != own:
             raise ModelError(
                 f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "

@@ -177,7 +177,7 @@ class SelfTests:
             type(made),
             repr(vars(made) if hasattr(made, "__dict__") else made),
             self._feeder.device,
-            self._feeder.model.dtype,
+            self._feeder.dtype,
         )
         if key not in known:
             known[key] = self._fault(backend)
@@ -227,7 +227,7 @@ class SelfTests:
     @property
     def _tolerance(self) -> float:
         """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
-        return 0.02 if self._feeder.model.dtype == torch.float32 else 0.5
+        return 0.02 if self._feeder.dtype == torch.float32 else 0.5
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
@@ -76,6 +75,17 @@ def configured(whose: str, given: Any, context: int = 0) -> PreTrainedConfig:
     return config
 
 
+class States(NamedTuple):
+    """The output of a head's transformer, with the members that are read of transformers' outputs.
+
+    A tuple, since each of the small forwards of a draft makes one: transformers' own outputs take a twentieth of such a forward.
+    """
+
+    logits: torch.Tensor
+    """Output states, (B, T, D)."""
+    past_key_values: Cache | None
+
+
 class Backbone(PreTrainedModel):
     """Base of heads' transformers: token ids and features in, states out.
 
@@ -100,7 +110,7 @@ class Backbone(PreTrainedModel):
         use_cache: bool | None = None,
         features: torch.Tensor | None = None,
         **options: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> States:
         """Return output states as ``logits``, (B, T, D).
 
         Args:
@@ -115,7 +125,7 @@ class Backbone(PreTrainedModel):
         rotary = self.rotary_emb(embeds_BTD, position_ids)
         shared = {"position_ids": position_ids, "past_key_values": past_key_values, "use_cache": use_cache}
         states_BTD = self.run(embeds_BTD, given_BTD, masks, position_embeddings=rotary, **shared)
-        return CausalLMOutputWithPast(logits=states_BTD, past_key_values=past_key_values)
+        return States(states_BTD, past_key_values)
 
     @property
     def feature_size(self) -> int:
