@@ -30,6 +30,7 @@ class Layer(NamedTuple):
     by_head: torch.Tensor
     """(rows, H, slots, D)."""
     device: torch.device
+    """That of both, since asking a tensor for it makes a new object."""
 
 
 NO_LAYER = Layer(torch.empty(0), torch.empty(0), torch.device("cpu"))
