@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
+JOBS ?= 2
 # Python compiles the modules that are imported, and keeps them; to compile all of them takes a minute
 PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,7 +13,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-std/tests/test_,drafters.py flawed_alignments.py kv_backends.py other_roles.py tree_drafts.py) \
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
-.PHONY: run install test test-ray kernels fuzz check docs wheels bench clean
+.PHONY: run install test mutants test-ray kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -27,6 +28,9 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 test: install  ## the fast suite, then the wide equivalence matrix; built wheels have tests of their own, which .ci/run calls
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" --ignore tests/test_wheels.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+
+mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a fast test red
+	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
 
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
 	RAY_worker_niceness=0 OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests

@@ -1,0 +1,103 @@
+"""Mutation tests: every entry can be planted, and the runner tells a caught fault from all that only looks like one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import mutation
+import pytest
+from mutation import Copy, Mutant
+
+LEAP = Mutant("leap", "leap years are forgotten", "calendar_.py", "29", "28", ["test_calendar.py"])
+SOURCE = "import helper\n\ndef days(leap):\n    while False:\n        pass\n    return 29 if leap else helper.USUAL\n"
+TESTS = "import calendar_\n\ndef test_leap():\n    assert calendar_.days(True) == 29\n"
+
+
+def test_every_mutant_can_be_planted() -> None:
+    """Each entry's text occurs once in its file, its name is its own, and its test files exist."""
+    mutants = mutation.read()
+    assert mutants
+    assert mutation.problems(mutants) == []
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
+    """A copy of a project of two modules and one test."""
+    root = tmp_path_factory.mktemp("project")
+    for name, text in (("calendar_.py", SOURCE), ("test_calendar.py", TESTS), ("helper.py", "USUAL = 28\n")):
+        (root / name).write_text(text)
+    (root / ".gitignore").write_text("build\n")
+    (root / "build").write_text("left out")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # this project's plugin loads torch
+        yield Copy(root, tmp_path_factory.mktemp("copy"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "outcome", "detail"),
+    [
+        ({}, "caught", "test_calendar.py::test_leap"),
+        ({"find": "else helper.USUAL", "replace": "else 29"}, "not caught", "all its tests pass"),
+        ({"find": "import helper", "replace": "import halper"}, "broken", "no test failed"),
+        ({"find": "29", "replace": "helper_.USUAL"}, "broken", "NameError"),
+        ({"tests": ["test_calendar.py::test_of_another_name"]}, "broken", "status 4"),
+        ({"find": "while False", "replace": "while leap"}, "out of time", "did not end"),
+    ],
+    ids=["caught", "passes", "no-import", "no-name", "no-test", "endless"],
+)
+def test_outcome_of_a_mutant(copy: Copy, changed: dict, outcome: str, detail: str) -> None:
+    """Only a test that fails catches a fault: what cannot be imported or run is broken, an endless run is told apart."""
+    finding = mutation.run(copy, attrs.evolve(LEAP, **changed), seconds=2 if outcome == "out of time" else 600)
+    assert finding.outcome == outcome
+    assert detail in finding.detail
+    assert (copy.folder / "calendar_.py").read_text() == SOURCE
+
+
+def test_files_that_git_ignores_are_not_copied(copy: Copy) -> None:
+    """A copy has the files of a checkout, not what was built beside them."""
+    assert not (copy.folder / "build").exists()
+
+
+def test_a_copy_that_is_not_imported_is_found(tmp_path: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another folder's package is imported the copy names it."""
+    for folder in (copy.folder, tmp_path):
+        (folder / "twin").mkdir()
+        (folder / "twin" / "__init__.py").touch()
+    assert copy.imported_from_elsewhere() == []
+    monkeypatch.setattr(Copy, "environment", lambda _: {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert copy.imported_from_elsewhere() == ["twin"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"file": "missing.py"}, "there is no file missing.py"),
+        ({"find": "gone"}, "`find` has to occur once in calendar_.py, and occurs 0 times"),
+        ({"find": "e"}, "occurs 12 times"),
+        ({"replace": "29"}, "the same text"),
+        ({"tests": []}, "no tests are named"),
+        ({"tests": ["test_gone.py::test_leap"]}, "there is no test file test_gone.py::test_leap"),
+    ],
+)
+def test_an_entry_that_has_rotted_is_told(copy: Copy, changed: dict, problem: str) -> None:
+    """An entry that cannot be planted is named in one sentence."""
+    (found,) = mutation.problems([attrs.evolve(LEAP, **changed)], copy.folder)
+    assert found.startswith("leap: ")
+    assert problem in found
+
+
+def test_two_mutants_of_one_name_are_told(copy: Copy) -> None:
+    """A name stands for one mutant."""
+    assert mutation.problems([LEAP, LEAP], copy.folder) == ["leap: 2 mutants have this name"]
+
+
+def test_an_entry_with_a_misspelt_key_is_told(tmp_path: Path) -> None:
+    """A key too many or too few is an error that names the file."""
+    (tmp_path / "engine.toml").write_text('[[mutant]]\nname = "a"\nfalt = "b"\n')
+    with pytest.raises(ValueError, match=r"engine\.toml: expected the keys .*'fault'.*, got \['falt', 'name'\]"):
+        mutation.read(tmp_path)
