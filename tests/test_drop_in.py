@@ -31,6 +31,7 @@ import specframe
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
 from specframe.testing import harness, zoo
+from specframe_std.policies.fixed import FixedLength
 
 transformers.logging.set_verbosity_error()
 
@@ -486,6 +487,23 @@ def test_what_no_pipeline_can_be_made_of_is_refused_at_once(what):
     given, message = UNUSABLE[what]
     with pytest.raises(SpecframeError, match=message):
         specframe.assisted(*given)
+
+
+def test_a_policy_object_decides_how_much_is_drafted():
+    """A draft-length policy is taken as an object, as a pipeline takes it; an object that is none is refused by its role."""
+    policy = FixedLength(3)
+    asked = policy.budget
+    policy.budget = lambda batch: rounds.append(len(batch)) or asked(batch)
+    rounds = []
+    ids = padded(PROMPTS[:2])
+    plain = MODEL.generate(**ids, max_new_tokens=6, do_sample=False)
+    drafted = MODEL.generate(
+        **ids, max_new_tokens=6, do_sample=False, custom_generate=specframe.assisted(DRAFT, policy)
+    )
+    assert torch.equal(plain, drafted)
+    assert rounds
+    with pytest.raises(SpecframeError, match="draft_length: expected .* got"):
+        specframe.assisted(DRAFT, object())
 
 
 def test_an_unknown_strategy_is_refused_at_once():

@@ -317,7 +317,11 @@ def test_differences_are_explained():
 
 
 def test_plugin_offers_fixtures_and_suites(pytester):
-    """In a folder that knows nothing of specframe the fixtures are there, cuda tests skip, and a suite runs."""
+    """In a folder that knows nothing of specframe the fixtures are there, cuda tests skip, and a suite runs.
+
+    Its own option ``--device`` is not the plugin's.
+    """
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--device')")
     pytester.makepyfile(
         """
         import pytest, torch

@@ -28,7 +28,7 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
             f"got {shown(draft)}"
         )
     number = isinstance(draft_length, str | int) or draft_length is None
-    if not number and not hasattr(draft_length, "draft_length"):
+    if not number and not hasattr(draft_length, "budget"):
         raise OptionError(
             f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {shown(draft_length)}"
         )

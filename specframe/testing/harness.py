@@ -39,7 +39,7 @@ _origin: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.
 
 
 def device() -> torch.device:
-    """Return the device that suites run on, which ``pytest --device NAME`` names."""
+    """Return the device that suites run on, which ``pytest --specframe-device NAME`` names."""
     return pick_device(where.NAME)
 
 

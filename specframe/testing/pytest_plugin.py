@@ -22,15 +22,15 @@ MARKERS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option ``--device``."""
+    """Add the option ``--specframe-device``: a project's own options have the common names."""
     parser.getgroup("specframe").addoption(
-        "--device", default="cpu", metavar="NAME", help="device that specframe's suites run on: cpu, sim, cuda, cuda:N"
+        "--specframe-device", default="cpu", metavar="NAME", help="device of specframe's suites: cpu, sim, cuda, cuda:N"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and tell the suites their device."""
-    where.NAME = config.getoption("--device")
+    where.NAME = config.getoption("specframe_device")
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

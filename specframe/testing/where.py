@@ -1,4 +1,4 @@
-"""The device that suites run on: ``pytest --device NAME``. Nothing heavy is imported here."""
+"""The device that suites run on: ``pytest --specframe-device NAME``. Nothing heavy is imported here."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ import torch
 _STEP = -7046029254386353131  # 0x9E3779B97F4A7C15, as a signed number
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
+_BELOW_ONE = 1 - 2.0**-24
+"""The largest float32 below 1."""
 
 
 class Stream(IntEnum):
@@ -48,19 +50,35 @@ def _shifted(x: torch.Tensor, places: int) -> torch.Tensor:
 
 def uniform(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
     """Return float64 numbers in (0, 1), one for each pair of sequence index and position; the two broadcast."""
-    bits = _shifted(_keys(seed, sequences, positions, stream), 11)
-    return (bits.double() + 0.5) * 2.0**-53
+    return uniform_of(_keys(seed, sequences, positions, stream))
 
 
 def gumbel(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int, vocabulary: int) -> torch.Tensor:
-    """Return float32 standard Gumbel noise of shape (..., vocabulary), one vector for each pair.
+    """Return float32 standard Gumbel noise of shape (..., vocabulary), one vector for each pair; all of it is finite.
 
-    Adding it to logits and taking the arg max samples from their softmax.
+    Adding it to logits and taking the arg max samples from their softmax. A token whose logit alone is above minus infinity is
+    therefore taken whatever the noise.
     """
     ids = torch.arange(vocabulary, device=positions.device)
-    bits = _shifted(_mix(_keys(seed, sequences, positions, stream)[..., None] + ids * _STEP), 32)
-    exponential = -torch.log1p(-(bits.float() + 0.5) * 2.0**-32)
-    return -exponential.log()
+    return gumbel_of(_mix(_keys(seed, sequences, positions, stream)[..., None] + ids * _STEP))
+
+
+def uniform_of(bits: torch.Tensor) -> torch.Tensor:
+    """Return the float64 number in (0, 1) that int64 bits stand for.
+
+    52 of them are used: with a half added they fill the 53 digits of the format, so no number is rounded to 1.
+    """
+    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
+
+
+def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
+    """Return the float32 Gumbel noise that int64 bits stand for, finite for all of them.
+
+    32 of them are used: near 0 the format tells that many apart, and the noise is large there. Near 1 it tells 24 apart, and the last
+    128 of the 2**32 numbers are rounded to 1, whose noise would be minus infinity: they take the number before it.
+    """
+    negative = ((_shifted(bits, 32).float() + 0.5) * -(2.0**-32)).clamp(min=-_BELOW_ONE)
+    return -(-torch.log1p(negative)).log()
 
 
 def _keys(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
