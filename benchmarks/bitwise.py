@@ -1,9 +1,10 @@
 """Whether logits are the same to the bit at any batch, with drafts and without, and what that costs.
 
-    python benchmarks/bitwise.py [--pair cpu] [--dtypes float32,bfloat16] [--batches 1,8] [--device cpu|cuda] [--prompts FILE]
+    python benchmarks/bitwise.py [--pair cpu] [--dtypes float32,bfloat16] [--batches 1,8] [--trees chain,3/2/1,dynamic]
+        [--device cpu|cuda] [--prompts FILE]
 
-Prompts are decoded plainly at batch 1, then with drafts at each batch size under each alignment, all with bitwise. All logits of
-all tokens have to be equal to the bit; *plain* says in how many prompts they are without bitwise. The price is the time of a run
+Prompts are decoded plainly at batch 1, then with drafts of each shape at each batch size under each alignment, all with bitwise.
+All logits of all tokens have to be equal to the bit; *plain* says in how many prompts they are without bitwise. The price is the time of a run
 with bitwise over that of the same run without, taken in turns, a median over rounds; on a CPU processor time, for a machine others
 use too. Exits with 1 when a bit differs.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
 
+import itertools
 import json
 import statistics
 import sys
@@ -28,6 +30,7 @@ from contenders import held_out_prompts
 from grow import load_pair
 from rich.console import Console
 from rich.table import Table
+from specframe_std.drafters.model import ModelDrafter
 
 from specframe.models import loading
 from specframe.pipeline import Pipeline
@@ -45,12 +48,14 @@ class Decoder:
     prompts: list[list[int]]
     new: int
 
-    def logits(self, batch: int, align: str = "ragged", length: int = 0, bitwise: bool = True) -> tuple[Logits, float]:
+    def logits(
+        self, batch: int, align: str = "ragged", tree: str = "chain", length: int = 0, bitwise: bool = True
+    ) -> tuple[Logits, float]:
         """Decode all prompts; return the logits of every token, and the seconds; a draft ``length`` of 0: plainly."""
-        rule, drafter = Kept(), self.draft if length else None
+        rule = Kept()
         pipe = Pipeline(
             target=self.target,
-            drafter=drafter,
+            drafter=drafter(tree) if length else None,
             tokenizer=self.tokenizer,
             accept=rule,
             align=align,
@@ -59,10 +64,16 @@ class Decoder:
             generation_config=None,
             bitwise=bitwise,
         )
+        pipe.parts.draft = self.draft if length else None
         clock = time.process_time if self.target.device.type == "cpu" else time.perf_counter
         started = clock()
         list(pipe.generate(self.prompts, self.new))
         return rule.logits, clock() - started
+
+
+def drafter(tree: str) -> ModelDrafter:
+    """Return the drafter of a chain, of a dynamic tree, or of a tree with so many branches at each depth, as 3/2/1."""
+    return ModelDrafter(tree=tree) if tree in ("chain", "dynamic") else ModelDrafter(branch=tree)
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -70,6 +81,9 @@ class Decoder:
 @click.option("--dtypes", default="float32,bfloat16", show_default=True)
 @click.option("--batches", default="1,8", show_default=True)
 @click.option("--aligns", default="ragged", show_default=True)
+@click.option(
+    "--trees", default="chain", show_default=True, help="Shapes of drafts: chain, dynamic, or branches as 3/2/1."
+)
 @click.option("--draft-length", default=5, show_default=True)
 @click.option("--count", default=8, show_default=True, help="Prompts; those of a file: at most.")
 @click.option("--new", default=24, show_default=True, help="New tokens per prompt.")
@@ -93,15 +107,15 @@ def main(**options: Any) -> None:
 
 
 def compare(options: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
-    """Yield a row per precision, alignment and batch size."""
+    """Yield a row per precision, batch size, alignment and shape of the draft."""
     device = loading.pick_device(options["device"])
     for dtype in options["dtypes"].split(","):
         target, draft, tokenizer = load_pair(options["pair"], device, loading.pick_dtype(dtype, device))
         decoder = Decoder(target, draft, tokenizer, read(options, tokenizer), options["new"])
         wanted: Logits | None = None
         for batch in map(int, options["batches"].split(",")):
-            for align in options["aligns"].split(","):
-                row = {"dtype": dtype, "align": align, "batch": batch, "count": len(decoder.prompts)}
+            for align, tree in itertools.product(options["aligns"].split(","), options["trees"].split(",")):
+                row = {"dtype": dtype, "align": align, "tree": tree, "batch": batch, "count": len(decoder.prompts)}
                 row |= {"bugs": 0, "fault": None, "equal": None, "plain": None, "price": None}
                 if time.perf_counter() > deadline:
                     yield row | {"equal": "not reached in time"}
@@ -123,7 +137,7 @@ def read(options: dict[str, Any], tokenizer: Any) -> list[list[int]]:
 
 def one(decoder: Decoder, wanted: Logits, row: dict[str, Any], length: int, rounds: int) -> dict[str, Any]:
     """Return in how many prompts all logits are equal to those wanted, with bitwise and without, and the price."""
-    how, count = (row["batch"], row["align"], length), row["count"]
+    how, count = (row["batch"], row["align"], row["tree"], length), row["count"]
     found, _ = decoder.logits(*how)
     bugs = len(parted(found, wanted) | dict.fromkeys({index for index, _ in wanted.keys() - found.keys()}, 0))
     told: dict[str, Any] = {"bugs": bugs, "equal": f"{count - bugs} of {count}"}
@@ -140,7 +154,7 @@ def one(decoder: Decoder, wanted: Logits, row: dict[str, Any], length: int, roun
 
 def show(rows: list[dict[str, Any]], pair: str) -> None:
     """Print a line per row."""
-    columns = "dtype", "align", "batch", "equal", "plain", "price"
+    columns = "dtype", "align", "tree", "batch", "equal", "plain", "price"
     table = Table(*columns, "fault", title=f"bitwise equality, pair {pair}")
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in columns), row["fault"] or "")

@@ -14,7 +14,8 @@ def reference_decode(
 ) -> list[int]:
     """Return the target's own greedy continuation of one prompt.
 
-    The prompt is read in one pass. Then one token at a time is fed. A token's position is the number of tokens before it.
+    The prompt is read in one pass. Then one token at a time is fed. A token's position is the number of tokens before it. The cache
+    keeps the tokens before a sliding window, too: a key then lies in the slot of its position, as ``bitwise`` expects.
 
     Args:
         model: the target, in evaluation mode.
@@ -23,7 +24,7 @@ def reference_decode(
         stop_token_ids: ids that end the continuation. The stop token is part of the result.
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache()
     fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):
         start = len(prompt_ids) + len(generated) - len(fed)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import architectures
 import pytest
 import torch
+from specframe_std.drafters.model import ModelDrafter
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -91,13 +92,13 @@ def alone(name: str, dtype: torch.dtype) -> Logits:
     return by_reference(models(name, dtype)[0])
 
 
-def by_reference(target: PreTrainedModel) -> Logits:
+def by_reference(target: PreTrainedModel, asked: list[list[int]] | None = None) -> Logits:
     """Return the logits of each prompt's continuation by the reference with bitwise, one token after the other."""
     steps: list[torch.Tensor] = []
     found: Logits = {}
     hook = target.register_forward_hook(lambda module, arguments, output: steps.append(output.logits[0, -1]))
     with bitwise(CPU):
-        for index, prompt in enumerate(prompts()):
+        for index, prompt in enumerate(asked or prompts()):
             steps.clear()
             reference_decode(target, prompt, NEW)
             found |= {(index, len(prompt) + place): logits_V for place, logits_V in enumerate(steps)}
@@ -141,6 +142,55 @@ def test_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
 def test_sample_is_the_same_to_the_bit(name: str, dtype: torch.dtype, way: Way) -> None:
     """What the wide matrix tests holds for three of its cells."""
     assert same(decoded(name, dtype, way, bitwise=True), alone(name, dtype))
+
+
+TREES: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "static": {"branch": "3/2/1"},
+    "dynamic": {"tree": "dynamic", "nodes": 8},
+}
+CELLS = [
+    (name, align, tree)
+    for number, (align, tree) in enumerate(itertools.product(("ragged", "eqspec", "exspec", "rollback"), TREES))
+    for name in (("llama", "mistral", "gemma3", "gpt2", "qwen3")[number % 5],)
+]
+"""Every alignment with every tree, under architectures with and without sliding windows."""
+
+
+def require_equal_to_the_reference(name: str, align: str, tree: str, lengths: tuple[int, ...], **config: Any) -> None:
+    """Fail unless prompts of these lengths have the reference's logits to the bit."""
+    target = zoo.build(name, **config)
+    drafter, kept, asked = ModelDrafter(**TREES[tree]), Kept(), harness.random_prompts(lengths, zoo.VOCABULARY, seed=1)
+    options = {"drafter": drafter, "accept": kept, "align": align, "batch_size": 4, "draft_length": 3}
+    pipe = harness.pipeline(target, zoo.good_draft(target), bitwise=True, **options)
+    harness.decode(pipe, harness.requests(asked, 2 * NEW))
+    assert same(kept.logits, by_reference(target, asked))
+
+
+@pytest.mark.parametrize(
+    ("name", "align", "tree"),
+    [("mistral", "ragged", "static"), ("llama", "eqspec", "chain"), ("gemma3", "exspec", "dynamic")],
+)
+def test_blocks_of_keys_begin_at_a_rows_first_token(name: str, align: str, tree: str) -> None:
+    """A row whose slots straddle two blocks of keys, because of padding before it, or of a tree, is the same to the bit."""
+    require_equal_to_the_reference(name, align, tree, (140, 40, 124), **LONG[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "align", "tree"), CELLS, ids=str)
+def test_rows_longer_than_a_block_are_the_same_to_the_bit(name: str, align: str, tree: str) -> None:
+    """Rows about as long as a block of keys, and longer, have the reference's logits under every alignment with every tree."""
+    require_equal_to_the_reference(name, align, tree, (40, 90, 97, 185, 126), **LONG[name])
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 256},
+    "qwen3": {"max_position_embeddings": 256},
+    "gpt2": {"n_positions": 256},
+    "mistral": {"max_position_embeddings": 256, "sliding_window": 100},
+    "gemma3": {"max_position_embeddings": 256, "sliding_window": 130},
+}
+"""Models whose rows, and windows, are as long as a block of keys."""
 
 
 def test_sample_covers_the_matrix() -> None:

@@ -88,9 +88,11 @@ class Block:
         if self.parents_BT is None:
             return None
         places_T = torch.arange(self.width, device=self.ids_BT.device)
-        sees_BTT = (self.parents_BT[..., None] == places_T) | (places_T[:, None] == places_T)
-        for _ in range((self.width - 1).bit_length()):  # paths of one step, of two, of four, ...
-            sees_BTT = (sees_BTT.float() @ sees_BTT.float()) > 0
+        above_BT = self.parents_BT.where(self.parents_BT >= 0, places_T)  # a root is its own parent
+        sees_BTT = (places_T[:, None] == places_T).expand(len(above_BT), -1, -1)
+        for _ in range((self.width - 1).bit_length()):  # paths of one place, of two, of four, ...
+            sees_BTT = sees_BTT | sees_BTT.gather(1, above_BT[..., None].expand_as(sees_BTT))
+            above_BT = above_BT.gather(1, above_BT)
         return sees_BTT
 
     def depth_BT(self) -> torch.Tensor:

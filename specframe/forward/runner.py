@@ -17,6 +17,7 @@ from specframe.contracts.roles import AttentionBackend
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
+from specframe.forward.bitwise import order
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
 from specframe.forward.selftests import SelfTests
@@ -98,9 +99,10 @@ class ModelRunner(Feeder):
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
         extra = {**block.extra, **extra}
-        logits_BTV = self.call(
-            ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra, kernels
-        )
+        with order.attending(placement):
+            logits_BTV = self.call(
+                ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra, kernels
+            )
         return Scores(logits_BTV, found)
 
     @functools.cached_property

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Draft, Scores, Verdict, along
 from specframe.contracts.round import Batch
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -30,10 +30,11 @@ class Kept:
         return getattr(self._rule, name)
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-        """Judge a chain, and keep the logits of the accepted tokens and of the bonus token."""
+        """Judge a draft, and keep the logits of the accepted tokens and of the bonus token."""
         verdict: Verdict = self._rule.judge(batch, draft, scores)
+        logits_BTV = along(verdict, scores.logits_BTV)
         for row, (sequence, accepted) in enumerate(zip(batch.sequences, verdict.accepted_B.tolist(), strict=True)):
-            places = zip(range(int(batch.lengths[row]), 2**62), scores.logits_BTV[row, : accepted + 1].clone())
+            places = zip(range(int(batch.lengths[row]), 2**62), logits_BTV[row, : accepted + 1].clone())
             self.logits |= {(sequence.request.index, length): logits_V for length, logits_V in places}
         return verdict
 

@@ -1,21 +1,29 @@
 """Attention over blocks of queries and keys of one shape, one block of keys after the other.
 
-A block in which a query sees nothing changes no bit of its output, so the number of slots does not matter. Scores and sums are in
-float32. After FlashAttention (https://arxiv.org/abs/2205.14135, algorithm 1), whose running maximum and sum these are.
+Keys are taken in the order of their tokens (:mod:`specframe.forward.bitwise.order`): block j holds the tokens from 128 j on,
+whatever their slots. A block in which a query sees nothing changes no bit of its output, so the number of slots does not matter.
+Scores and sums are in float32. After FlashAttention (https://arxiv.org/abs/2205.14135, algorithm 1), whose running maximum and
+sum these are.
 
-Letters beside the usual ones: G key heads, I blocks of Q queries, J blocks of E keys. The query heads that share a key head are
-further queries of it.
+Letters beside the usual ones: G key heads, I blocks of Q queries, J blocks of E keys, W entries of a value. The query heads that
+share a key head are further queries of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
+from specframe.forward.bitwise import order
 from specframe.forward.bitwise.products import columns
 from specframe.forward.bitwise.tiles import by_numbers
 
 QUERIES, KEYS = 16, 128
 """Queries and keys of a block: the queries of a round of four tokens whose heads share a key head by fours, and a short prompt."""
+
+Pieces = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""Blocks of keys (B, G, E, D) and of values (B, G, E, W), one after the other."""
 
 
 def attention(
@@ -36,18 +44,86 @@ def attention(
     """
     if query.ndim != 4 or dropout_p:
         raise NotImplementedError
-    rows, heads, length, size = query.shape
-    groups, slots = key.shape[1:3]
+    length, slots = query.shape[2], key.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
-    folded = (query.to(exact) * (size**-0.5 if scale is None else scale)).reshape(rows, groups, -1, size)
-    query_BIGQD, key_BJGED = blocks(folded, QUERIES, exact), blocks(key, KEYS, exact)
+    scaled = query.to(exact) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    mask = additive(attn_mask, is_causal, length, slots, exact, query.device)
     ones = value.new_ones(()).expand(*value.shape[:-1], 1)  # the sum of weights is one more entry of the output
-    value_BJGED = blocks(columns(torch.cat([value, ones], dim=-1)), KEYS, exact)
-    mask_BIJGQE = masks(attn_mask, is_causal, length, slots, heads // groups, groups, exact, query.device)
-    output_BIGQD = attended(query_BIGQD, key_BJGED, value_BJGED, mask_BIJGQE)
+    weighed = columns(torch.cat([value, ones], dim=-1))
+    by_order = None if attn_mask is None else order.current(slots)
+    if by_order is not None and by_order.ndim == 3:
+        sums = by_paths(scaled, key.to(exact), weighed.to(exact), mask, by_order)
+    else:
+        if by_order is not None:
+            key, weighed = (ordered(states, by_order) for states in (key, weighed))
+            mask = shown(mask, by_order[:, None])
+        pieces = zip(blocks(key, KEYS, exact).unbind(1), blocks(weighed, KEYS, exact).unbind(1), strict=True)
+        sums = in_blocks(scaled, key.shape[1], pieces, mask)
     width = value.shape[-1]
-    output = (output_BIGQD[..., :width] / output_BIGQD[..., width : width + 1]).transpose(1, 2).flatten(2, 3)
-    return output[:, :, : folded.shape[2]].reshape(rows, heads, length, -1).to(query.dtype)
+    return (sums[..., :width] / sums[..., width : width + 1]).to(query.dtype)
+
+
+def by_paths(
+    query_BHTD: torch.Tensor,
+    key_BGSD: torch.Tensor,
+    value_BGSW: torch.Tensor,
+    mask_BHTS: torch.Tensor,
+    slots_BTS: torch.Tensor,
+) -> torch.Tensor:
+    """Return the sums of :func:`in_blocks` where each query has an order of slots of its own: it is a row for itself.
+
+    Query heads that share a key head may come as further queries of it; they share the order of their token.
+    """
+    shape, tokens = query_BHTD.shape, slots_BTS.shape[1]
+    shared = shape[2] // tokens
+    query_BHTD = query_BHTD.unflatten(2, (shared, tokens)).flatten(1, 2)
+    mask_BHTS = mask_BHTS.unflatten(2, (shared, tokens)).expand(shape[0], shape[1], -1, -1, -1).flatten(1, 2)
+    sums = []
+    for row, slots_TS in enumerate(slots_BTS.expand(shape[0], -1, -1)):
+        query_TH1D, mask_TH1S = (x[row].transpose(0, 1)[:, :, None] for x in (query_BHTD, mask_BHTS))
+        pieces = taken(key_BGSD[row], value_BGSW[row], slots_TS)
+        sums.append(in_blocks(query_TH1D, key_BGSD.shape[1], pieces, shown(mask_TH1S, slots_TS[:, None])))
+    return torch.stack(sums).squeeze(3).transpose(1, 2).reshape(*shape[:3], -1)
+
+
+def taken(key_GSD: torch.Tensor, value_GSW: torch.Tensor, slots_TS: torch.Tensor) -> Pieces:
+    """Yield the blocks of keys (T, G, E, D) and values (T, G, E, W) of queries with an order of slots each."""
+    for slots_TE in slots_TS.split(KEYS, dim=1):
+        beyond = KEYS - slots_TE.shape[1]
+        key_TGED, value_TGEW = (
+            torch.nn.functional.pad(states[:, slots_TE].transpose(0, 1), (0, 0, 0, beyond)).contiguous()
+            for states in (key_GSD, value_GSW)
+        )
+        yield key_TGED, value_TGEW
+
+
+def ordered(states_BGSD: torch.Tensor, slots_BS: torch.Tensor) -> torch.Tensor:
+    """Return keys or values with their slots in another order."""
+    rows, groups, _, size = states_BGSD.shape
+    return states_BGSD.gather(2, slots_BS[:, None, :, None].expand(rows, groups, -1, size))
+
+
+def shown(mask_BHTS: torch.Tensor, slots_BTS: torch.Tensor) -> torch.Tensor:
+    """Return a mask with its slots in another order, for each query or, with T = 1, for all."""
+    mask_BHTS, slots_BHTS = torch.broadcast_tensors(mask_BHTS, slots_BTS[:, None])
+    return mask_BHTS.gather(3, slots_BHTS)
+
+
+def in_blocks(query_BHTD: torch.Tensor, groups: int, pieces: Pieces, mask_BHTS: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums of values, not divided by the sums of weights, (B, H, T, W).
+
+    Args:
+        query_BHTD: queries, scaled.
+        groups: key heads.
+        pieces: the blocks of keys and values that the mask's slots are in.
+        mask_BHTS: additive, with one row or B, one head or H.
+    """
+    rows, heads, length, size = query_BHTD.shape
+    folded_BGTD = query_BHTD.reshape(rows, groups, -1, size)
+    mask_BIJGQE = masks(mask_BHTS, heads // groups, groups)
+    sums_BIGQW = attended(blocks(folded_BGTD, QUERIES, query_BHTD.dtype), pieces, mask_BIJGQE)
+    sums_BGTW = sums_BIGQW.transpose(1, 2).flatten(2, 3)[:, :, : folded_BGTD.shape[2]]
+    return sums_BGTW.reshape(rows, heads, length, -1)
 
 
 def blocks(x_BGSD: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -62,17 +138,10 @@ def blocks(x_BGSD: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-def masks(
-    given: torch.Tensor | None,
-    causal: bool,
-    length: int,
-    slots: int,
-    shared: int,
-    groups: int,
-    dtype: torch.dtype,
-    device: torch.device,
+def additive(
+    given: torch.Tensor | None, causal: bool, length: int, slots: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return the additive mask (B or 1, I, J, G or 1, Q, E) of all blocks; the least finite number is what a query does not see."""
+    """Return the additive mask (B or 1, H or 1, T, S); the least finite number is what a query does not see."""
     least = torch.finfo(dtype).min
     if given is None:
         given = torch.ones(length, slots, dtype=torch.bool, device=device)
@@ -80,27 +149,32 @@ def masks(
     given = given[(None,) * (4 - given.ndim)]
     if given.dtype == torch.bool:
         given = torch.zeros((), dtype=dtype, device=device).where(given, least)
-    rows, heads = given.shape[:2]
-    given = given.to(dtype).clamp(min=least).expand(-1, -1, length, slots)
-    each = given[:, :, None].expand(-1, -1, shared, -1, -1) if heads == 1 else given.unflatten(1, (groups, shared))
+    return given.to(dtype).clamp(min=least).expand(-1, -1, length, slots)
+
+
+def masks(given_BHTS: torch.Tensor, shared: int, groups: int) -> torch.Tensor:
+    """Return the mask (B or 1, I, J, G or 1, Q, E) of all blocks, for so many query heads that share a key head."""
+    rows, heads, length, slots = given_BHTS.shape
+    each = given_BHTS[:, :, None].expand(-1, -1, shared, -1, -1)
+    each = each if heads == 1 else given_BHTS.unflatten(1, (groups, shared))
     queries, extent = (-(-n // size) * size for n, size in ((shared * length, QUERIES), (slots, KEYS)))
-    made = given.new_full((rows, each.shape[1], queries, extent), least)
+    made = given_BHTS.new_full((rows, each.shape[1], queries, extent), torch.finfo(given_BHTS.dtype).min)
     made[:, :, : shared * length, :slots] = each.flatten(2, 3)
     return made.unflatten(3, (-1, KEYS)).unflatten(2, (-1, QUERIES)).permute(0, 2, 4, 1, 3, 5)
 
 
-def attended(
-    query_BIGQD: torch.Tensor, key_BJGED: torch.Tensor, value_BJGED: torch.Tensor, mask_BIJGQE: torch.Tensor
-) -> torch.Tensor:
-    """Return the weighted sums of values, not divided by the sums of weights, (B, I, G, Q, D)."""
+def attended(query_BIGQD: torch.Tensor, pieces: Pieces, mask_BIJGQE: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums of values, not divided by the sums of weights, (B, I, G, Q, W)."""
     shape = query_BIGQD.shape[:-1]
-    sums = query_BIGQD.new_zeros(*shape, value_BJGED.shape[-1])
+    sums: torch.Tensor | None = None
     largest = query_BIGQD.new_full((*shape, 1), torch.finfo(query_BIGQD.dtype).min)
-    for block in range(key_BJGED.shape[1]):
-        scores = each(query_BIGQD, key_BJGED[:, block].mT) + mask_BIJGQE[:, :, block]
+    for (key_BGED, value_BGEW), mask_BIGQE in zip(pieces, mask_BIJGQE.unbind(2), strict=True):
+        scores = each(query_BIGQD, key_BGED.mT) + mask_BIGQE
         before, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
         weights = by_numbers(torch.exp, scores - largest)
-        sums = sums * by_numbers(torch.exp, before - largest) + each(weights, value_BJGED[:, block])
+        added = each(weights, value_BGEW)
+        sums = added if sums is None else sums * by_numbers(torch.exp, before - largest) + added
+    assert sums is not None, "attention over no keys"
     return sums
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specframe.devices import kinds
 from specframe.errors import ModelError
-from specframe.forward.bitwise import operators, products
+from specframe.forward.bitwise import operators, order, products
 from specframe.forward.bitwise.attention import attention
 from specframe.forward.bitwise.tiles import by_numbers, by_rows
 
@@ -63,7 +63,7 @@ def bitwise(device: torch.device) -> Iterator[None]:
 
     On CUDA, sums of products are kept in float32 for the time, and not split, by settings that hold for the process.
     """
-    with kinds.of(device).precise(), Bitwise():
+    with kinds.of(device).precise(), order.active(), Bitwise():
         yield
 
 

@@ -1,0 +1,73 @@
+"""Keys in the order of their tokens: attention adds up the same blocks of keys wherever an alignment has put them.
+
+A block of keys begins at a multiple of its length. A row that is padded on the left, or a node of a tree, has its tokens in
+other slots than a row decoded alone, so its blocks would begin at other tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+
+from specframe.contracts.cache import Placement
+
+LAST = 2**62
+"""An order after that of any token."""
+
+NOTHING = contextlib.nullcontext()
+"""A block around which nothing is done; it is made once, since every forward asks for one."""
+
+_ACTIVE: ContextVar[bool] = ContextVar("specframe.bitwise", default=False)
+_SLOTS: ContextVar[torch.Tensor | None] = ContextVar("specframe.bitwise.slots", default=None)
+
+
+@contextlib.contextmanager
+def active() -> Iterator[None]:
+    """Have forwards inside the block attend to keys in the order of their tokens."""
+    token = _ACTIVE.set(True)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def attending(placement: Placement) -> contextlib.AbstractContextManager[None]:
+    """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens.
+
+    Nothing is done outside of :func:`active`.
+    """
+    return _attending(placement) if _ACTIVE.get() else NOTHING
+
+
+@contextlib.contextmanager
+def _attending(placement: Placement) -> Iterator[None]:
+    token = _SLOTS.set(slots_by_order(placement))
+    try:
+        yield
+    finally:
+        _SLOTS.reset(token)
+
+
+def current(slots: int) -> torch.Tensor | None:
+    """Return the slots of the forward under way by the order of their tokens; None: they are in order, or it has another number."""
+    found = _SLOTS.get()
+    return found if found is not None and found.shape[-1] == slots else None
+
+
+def slots_by_order(placement: Placement) -> torch.Tensor | None:
+    """Return all slots by the order of their tokens, those without a token last; None: slot s holds the token of order s.
+
+    Returns:
+        (B, S), or (1, S) if all rows are equal. For a tree (B, T, S): each fed token has an order of its own, in which the tokens
+        before it and those of its path come first.
+    """
+    key_order_BS = placement.key_order_BS
+    if placement.sees_BTT is not None:
+        key_order_BTS = key_order_BS[:, None].where(placement.seen(), LAST)
+        return key_order_BTS.argsort(dim=-1, stable=True)
+    if placement.used_B is not None:
+        return None
+    return key_order_BS.where(key_order_BS >= 0, LAST).argsort(dim=-1, stable=True)
