@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from generating import NEW, PROMPTS, padded
+from specframe_std.policies.fixed import FixedLength
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -31,7 +32,6 @@ import specframe
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
 from specframe.testing import harness, zoo
-from specframe_std.policies.fixed import FixedLength
 
 transformers.logging.set_verbosity_error()
 
@@ -502,7 +502,7 @@ def test_a_policy_object_decides_how_much_is_drafted():
     )
     assert torch.equal(plain, drafted)
     assert rounds
-    with pytest.raises(SpecframeError, match="draft_length: expected .* got"):
+    with pytest.raises(SpecframeError, match=r"draft_length: expected .* got"):
         specframe.assisted(DRAFT, object())
 
 

@@ -74,8 +74,8 @@ def uniform_of(bits: torch.Tensor) -> torch.Tensor:
 def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
     """Return the float32 Gumbel noise that int64 bits stand for, finite for all of them.
 
-    32 of them are used: near 0 the format tells that many apart, and the noise is large there. Near 1 it tells 24 apart, and the last
-    128 of the 2**32 numbers are rounded to 1, whose noise would be minus infinity: they take the number before it.
+    32 of them are used: near 0 the format tells that many apart, and the noise is large there. Near 1 it tells 24 apart, and the
+    last 128 of the 2**32 numbers are rounded to 1, whose noise would be minus infinity: they take the number before it.
     """
     negative = ((_shifted(bits, 32).float() + 0.5) * -(2.0**-32)).clamp(min=-_BELOW_ONE)
     return -(-torch.log1p(negative)).log()

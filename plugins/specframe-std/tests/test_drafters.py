@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import attrs
 import pytest
+from specframe_std.drafters.model import SHORT_GAP, ModelDrafter
+from specframe_std.policies.fixed import FixedLength
 
+from specframe.contracts.drafts import Budget
+from specframe.contracts.round import Batch
+from specframe.forward.cached import CachedModel
 from specframe.testing import fakes, harness
 from specframe.testing.conformance import DrafterSuite
 
@@ -38,6 +44,46 @@ class TestModel(DrafterSuite):
                 own = harness.continuation(draft, tokens, self.draft_length)
                 proposed = round.report.draft.tokens_BN[row].tolist()
                 assert proposed == own[: len(proposed)]
+
+    @pytest.mark.parametrize("tree", [{}, {"branch": "2/1"}], ids=["chain", "tree"])
+    @pytest.mark.parametrize("align", ["ragged", "eqspec"])
+    def test_rows_without_speculation_are_not_fed(self, align: str, tree: dict[str, str]) -> None:
+        """Only rows that draft take part in the draft model's forwards, and what they draft is as right as ever."""
+        feeds, asked = harness.Feeds(), harness.requests(PROMPTS, [30, 14, 20, 9, 17, 12, 4])
+        asked = [attrs.evolve(one, speculate=one.index % 3 > 0) for one in asked]
+        options = {"align": align, "schedule": "continuous", "batch_size": 4, "check": True, "observers": [feeds]}
+        how = {"drafter": ModelDrafter(**tree), "draft_length": "auto" if tree else 3}
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), **how, **options)
+        harness.check(pipe, asked)
+        for round in feeds.rounds:
+            drafting = sum(sequence.request.speculate for sequence in round.report.sequences)
+            assert {rows for rows, _ in round.draft} <= {drafting}
+        if not tree:
+            assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+    @pytest.mark.parametrize("align", ["ragged", "eqspec"])
+    def test_a_wide_gap_is_read_in_pieces(self, align: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What many rounds without drafts have left unread is fed as a prompt is: in pieces that fit into memory."""
+        monkeypatch.setattr(CachedModel, "tokens_at_once", lambda cached, batch: 8)
+        feeds, perfect = harness.Feeds(), fakes.fake_draft(TARGET, slip_every=0)
+        options = {"align": align, "batch_size": 3, "check": True, "observers": [feeds]}
+        pipe = harness.pipeline(TARGET, perfect, draft_length=Pausing(), **options)
+        harness.check(pipe, harness.requests(PROMPTS[:3], [60, 50, 70]))
+        assert max(width for round in feeds.decoding for _, width in round.draft) <= max(8, SHORT_GAP)
+        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+class Pausing(FixedLength):
+    """Drafts nothing for 40 rounds, and then three tokens a round."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._round = 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget of the next round."""
+        self._round += 1
+        return Budget(0) if self._round <= 40 else self.maximum
 
 
 class TestNone(DrafterSuite):

@@ -1,7 +1,8 @@
 """A simulated accelerator: real values, computed on the CPU, and as strict as CUDA.
 
 Devices ``sim:0`` and ``sim:1`` are there as soon as one is asked for by name: ``Pipeline(device="sim")``,
-``specframe run --device sim``, ``pytest --specframe-device sim``; for ``torch.device("sim")``, import :mod:`specframe.testing.device.kind`.
+``specframe run --device sim``, ``pytest --specframe-device sim``; for ``torch.device("sim")``, import
+:mod:`specframe.testing.device.kind`.
 Their tensors are of a type of their own. An operation on tensors of the host and of a device is refused. Waits of the host and
 copies to the device are counted, with the file and line they happen in. Functions are recorded and replayed as CUDA graphs are.
 

@@ -9,11 +9,17 @@ from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import CachedModel, Run
+from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
+from specframe_std.drafters.speculating import Speculating, places, spread
 from specframe_std.trees.asked import Trees
 from specframe_std.trees.growing import Frontier
+
+SHORT_GAP = 16
+"""Most tokens of a row that the forward which begins a draft reads. A wider gap, after many rounds that drafted nothing, is read as
+a prompt is, in pieces whose masks fit into memory; a narrow one is not worth a forward of its own."""
 
 
 class ModelDrafter:
@@ -65,17 +71,23 @@ class ModelDrafter:
         self._vocabulary = min(run.runner.vocabulary, self._cache.runner.vocabulary)
         self._row_map = RowMap(run.rows)
         self._cached = np.zeros(run.rows, dtype=np.int64)
+        self._speculating = Speculating()
 
     def observe(self, outcome: Outcome) -> None:
         """Read the piece of a prompt that the target has read, and keep a tree's accepted path; lengths tell all else."""
         if outcome.verdict is None:
-            self._cache.read(outcome.batch)
+            if batch := self._speculating.batch(outcome.batch):
+                self._cache.read(batch)
         elif self._fed_BN is not None and outcome.verdict.path_BT is not None:
-            self._keep(outcome.batch, outcome.verdict, self._fed_BN)
+            self._keep(outcome.batch, outcome.verdict, outcome.verdict.path_BT, self._fed_BN)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return ``budget.depth`` tokens per row, with the logits they were drawn by where the acceptance rule needs them."""
         draft_length, self._fed_BN = budget.depth, None
+        drafting = self._speculating.batch(batch)
+        if drafting is None:
+            return Draft(batch.tokens_BS[:, :0])
+        whole, batch = batch, drafting
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it
@@ -84,12 +96,17 @@ class ModelDrafter:
             cached[:] = batch.lengths - 1
         if draft_length == 0:
             self._cache.follow(batch)
-            return Draft(batch.tokens_BS[:, :0])
+            return Draft(whole.tokens_BS[:, :0])
 
         width = max(2, int((batch.lengths - cached).max()))
+        if width > SHORT_GAP:
+            self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+            self._cache.read(batch, left=2, unread=width)
+            width = 2
         self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
         cached[:] = batch.lengths + draft_length - 1 if self._trees.chain else batch.lengths
-        return self.draft(batch, budget, width)
+        draft = self.draft(batch, budget, width)
+        return draft if batch is whole else spread(draft, whole)
 
     def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a draft within the budget, after feeding the last ``width`` tokens of each row."""
@@ -128,13 +145,17 @@ class ModelDrafter:
         self._fed_BN = grown.fed_BN
         return grown.draft
 
-    def _keep(self, batch: Batch, verdict: Verdict, fed_BN: torch.Tensor) -> None:
+    def _keep(self, whole: Batch, verdict: Verdict, path_BT: torch.Tensor, fed_BN: torch.Tensor) -> None:
         """Keep the accepted path but for its last node: it may have no children, and was not fed then."""
         accepted, _ = verdict.host()
-        assert verdict.path_BT is not None
+        batch = self._speculating.batch(whole)
+        assert batch is not None
+        if batch is not whole:
+            rows = places(whole)
+            accepted, path_BT = accepted[rows], path_BT[constant(tuple(rows), path_BT.device)]
         cached = self._cached[: len(batch)]
         cached[:] = batch.lengths + np.maximum(accepted - 1, 0)
-        self._cache.keep(batch, cached, fed_BN.gather(1, verdict.path_BT[:, :-1]))
+        self._cache.keep(batch, cached, fed_BN.gather(1, path_BT[:, :-1]))
 
     def _unshaped(self, batch: Batch) -> bool:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""

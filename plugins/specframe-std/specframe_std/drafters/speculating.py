@@ -1,0 +1,77 @@
+"""The rows of a batch whose requests ask for speculation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import attrs
+import torch
+
+from specframe.contracts.drafts import Draft
+from specframe.contracts.round import Batch, Sequence
+from specframe.devices.kinds import constant
+
+
+class Speculating:
+    """Makes a batch of the rows that draft, and a draft for all rows of their draft.
+
+    Rows without speculation take no part in the drafter's forwards then, and their tokens are not read by it. The rows that draft
+    are one list for as long as the batch is the same one, so that row maps know it again.
+    """
+
+    def __init__(self) -> None:
+        self._batch: list[Sequence] = []
+        self._chosen: list[Sequence] = []
+
+    def batch(self, batch: Batch) -> Batch | None:
+        """Return the batch itself where all rows draft, and else a batch of those that do; None: none do."""
+        if batch.sequences is not self._batch:
+            chosen = [sequence for sequence in batch.sequences if sequence.request.speculate]
+            self._batch, self._chosen = batch.sequences, batch.sequences if len(chosen) == len(batch) else chosen
+        if self._chosen is batch.sequences:
+            return batch
+        if not self._chosen:
+            return None
+        rows = places(batch)
+        rows_b = constant(tuple(rows), batch.lengths_B.device)
+        lengths = batch.lengths[rows]
+        longest = int(lengths.max())
+        return attrs.evolve(
+            batch,
+            sequences=self._chosen,
+            tokens_BS=batch.tokens_BS[rows_b],
+            lengths_B=batch.lengths_B[rows_b],
+            lengths=lengths,
+            limits=batch.limits[rows],
+            streams_B=batch.streams_B[rows_b],
+            unread=min(batch.unread, longest),
+            left=min(batch.left, longest),
+        )
+
+
+def places(batch: Batch) -> list[int]:
+    """Return the rows of a batch that draft."""
+    return [row for row, sequence in enumerate(batch.sequences) if sequence.request.speculate]
+
+
+def spread(draft: Draft, batch: Batch) -> Draft:
+    """Return the draft of the rows that draft as one for all rows of a batch; the others hold a copy of a row, as filler.
+
+    The copy was drawn by the logits beside it, without the randomness of the row that holds it, so a rule that goes by logits
+    judges it rightly.
+    """
+    rows = places(batch)
+    sources = [rows.index(row) if row in rows else 0 for row in range(len(batch))]
+    sources_B = constant(tuple(sources), batch.lengths_B.device)
+
+    def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.expand(len(rows), *tensor.shape[1:])[sources_B]
+
+    return attrs.evolve(
+        draft,
+        tokens_BN=cast(torch.Tensor, copied(draft.tokens_BN)),
+        logits_BNV=copied(draft.logits_BNV),
+        parents_BN=copied(draft.parents_BN),
+        counts_B=copied(draft.counts_B),
+        depth=draft.depth,
+    )
