@@ -17,6 +17,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from specframe.errors import ModelError, sentence
+from specframe_heads.tensors import require_weights
 
 
 class Family(NamedTuple):
@@ -34,11 +35,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(whose: str, config: PreTrainedConfig) -> Family:
-    """Return the parts for a configuration."""
-    return FAMILIES[str(config.model_type)]
-
-
 def configured(whose: str, given: Any, context: int = 0) -> PreTrainedConfig:
     """Return the configuration of a head's layers.
 
@@ -54,7 +50,7 @@ def configured(whose: str, given: Any, context: int = 0) -> PreTrainedConfig:
         raise ModelError(
             f"the configuration of {whose}: expected an object with the sizes of its layers, got {given!r}"
         )
-    kind = str(given.get("model_type", "llama"))
+    kind = str(given.get("model_type") or "llama")
     if kind not in FAMILIES:
         raise ModelError(f"{whose} has layers of the family {kind!r}: expected one of {', '.join(FAMILIES)}")
     dropped = (
@@ -172,7 +168,7 @@ def filled(
     """Put a checkpoint's tensors into a module that was made on the device "meta", and return it, ready for inference.
 
     Raises:
-        ModelError: tensors are missing, or have another shape than the configuration says; tensors that nobody asks for are left.
+        ModelError: tensors are missing or quantised, or have another shape than the configuration says.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     if missing := sorted(wanted.keys() - tensors.keys()):
@@ -180,12 +176,14 @@ def filled(
         raise ModelError(
             f"{whose} lacks the tensor {missing[0]!r}{more}: expected {len(wanted)} tensors for its configuration"
         )
-    wrong = [name for name, shape in wanted.items() if tuple(tensors[name].shape) != shape]
-    if wrong:
-        raise ModelError(
-            f"the tensor {wrong[0]!r} of {whose}: expected shape {wanted[wrong[0]]}, as its configuration says, got "
-            f"{tuple(tensors[wrong[0]].shape)}"
-        )
-    taken = {name: nn.Parameter(tensors[name].to(device, dtype), requires_grad=False) for name in wanted}
+    given = {name: tensors[name] for name in wanted}
+    for name, tensor in given.items():
+        require_weights(whose, name, tensor)
+        if tuple(tensor.shape) != wanted[name]:
+            raise ModelError(
+                f"the tensor {name!r} of {whose}: expected shape {wanted[name]}, as its configuration says, got "
+                f"{tuple(tensor.shape)}"
+            )
+    taken = {name: nn.Parameter(tensor.to(device, dtype), requires_grad=False) for name, tensor in given.items()}
     module.load_state_dict(taken, assign=True)
     return module.eval()

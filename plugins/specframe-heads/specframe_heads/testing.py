@@ -119,17 +119,33 @@ def eagle3(
     return save(folder, described | more, tensors)
 
 
-def eagle1(folder: Path, target: PreTrainedModel, seed: int = 0, pickled: bool = False) -> Path:
-    """Save a random EAGLE-1 head for a target in the authors' layout; its embedding is its own, its logits the target's."""
+def eagle1(
+    folder: Path, target: PreTrainedModel, seed: int = 0, pickled: bool = False, qkv_bias: bool = False, **more: Any
+) -> Path:
+    """Save a random EAGLE-1 head for a target in the authors' layout; its embedding is its own, its logits the target's.
+
+    Args:
+        qkv_bias: whether queries, keys and values have a bias.
+        more: further keys of the configuration.
+    """
     config = target.config.get_text_config()
     size, tokens = config.hidden_size, config.vocab_size
     shapes = layer_shapes("layers.0.", size, 2 * size)
     shapes |= {"fc.weight": (size, 2 * size), "fc.bias": (size,), "embed_tokens.weight": (tokens, size)}
-    return save(folder, layer_config(size, tokens, bias=True), random_tensors(shapes, seed), pickled)
+    if qkv_bias:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            shapes[f"layers.0.self_attn.{name}.bias"] = shapes[f"layers.0.self_attn.{name}.weight"][:1]
+        more["qkv_bias"] = True
+    return save(folder, layer_config(size, tokens, bias=True, **more), random_tensors(shapes, seed), pickled)
 
 
-def eagle1_speculators(folder: Path, target: PreTrainedModel, seed: int = 0, normed: bool = True) -> Path:
-    """Save a random EAGLE-1 head in the format of `speculators` up to 0.2; ``normed``: with the norms that it has for it."""
+def eagle1_speculators(folder: Path, target: PreTrainedModel, seed: int = 0, normed: bool = True, **more: Any) -> Path:
+    """Save a random EAGLE-1 head in the format of `speculators` up to 0.2.
+
+    Args:
+        normed: with the norms that the format has for it.
+        more: further keys of the layers' configuration.
+    """
     config = target.config.get_text_config()
     size, tokens = config.hidden_size, config.vocab_size
     shapes = layer_shapes("transformer.", size, 2 * size) | {"fusion_fc.weight": (size, 2 * size)}
@@ -138,7 +154,7 @@ def eagle1_speculators(folder: Path, target: PreTrainedModel, seed: int = 0, nor
     shapes |= {f"{name}.weight": (size,) for name in norms if normed}
     described = {
         "speculators_model_type": "eagle",
-        "transformer_layer_config": layer_config(size, tokens),
+        "transformer_layer_config": layer_config(size, tokens, **more),
         "layernorms": normed,
         "fusion_bias": False,
     }
@@ -146,16 +162,39 @@ def eagle1_speculators(folder: Path, target: PreTrainedModel, seed: int = 0, nor
 
 
 def eagle3_authors(
-    folder: Path, target: PreTrainedModel, drafted: int = 0, seed: int = 0, pickled: bool = True
+    folder: Path, target: PreTrainedModel, drafted: int = 0, seed: int = 0, pickled: bool = True, **more: Any
 ) -> Path:
-    """Save a random EAGLE-3 head for a target in the authors' layout; its embedding is the target's."""
+    """Save a random EAGLE-3 head for a target in the authors' layout; its embedding is the target's.
+
+    Args:
+        more: further keys of the configuration.
+    """
     config = target.config.get_text_config()
     size, tokens = config.hidden_size, config.vocab_size
     tensors = random_tensors(eagle3_shapes(size, size, tokens, drafted or tokens, "midlayer."), seed)
     del tensors["embed_tokens.weight"]
     if drafted:
         tensors["d2t"], tensors["t2d"] = offsets(drafted, tokens, seed)
-    return save(folder, layer_config(size, tokens, draft_vocab_size=drafted or tokens), tensors, pickled)
+    return save(folder, layer_config(size, tokens, draft_vocab_size=drafted or tokens, **more), tensors, pickled)
+
+
+def eagle3_modelopt(folder: Path, target: PreTrainedModel, drafted: int = 0, seed: int = 0, **more: Any) -> Path:
+    """Save a random EAGLE-3 head for a target as ModelOpt exports it; its embedding is the target's."""
+    config = target.config.get_text_config()
+    size, tokens = config.hidden_size, config.vocab_size
+    tensors = random_tensors(eagle3_shapes(size, size, tokens, drafted or tokens), seed)
+    del tensors["embed_tokens.weight"]
+    if drafted:
+        tensors["d2t"], _ = offsets(drafted, tokens, seed)
+    described = layer_config(size, tokens, draft_vocab_size=drafted or tokens, architectures=["LlamaForCausalLMEagle3"])
+    own = {
+        "eagle_aux_hidden_state_layer_ids": [0, 1, config.num_hidden_layers - 1],
+        "use_aux_hidden_state": True,
+        "use_last_layernorm": True,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+    }
+    return save(folder, {**described, "eagle_config": own, **more}, tensors)
 
 
 SHARP = 30.0

@@ -68,7 +68,10 @@ class Kept:
 
 def fixture(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return the head of a fixture, in 32 bits, and what is expected of it."""
-    checkpoint, expected = Checkpoint(name, FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
+    checkpoint, expected = (
+        Checkpoint(name, FIXTURES / name),
+        load_file(FIXTURES / name / "expected" / "outputs.safetensors"),
+    )
     return format_of(checkpoint).made(checkpoint, Target(FixtureModel(expected))), expected  # type: ignore[arg-type]
 
 
@@ -82,7 +85,7 @@ def test_a_block_gives_the_librarys_logits(name: str) -> None:
     head.net.remember(head.fuse(expected["hidden"][None, :anchor]), before_BT, cache)
     places_BT = torch.arange(anchor, anchor + count)[None]
     ids = torch.tensor([[int(expected["ids"][anchor])] + [head.facts.mask] * (count - 1)])
-    seen = sight(torch.arange(anchor + count)[None], places_BT, head.net.windows, head.facts.causal, torch.float32)
+    seen = sight(torch.arange(anchor + count)[None], places_BT, head.net.windows, head.facts.reach, torch.float32)
     states = head.net(head.embed(ids), places_BT, seen, cache)
     logits = head.head(states)[0]
     if head.markov is not None:

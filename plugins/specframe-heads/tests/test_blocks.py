@@ -61,9 +61,9 @@ def straightforward(
     config: dict[str, Any],
     features_TF: torch.Tensor,
     block_WH: torch.Tensor,
-    bidirectional: bool,
+    sees: Callable[[str, int, int], bool],
 ) -> torch.Tensor:
-    """Return the normed states of a block after T tokens of context."""
+    """Return the normed states of a block after T tokens of context; ``sees``: (kind of layer, place of a query, of a key)."""
     context, count, size = (
         norm(features_TF @ tensors["fc.weight"].T, tensors["hidden_norm.weight"]),
         len(features_TF),
@@ -81,11 +81,7 @@ def straightforward(
         query, key = turned(query, places[count:]), turned(key, places)
         rows = []
         for w in range(len(read)):
-            seen = list(range(len(both)))
-            if kind == "sliding_attention":
-                seen = [s for s in seen if s >= count or s >= count - config["sliding_window"]]
-                if not bidirectional:
-                    seen = [s for s in seen if s <= count + w]
+            seen = [s for s in range(len(both)) if sees(kind, count + w, s)]
             heads = []
             for head in range(4):
                 scores = key[seen, head // 2] @ query[w, head] / size**0.5
@@ -122,8 +118,17 @@ class Reference:
         features_TF = torch.cat([hidden[layer][0, :-1] for layer in self._layers], dim=-1)
         block = torch.tensor([ids[-1]] + [self._mask] * (count - self.anchored))
         config = self.config.get("transformer_layer_config", self.config)
-        wide = self.config.get("sliding_window_non_causal", False)
-        return straightforward(self.tensors, config, features_TF, self._embed[block], wide)[-count:]
+        anchor, window, kind = len(ids) - 1, config["sliding_window"], self.config.get("speculators_model_type")
+        causal = self.config.get("dflash_config", {}).get("causal", False)  # z-lab's layers see both ways without it
+
+        def sees(layer: str, query: int, key: int) -> bool:
+            slides = layer == "sliding_attention"
+            if kind is None:
+                return (key <= query or not causal) and (not slides or abs(query - key) < window)
+            wide = self.config.get("sliding_window_non_causal", False)
+            return not slides or (key >= anchor - window and (wide or key <= query))
+
+        return straightforward(self.tensors, config, features_TF, self._embed[block], sees)[-count:]
 
     @torch.inference_mode()
     def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:
@@ -164,9 +169,13 @@ def causal(
 ) -> torch.Tensor:
     """Return causal attention of Llama's kind, before its output matrix."""
     places = list(range(len(query_in)))
-    query = turned((query_in @ at["self_attn.q_proj.weight"].T).view(-1, heads, size), places)
-    key = turned((key_in @ at["self_attn.k_proj.weight"].T).view(-1, groups, size), places)
-    value = (key_in @ at["self_attn.v_proj.weight"].T).view(-1, groups, size)
+
+    def projected(part: str, states: torch.Tensor, count: int) -> torch.Tensor:
+        made = states @ at[f"self_attn.{part}_proj.weight"].T + at.get(f"self_attn.{part}_proj.bias", 0.0)
+        return made.view(-1, count, size)
+
+    query, key = turned(projected("q", query_in, heads), places), turned(projected("k", key_in, groups), places)
+    value = projected("v", key_in, groups)
     rows = []
     for place in places:
         per = []
@@ -356,6 +365,8 @@ MADE: dict[str, Callable[[Path], Made]] = {
     "dflash-windows": block(functools.partial(block_heads.speculators, windows=(4, None, 4), ids=(0, 1, 2))),
     "dflash-wide": block(functools.partial(block_heads.speculators, windows=(5,), sliding_window_non_causal=True)),
     "z-lab": block(block_heads.z_lab, "z_lab"),
+    "z-lab-windows": block(functools.partial(block_heads.z_lab, windows=(4, None, 4)), "z_lab"),
+    "z-lab-causal": block(functools.partial(block_heads.z_lab, windows=(3, None), nested={"causal": True}), "z_lab"),
     "deepspec-dflash": block(functools.partial(block_heads.deepspec, head=None), "deepspec"),
     "deepspec": block(block_heads.deepspec, "deepspec"),
     "dspark-gated": block(functools.partial(block_heads.speculators, kind="dspark", drafted=60, head="gated")),
@@ -364,8 +375,10 @@ MADE: dict[str, Callable[[Path], Made]] = {
     "peagle-reduced": parallel(functools.partial(block_heads.peagle, drafted=40, depth=3), OfPEagle),
     "pard": parallel(block_heads.pard, OfPard),
     "eagle-1": parallel(eagle_heads.eagle1, OfEagle1),
+    "eagle-1-biases": parallel(functools.partial(eagle_heads.eagle1, qkv_bias=True), OfEagle1),
     "eagle-1-speculators": parallel(eagle_heads.eagle1_speculators, OfEagle1),
     "eagle-1-without-norms": parallel(functools.partial(eagle_heads.eagle1_speculators, normed=False), OfEagle1),
+    "eagle-1-other-theta": parallel(functools.partial(eagle_heads.eagle1_speculators, rope_theta=7.0), OfEagle1),
     "mtp-deepseek": own(mtp_heads.deepseek, "after"),
     "mtp-glm-3-layers": own(mtp_heads.glm, "after", 3),
     "mtp-beside": own(lambda _: target_of("qwen3"), "beside"),

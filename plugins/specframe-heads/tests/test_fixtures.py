@@ -32,7 +32,9 @@ class FixtureTarget:
 def head_of(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return the head of a fixture, in 32 bits, and what is expected of it."""
     checkpoint = Checkpoint(str(FOLDER / name), FOLDER / name)
-    return format_of(checkpoint).made(checkpoint, FixtureTarget()), load_file(FOLDER / name / "expected.safetensors")
+    return format_of(checkpoint).made(checkpoint, FixtureTarget()), load_file(
+        FOLDER / name / "expected" / "outputs.safetensors"
+    )
 
 
 def run(head: Any, ids: list[int], features: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ class DFlash(HeadDrafter):
         block = Block(torch.cat([batch.last_tokens(1), masks_BT], dim=1), -1)
         placement, write = self._cache.place(batch, block)
         embedded_BTH = self.head.embed(block.ids_BT)
-        seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.causal, embedded_BTH.dtype)
+        seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.reach, embedded_BTH.dtype)
         return net(embedded_BTH, placement.positions_BT, seen, write)[:, -count:]
 
     def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:

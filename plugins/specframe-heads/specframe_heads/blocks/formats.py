@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from specframe_heads.checkpoint import Checkpoint, number
+from specframe_heads.eagle.formats import SPECULATORS
+from specframe_heads.eagle.formats import SPECULATORS_3 as EAGLE_3
 from specframe_heads.eagle.formats import speculators_ids as eagle_ids
-from specframe_heads.formats.format import Format
+from specframe_heads.formats.format import Format, given_ids
+from specframe_heads.formats.keys import Keys
 
 
 def evenly(targets: int, layers: int) -> tuple[int, ...]:
@@ -24,21 +27,24 @@ def evenly(targets: int, layers: int) -> tuple[int, ...]:
 
 def speculators_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of the ``speculators`` format; its default is that of EAGLE-3."""
-    return tuple(checkpoint.config.get("aux_hidden_state_layer_ids") or (2, count // 2, count - 3))
+    key = "aux_hidden_state_layer_ids"
+    return given_ids(checkpoint, key, checkpoint.config.get(key)) or (2, count // 2, count - 3)
 
 
 def z_lab_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of z-lab's format."""
     config = checkpoint.config
     layers = number(config, "num_hidden_layers") or 1
-    given = nested(config, "dflash_config").get("target_layer_ids")
-    return tuple(given or evenly(number(config, "num_target_layers") or count, layers))
+    key = "target_layer_ids"
+    given = given_ids(checkpoint, f"dflash_config.{key}", nested(config, "dflash_config").get(key))
+    return given or evenly(number(config, "num_target_layers") or count, layers)
 
 
 def deepspec_ids(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the ids of DeepSpec's format."""
     layers = number(checkpoint.config, "num_hidden_layers") or 1
-    return tuple(checkpoint.config.get("target_layer_ids") or evenly(count, layers))
+    key = "target_layer_ids"
+    return given_ids(checkpoint, key, checkpoint.config.get(key)) or evenly(count, layers)
 
 
 def none(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
@@ -62,6 +68,27 @@ def of_speculators(kind: str) -> Any:
     return lambda checkpoint: checkpoint.config.get("speculators_model_type") == kind
 
 
+OF_BLOCKS = SPECULATORS | {
+    "block_size", "aux_hidden_state_layer_ids", "sliding_window_non_causal", "sample_from_anchor",
+    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+}  # fmt: skip
+OF_Z_LAB = Keys(
+    "dflash_config",
+    read=frozenset(
+        {"mask_token_id", "target_layer_ids", "causal", "block_size", "use_swa", "swa_window_size", "draft_arch"}
+    ),
+    fixed={
+        "attention_sink_bias": (False,),
+        "fc_layernorm": (False,),
+        "use_aux_hidden_state": (True,),
+        "projector_type": ("dflash",),
+    },
+)
+OF_DEEPSPEC = frozenset({
+    "block_size", "mask_token_id", "target_layer_ids", "num_target_layers", "num_anchors", "markov_rank", "markov_head_type",
+    "enable_confidence_head", "confidence_head_with_markov",
+})  # fmt: skip
+
 FORMATS = (
     Format(
         "speculators peagle",
@@ -69,6 +96,7 @@ FORMATS = (
         of_speculators("peagle"),
         "specframe_heads.blocks.peagle:speculators",
         eagle_ids,
+        keys=(Keys(read=EAGLE_3, family="llama"),),
     ),
     Format(
         "speculators dspark",
@@ -76,6 +104,7 @@ FORMATS = (
         of_speculators("dspark"),
         "specframe_heads.blocks.loading:speculators",
         speculators_ids,
+        keys=(Keys(read=OF_BLOCKS, family="qwen3"),),
     ),
     Format(
         "speculators dflash",
@@ -83,6 +112,7 @@ FORMATS = (
         of_speculators("dflash"),
         "specframe_heads.blocks.loading:speculators",
         speculators_ids,
+        keys=(Keys(read=OF_BLOCKS, family="qwen3"),),
     ),
     Format(
         "z-lab DFlash",
@@ -91,6 +121,10 @@ FORMATS = (
         "specframe_heads.blocks.loading:z_lab",
         z_lab_ids,
         offset=1,
+        keys=(
+            OF_Z_LAB,
+            Keys(read=frozenset({"dflash_config", "block_size", "num_target_layers", "is_causal"}), family="qwen3"),
+        ),
     ),
     Format(
         "DeepSpec",
@@ -99,6 +133,7 @@ FORMATS = (
         "specframe_heads.blocks.loading:deepspec",
         deepspec_ids,
         offset=1,
+        keys=(Keys(read=OF_DEEPSPEC, family="qwen3"),),
     ),
     Format(
         "PARD",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -14,11 +15,16 @@ from specframe.errors import ModelError
 from specframe_heads.backbone import configured, filled
 from specframe_heads.blocks.formats import nested
 from specframe_heads.blocks.markov import KINDS, ConfidenceHead, MarkovHead
-from specframe_heads.blocks.net import DFlash
+from specframe_heads.blocks.net import DFlash, Reach
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.target import Target, require_vocabulary
+from specframe_heads.tensors import Tensors, require_weights
 from specframe_heads.vocabulary import DraftVocabulary
+
+BOTH_WAYS = Reach()
+CONFIDENCE = re.compile(r"confidence_head\.")
+"""The beginning of the names of a confidence head's tensors."""
 
 
 @attrs.frozen
@@ -33,8 +39,8 @@ class Facts:
     """The token of all slots but the first."""
     anchored: bool
     """Whether the first slot predicts, too: slot k the token after it. If not, slot k predicts its own token."""
-    causal: bool = True
-    """Whether the queries of layers with a sliding window see the block causally."""
+    reach: Reach = BOTH_WAYS
+    """The tokens that the block's queries see."""
     rank: int = 0
     """Rank of the Markov head; 0: there is none."""
     kind: str = "vanilla"
@@ -76,7 +82,7 @@ class BlockHead:
         return self.facts.block - (not self.facts.anchored)
 
 
-def speculators(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
+def speculators(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> BlockHead:
     """Return the head of a dflash or dspark checkpoint of ``speculators``."""
     config, spark = checkpoint.config, checkpoint.config["speculators_model_type"] == "dspark"
     rank = int(config.get("markov_rank", 256)) if spark else 0
@@ -85,28 +91,45 @@ def speculators(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHe
         block=required(checkpoint, "block_size", config.get("block_size", 8)),
         mask=required(checkpoint, "mask_token_id", config.get("mask_token_id")),
         anchored=bool(config.get("sample_from_anchor", spark)),
-        causal=not config.get("sliding_window_non_causal", False),
+        reach=Reach(sliding_causal=not config.get("sliding_window_non_causal", False), from_anchor=True),
         rank=rank,
         kind=str(config.get("markov_head_type", "vanilla")),
         confident=spark and bool(config.get("enable_confidence_head", True)),
         confident_of_markov=bool(config.get("confidence_head_with_markov", True)),
     )
-    return assembled(checkpoint, form, target, facts)
+    return assembled(checkpoint, form, target, facts, tensors)
 
 
-def z_lab(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
-    """Return the head of a DFlash checkpoint of z-lab."""
-    config = checkpoint.config
+def z_lab(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> BlockHead:
+    """Return the head of a DFlash checkpoint of z-lab, whose layers see the block in both directions, those with a window too.
+
+    ``causal``, and ``use_swa`` with ``swa_window_size``, which ModelOpt writes, are about all layers.
+    """
+    config, own = checkpoint.config, nested(checkpoint.config, "dflash_config")
+    causal = next((bool(one) for one in (config.get("is_causal"), own.get("causal")) if one is not None), False)
+    layers = config
+    if own.get("use_swa"):
+        window = required(
+            checkpoint, "dflash_config.swa_window_size", own.get("swa_window_size", config.get("sliding_window"))
+        )
+        count = required(checkpoint, "num_hidden_layers", config.get("num_hidden_layers"))
+        layers = {
+            **config,
+            "use_sliding_window": True,
+            "sliding_window": window,
+            "layer_types": ["sliding_attention"] * count,
+        }
     facts = Facts(
-        layers=config,
-        block=required(checkpoint, "block_size", config.get("block_size")),
-        mask=required(checkpoint, "dflash_config.mask_token_id", nested(config, "dflash_config").get("mask_token_id")),
+        layers=layers,
+        block=required(checkpoint, "block_size", config.get("block_size", own.get("block_size"))),
+        mask=required(checkpoint, "dflash_config.mask_token_id", own.get("mask_token_id")),
         anchored=False,
+        reach=Reach(causal, causal),
     )
-    return assembled(checkpoint, form, target, facts)
+    return assembled(checkpoint, form, target, facts, tensors)
 
 
-def deepspec(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
+def deepspec(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> BlockHead:
     """Return the head of a checkpoint of DeepSpec: DSpark, and its DFlash, which has neither of the further heads."""
     config = checkpoint.config
     facts = Facts(
@@ -119,7 +142,7 @@ def deepspec(checkpoint: Checkpoint, form: Format, target: Target) -> BlockHead:
         confident=bool(config.get("enable_confidence_head", False)),
         confident_of_markov=bool(config.get("confidence_head_with_markov", False)),
     )
-    return assembled(checkpoint, form, target, facts)
+    return assembled(checkpoint, form, target, facts, tensors)
 
 
 def required(checkpoint: Checkpoint, key: str, found: Any) -> int:
@@ -129,10 +152,11 @@ def required(checkpoint: Checkpoint, key: str, found: Any) -> int:
     return int(found)
 
 
-def assembled(checkpoint: Checkpoint, form: Format, target: Target, facts: Facts) -> BlockHead:
+def assembled(checkpoint: Checkpoint, form: Format, target: Target, facts: Facts, tensors: Tensors) -> BlockHead:
     """Return the head that a checkpoint's facts and tensors make."""
     config, count = layer_config(checkpoint, facts), len(form.ids(checkpoint, target.layers))
-    tensors = checkpoint.load(lambda name: not name.startswith("verifier_"))
+    if not facts.confident:
+        tensors.ledger.leave(CONFIDENCE.match, "the configuration has no confidence head")
     require_features(checkpoint, tensors, count, target)
     require_vocabulary(str(checkpoint), int(config.vocab_size), target)
     net = made(checkpoint, lambda: DFlash(config, target.hidden * count), tensors, target)
@@ -163,23 +187,23 @@ def layer_config(checkpoint: Checkpoint, facts: Facts) -> Any:
     return configured(str(checkpoint), {"model_type": "qwen3", **facts.layers})
 
 
-def require_features(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], count: int, target: Target) -> None:
+def require_features(checkpoint: Checkpoint, tensors: Tensors, count: int, target: Target) -> None:
     """Raise :class:`ModelError` unless ``fc`` takes the target's features."""
-    if (weight := tensors.get("fc.weight")) is not None and weight.shape[-1] != target.hidden * count:
+    if (shape := tensors.shape("fc.weight")) is not None and shape[-1] != target.hidden * count:
         raise ModelError(
             f"{checkpoint} is a head for another target: expected {count} hidden states of size "
-            f"{weight.shape[-1] // count}, got {target.hidden}"
+            f"{shape[-1] // count}, got {target.hidden}"
         )
 
 
 def markov_head(
-    checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, facts: Facts, hidden: int, drafted: int
+    checkpoint: Checkpoint, tensors: Tensors, target: Target, facts: Facts, hidden: int, drafted: int
 ) -> MarkovHead:
     """Return the Markov head; the ids of the token before are the target's."""
     if facts.kind not in KINDS:
         raise ModelError(f"{checkpoint} has a Markov head of kind {facts.kind!r}: expected one of {', '.join(KINDS)}")
-    known = tensors.get("markov_head.markov_w1.weight")
-    rows = drafted if known is None else len(known)
+    known = tensors.shape("markov_head.markov_w1.weight")
+    rows = drafted if known is None else known[0]
     return made(
         checkpoint, lambda: MarkovHead(rows, drafted, facts.rank, hidden, facts.kind), tensors, target, "markov_head."
     )
@@ -188,7 +212,7 @@ def markov_head(
 def made(
     checkpoint: Checkpoint,
     make: Callable[[], nn.Module],
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     target: Target,
     prefix: str = "",
 ) -> Any:
@@ -200,13 +224,10 @@ def made(
     """
     with torch.device("meta"):
         module = make()
-    given = {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}
-    return filled(str(checkpoint), module, given, target.device, target.dtype)
+    return filled(str(checkpoint), module, tensors.under(prefix), target.device, target.dtype)
 
 
-def own_embedding(
-    checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, size: int
-) -> nn.Embedding:
+def own_embedding(checkpoint: Checkpoint, tensors: Tensors, target: Target, size: int) -> nn.Embedding:
     """Return the checkpoint's embedding, or the target's, with whatever the target's does besides looking up."""
     weight = tensors.get("embed_tokens.weight")
     if weight is None:
@@ -217,16 +238,15 @@ def own_embedding(
             f"the tensor 'embed_tokens.weight' of {checkpoint}: expected shape {(target.vocabulary, size)}, got "
             f"{tuple(weight.shape)}"
         )
+    require_weights(str(checkpoint), "embed_tokens.weight", weight)
     return nn.Embedding.from_pretrained(weight.to(target.device, target.dtype))
 
 
-def own_head(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target: Target, size: int) -> nn.Linear:
+def own_head(checkpoint: Checkpoint, tensors: Tensors, target: Target, size: int) -> nn.Linear:
     """Return the checkpoint's head, or the target's."""
-    weight = tensors.get("lm_head.weight")
-    if weight is None:
+    shape = tensors.shape("lm_head.weight")
+    if shape is None:
         target.head(str(checkpoint), size)
         return cast(nn.Linear, target.model.get_output_embeddings())
-    own: nn.Linear = made(
-        checkpoint, lambda: nn.Linear(size, len(weight), bias=False), {"lm_head.weight": weight}, target, "lm_head."
-    )
+    own: nn.Linear = made(checkpoint, lambda: nn.Linear(size, shape[0], bias=False), tensors, target, "lm_head.")
     return own

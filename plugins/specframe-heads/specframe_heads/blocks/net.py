@@ -2,7 +2,7 @@
 
 The features of each token of a row, fused by ``fc`` and ``hidden_norm``, give keys and values to every layer, straight from the
 fused features: no layer's input norm is between. The block is the row's last token and masks. Its queries see all of the context
-and all of the block; in a layer with a sliding window they see the block causally, unless the checkpoint says otherwise.
+and all of the block. Formats differ in whether they see the block causally, and where a sliding window begins, see :class:`Reach`.
 
 Tensor names carry their shape: B rows, T tokens, S slots, F features side by side, H hidden size, G key heads, D head size. Names
 of modules are those of the published files.
@@ -34,6 +34,19 @@ class Sight:
 
     full: torch.Tensor
     sliding: torch.Tensor | None = None
+
+
+@attrs.frozen
+class Reach:
+    """The tokens that the queries of a block see."""
+
+    full_causal: bool = False
+    """Whether queries of layers without a window see only what comes before them in the block."""
+    sliding_causal: bool = False
+    """The same of layers with a window."""
+    from_anchor: bool = False
+    """Whether the window of all queries begins where that of the block's first token does, a window's length before it. If not,
+    each query sees tokens less than a window's length away."""
 
 
 class BlockAttention(nn.Module):
@@ -153,7 +166,7 @@ def sight(
     key_order_BS: torch.Tensor,
     order_BT: torch.Tensor,
     windows: Sequence[int | None],
-    causal: bool,
+    reach: Reach,
     dtype: torch.dtype,
 ) -> Sight:
     """Return the masks of a block.
@@ -162,16 +175,21 @@ def sight(
         key_order_BS: place of the token in each slot among its row's tokens, (B, S) or (1, S); negative: none.
         order_BT: places of the block's tokens, the anchor first.
         windows: the sliding window of each layer; None: a layer without one.
-        causal: whether queries of a sliding layer see only what comes before them in the block.
+        reach: what queries see.
         dtype: of the masks.
     """
     key_B1S, first_B11, last_B11 = key_order_BS[:, None], order_BT[:, :1, None], order_BT[:, -1:, None]
     known_BTS = ((key_B1S >= 0) & (key_B1S <= last_B11)).expand(-1, order_BT.shape[1], -1)
     window = next((window for window in windows if window is not None), None)
+    order_BT1 = order_BT[..., None]
+    upto_BTS = known_BTS & (key_B1S <= order_BT1) if reach.full_causal or reach.sliding_causal else known_BTS
+    full = _additive(upto_BTS if reach.full_causal else known_BTS, dtype)
     if window is None:
-        return Sight(_additive(known_BTS, dtype))
-    upto_BTS = known_BTS & (key_B1S <= order_BT[..., None]) if causal else known_BTS
-    return Sight(_additive(known_BTS, dtype), _additive(upto_BTS & (key_B1S >= first_B11 - window), dtype))
+        return Sight(full)
+    seen_BTS = upto_BTS if reach.sliding_causal else known_BTS
+    if reach.from_anchor:
+        return Sight(full, _additive(seen_BTS & (key_B1S >= first_B11 - window), dtype))
+    return Sight(full, _additive(seen_BTS & ((key_B1S - order_BT1).abs() < window), dtype))
 
 
 def _additive(seen_BTS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -28,6 +28,7 @@ from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head import HeadDrafter, model_of, nothing
 from specframe_heads.target import Target
+from specframe_heads.tensors import Tensors
 from specframe_heads.vocabulary import DraftVocabulary
 
 
@@ -40,8 +41,9 @@ class PardHead:
     vocabulary: DraftVocabulary
 
 
-def pard(checkpoint: Checkpoint, form: Format, target: Target) -> PardHead:
+def pard(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> PardHead:
     """Return the model of a checkpoint on the target's device, in its precision."""
+    tensors.ledger.leave(lambda name: True, "transformers reads the model")
     mask = number(checkpoint.config, "pard_token")
     model = load_model(str(checkpoint.folder), "draft", target.device, target.dtype)
     known = cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0]

@@ -23,6 +23,7 @@ from specframe_heads.features import Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter, pairs_of
 from specframe_heads.target import Target
+from specframe_heads.tensors import Tensors, require_weights
 
 LONGEST = 64
 """The most tokens of one draft, far more than heads are trained for (8): the cache has room for as many masks."""
@@ -44,18 +45,19 @@ class PEagleHead(EagleHead):
             self.masked_D = self.fuse(hidden_11D).flatten()
 
 
-def speculators(checkpoint: Checkpoint, form: Format, target: Target) -> PEagleHead:
+def speculators(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> PEagleHead:
     """Return the head of a peagle checkpoint of ``speculators``."""
-    head = speculators_3(checkpoint, form, target)
+    head = speculators_3(checkpoint, form, target, tensors)
     known = head.backbone.embed_tokens.num_embeddings
     mask = required(checkpoint, "mask_token_id", checkpoint.config.get("mask_token_id"))
     if mask >= known:
         raise ModelError(f"{checkpoint} has mask_token_id {mask}: expected an id that is embedded, below {known}")
     size = len(form.ids(checkpoint, target.layers)) * target.hidden
-    hidden = checkpoint.load(lambda name: name == "mask_hidden").get("mask_hidden")
+    hidden = tensors.get("mask_hidden")
     if hidden is None or hidden.numel() != size:
         found = "none" if hidden is None else f"one of shape {tuple(hidden.shape)}"
         raise ModelError(f"{checkpoint}: expected a tensor 'mask_hidden' with {size} values, got {found}")
+    require_weights(str(checkpoint), "mask_hidden", hidden)
     return PEagleHead(head, mask, hidden.to(target.device, target.dtype).view(1, 1, -1))
 
 

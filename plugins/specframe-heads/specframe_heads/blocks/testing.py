@@ -155,17 +155,30 @@ def speculators(
 
 
 def z_lab(
-    folder: Path, target: PreTrainedModel, ids: tuple[int, ...] = (0, 1), size: int = 8, seed: int = 0, **options: Any
+    folder: Path,
+    target: PreTrainedModel,
+    ids: tuple[int, ...] = (0, 1),
+    size: int = 8,
+    seed: int = 0,
+    windows: tuple[int | None, ...] = WINDOWS,
+    nested: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> str:
-    """Save a random checkpoint in z-lab's format, which borrows the target's embedding and head; return its folder."""
-    config, text = layers(target, None, WINDOWS, size), target.config.get_text_config()
+    """Save a random checkpoint in z-lab's format, which borrows the target's embedding and head; return its folder.
+
+    Args:
+        windows: the sliding window of each layer.
+        nested: further keys of ``dflash_config``.
+        options: further keys of the configuration.
+    """
+    config, text = layers(target, None, windows, size), target.config.get_text_config()
     given = {
         **config,
         "architectures": ["DFlashDraftModel"],
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
         "block_size": 6,
         "num_target_layers": text.num_hidden_layers,
-        "dflash_config": {"mask_token_id": 3, "target_layer_ids": list(ids)},
+        "dflash_config": {"mask_token_id": 3, "target_layer_ids": list(ids), **(nested or {})},
     }
     return str(save(folder, given | options, backbone(config, len(ids) * text.hidden_size, seed)))
 

@@ -1,11 +1,38 @@
-"""The formats of EAGLE heads: `speculators`, and the layout of the authors (SafeAILab). Nothing here imports torch."""
+"""The formats of EAGLE heads: `speculators`, the layout of the authors (SafeAILab), ModelOpt's. Nothing here imports torch."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.formats.format import Format, final
+from specframe_heads.formats.format import Format, final, given_ids
+from specframe_heads.formats.keys import Keys
 
 BUILD = "specframe_heads.eagle.loading:"
+IDS = "eagle_aux_hidden_state_layer_ids"
+"""The key of the layer ids."""
+
+
+SPECULATORS = frozenset({
+    "speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config", "draft_vocab_size",
+    "target_hidden_size", "embed_requires_grad", "mask_token_id",
+})  # fmt: skip
+"""The keys that all kinds of heads of `speculators` have."""
+SPECULATORS_3 = SPECULATORS | {IDS, "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
+SPECULATORS_1 = SPECULATORS | {"layernorms", "fusion_bias"}
+OF_ENGINES = Keys(
+    "eagle_config",
+    read=frozenset({IDS, "parallel_draft_heads_num_layers"}),
+    fixed={
+        "use_aux_hidden_state": (True,),
+        "use_input_layernorm_in_first_layer": (True,),
+        "use_last_layernorm": (True,),
+        "use_mtp_layernorm": (False,),
+        "next_layer_regular": (True,),
+        "parallel_draft_step": (0, 1),
+    },
+)
+"""The object that SGLang and ModelOpt write. EAGLE-3 with other values is another network."""
 
 
 def low_middle_high(layers: int) -> tuple[int, int, int]:
@@ -15,7 +42,7 @@ def low_middle_high(layers: int) -> tuple[int, int, int]:
 
 def speculators_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     """Return the layer ids of a file in the format of `speculators`."""
-    return tuple(checkpoint.config.get("eagle_aux_hidden_state_layer_ids") or low_middle_high(layers))
+    return given_ids(checkpoint, IDS, checkpoint.config.get(IDS)) or low_middle_high(layers)
 
 
 def authors_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
@@ -24,9 +51,23 @@ def authors_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
     Theirs have no layer ids. A file of SGLang may have some in ``eagle_config``, where id k is the output of layer k, which is
     hidden state k + 1.
     """
-    nested = checkpoint.config.get("eagle_config")
-    given = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
-    return tuple(one + 1 for one in given) if given else low_middle_high(layers)
+    return tuple(one + 1 for one in nested_ids(checkpoint)) or low_middle_high(layers)
+
+
+def modelopt_ids(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
+    """Return the layer ids of a file of ModelOpt; where it does not say, three layers near the start, the middle and the end."""
+    return nested_ids(checkpoint) or tuple(sorted({1, max(0, layers // 2 - 1), max(0, layers - 4)}))
+
+
+def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return the layer ids in ``eagle_config``; empty where it has none."""
+    return given_ids(checkpoint, f"eagle_config.{IDS}", eagle_config(checkpoint).get(IDS))
+
+
+def eagle_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the object ``eagle_config``, which SGLang and ModelOpt write; empty where there is none."""
+    found = checkpoint.config.get("eagle_config")
+    return found if isinstance(found, dict) else {}
 
 
 def is_speculators(checkpoint: Checkpoint, kind: str) -> bool:
@@ -39,6 +80,12 @@ def is_authors_3(checkpoint: Checkpoint) -> bool:
     if "speculators_model_type" in checkpoint.config or "midlayer." not in "".join(checkpoint.names):
         return False
     return {"fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.hidden_norm.weight"} <= checkpoint.names
+
+
+def is_modelopt_3(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is EAGLE-3 as ModelOpt exports it: the authors' modules, with a first layer named as others."""
+    wanted = {"fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.hidden_norm.weight"}
+    return "speculators_model_type" not in checkpoint.config and wanted <= checkpoint.names
 
 
 def is_authors_1(checkpoint: Checkpoint) -> bool:
@@ -57,8 +104,19 @@ FORMATS = (
         lambda one: is_speculators(one, "eagle3"),
         BUILD + "speculators_3",
         speculators_ids,
+        keys=(Keys(read=SPECULATORS_3, family="llama"),),
     ),
-    Format("speculators eagle", "eagle", lambda one: is_speculators(one, "eagle"), BUILD + "speculators_1", final),
-    Format("EAGLE-3", "eagle", is_authors_3, BUILD + "authors_3", authors_ids),
+    Format(
+        "speculators eagle",
+        "eagle",
+        lambda one: is_speculators(one, "eagle"),
+        BUILD + "speculators_1",
+        final,
+        keys=(Keys(read=SPECULATORS_1, family="llama"),),
+    ),
+    Format("EAGLE-3", "eagle", is_authors_3, BUILD + "authors_3", authors_ids, keys=(OF_ENGINES,)),
+    Format(
+        "ModelOpt EAGLE-3", "eagle", is_modelopt_3, BUILD + "modelopt_3", modelopt_ids, offset=1, keys=(OF_ENGINES,)
+    ),
     Format("EAGLE-1 and 2", "eagle", is_authors_1, BUILD + "authors_1", final),
 )

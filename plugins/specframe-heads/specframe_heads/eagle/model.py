@@ -67,9 +67,10 @@ class Eagle1(Backbone):
         config: that of the layers.
         bias: whether what fuses them has a bias.
         normed: whether the first layer has a norm of its input, and embeddings one of their own. The authors' have neither.
+        qkv_bias: whether queries, keys and values have a bias, and the attention's output has none, as in Qwen2.
     """
 
-    def __init__(self, config: PreTrainedConfig, bias: bool, normed: bool) -> None:
+    def __init__(self, config: PreTrainedConfig, bias: bool, normed: bool, qkv_bias: bool = False) -> None:
         super().__init__(config)
         family = FAMILIES[str(config.model_type)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -80,6 +81,11 @@ class Eagle1(Backbone):
             self.embedding_layernorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
         else:
             self.layers[0].input_layernorm = nn.Identity()
+        if qkv_bias:
+            for layer in self.layers:
+                for name in ("q_proj", "k_proj", "v_proj"):
+                    usual = getattr(layer.self_attn, name)
+                    setattr(layer.self_attn, name, nn.Linear(usual.in_features, usual.out_features, bias=True))
 
     def run(
         self, embeds_BTD: torch.Tensor, features_BTD: torch.Tensor, masks: list[Any], **options: Any

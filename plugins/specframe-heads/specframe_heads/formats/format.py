@@ -8,7 +8,10 @@ from typing import Any
 
 import attrs
 
+from specframe.errors import ModelError, shown
 from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.formats.keys import Keys
+from specframe_heads.tensors import Tensors, Unused
 
 
 @attrs.frozen
@@ -27,12 +30,16 @@ class Format:
     recognises: Callable[[Checkpoint], bool]
     """Whether a checkpoint is of this format, from its configuration and the names of its tensors; it does not import torch."""
     build: str
-    """Where the function is that makes the head, "package.module:name". It is called with the checkpoint, the format and a
-    :class:`specframe_heads.target.Target`, and returns what the drafter runs; it raises :class:`specframe.errors.ModelError` where
-    the checkpoint does not fit the target."""
+    """Where the function is that makes the head, "package.module:name". It is called with the checkpoint, the format, a
+    :class:`specframe_heads.target.Target` and the checkpoint's :class:`specframe_heads.tensors.Tensors`, and returns what the
+    drafter runs; it raises :class:`specframe.errors.ModelError` where the checkpoint does not fit the target."""
     ids: Callable[[Checkpoint, int], tuple[int, ...]]
     """(checkpoint, layers of the target) -> the layer ids as the file has them, or the format's defaults in the same numbering."""
     offset: int = 0
+    unused: Unused = ()
+    """Tensors that heads of this format do not need, with the reasons."""
+    keys: tuple[Keys, ...] = ()
+    """The keys of the objects in a configuration."""
 
     def layers(self, checkpoint: Checkpoint, count: int, shift: int = 0) -> tuple[int, ...]:
         """Return the numbers of the hidden states that a head reads.
@@ -45,11 +52,39 @@ class Format:
         return tuple(one + self.offset + shift for one in self.ids(checkpoint, count))
 
     def made(self, checkpoint: Checkpoint, target: Any) -> Any:
-        """Return the head of a checkpoint for a target."""
+        """Return the head of a checkpoint for a target.
+
+        Raises:
+            ModelError: it does not fit the target or its own configuration, or has a tensor that is not read.
+        """
+        return self.read(checkpoint, target)[0]
+
+    def read(self, checkpoint: Checkpoint, target: Any) -> tuple[Any, Tensors]:
+        """Return the head of a checkpoint as :meth:`made` does, and the tensors that it was made of."""
         module, _, name = self.build.partition(":")
-        return getattr(importlib.import_module(module), name)(checkpoint, self, target)
+        for keys in self.keys:
+            keys.check(checkpoint)
+        tensors = Tensors.of(checkpoint, self.unused)
+        head = getattr(importlib.import_module(module), name)(checkpoint, self, target, tensors)
+        tensors.ledger.require_all_read()
+        return head, tensors
 
 
 def final(checkpoint: Checkpoint, count: int) -> tuple[int, ...]:
     """Return the id of heads that read the state after the final norm only: EAGLE-1, Medusa, MTP."""
     return (count,)
+
+
+def given_ids(checkpoint: Checkpoint, key: str, given: Any) -> tuple[int, ...]:
+    """Return the layer ids that a configuration has under a key; empty where it has none.
+
+    Raises:
+        ModelError: they are no list of whole numbers.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in given):
+        raise ModelError(
+            f"the config.json of {checkpoint}: expected a list of whole numbers for {key}, got {shown(given)}"
+        )
+    return tuple(given)

@@ -20,16 +20,17 @@ from specframe_heads.formats.format import Format
 from specframe_heads.mtp.formats import AFTER, LAYOUTS, Layout
 from specframe_heads.mtp.model import MtpBackbone, MtpHead, block_config
 from specframe_heads.target import Target
+from specframe_heads.tensors import Tensors, require_weights
 
-Tensors = dict[str, torch.Tensor]
 
-
-def of_target(checkpoint: Checkpoint, form: Format, target: Target) -> MtpHead:
+def of_target(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers in a target's own checkpoint."""
     layout = layout_of(checkpoint, target)
     if layout is AFTER and known_to_transformers(checkpoint, target):
+        tensors.ledger.leave(lambda name: True, "transformers reads the layers")
         return by_transformers(checkpoint, target)
-    return assembled(checkpoint, layout, target)
+    tensors.ledger.leave(lambda name: layout.read(name, target.layers) is None, "the target's own")
+    return assembled(checkpoint, layout, target, tensors)
 
 
 def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
@@ -40,9 +41,9 @@ def known_to_transformers(checkpoint: Checkpoint, target: Target) -> bool:
     return known and bool(getattr(target.model.config.get_text_config(), "num_mtp_layers", None))
 
 
-def in_a_file(checkpoint: Checkpoint, form: Format, target: Target) -> MtpHead:
+def in_a_file(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers of a checkpoint of ``speculators``."""
-    return assembled(checkpoint, layout_of(checkpoint, target), target)
+    return assembled(checkpoint, layout_of(checkpoint, target), target, tensors)
 
 
 def layout_of(checkpoint: Checkpoint, target: Target) -> Layout:
@@ -93,20 +94,18 @@ def in_full(name: str, target: Target) -> bool:
     return any(part in name for part in getattr(target.model, "_keep_in_fp32_modules_strict", None) or ())
 
 
-def assembled(checkpoint: Checkpoint, layout: Layout, target: Target) -> MtpHead:
+def assembled(checkpoint: Checkpoint, layout: Layout, target: Target, tensors: Tensors) -> MtpHead:
     """Return the MTP layers whose tensors a checkpoint has under a layout's names."""
-    places = layout.places(checkpoint.names, target.layers)
-    tensors, config = checkpoint.load(places.__contains__), block_config(target)
+    places, config = layout.places(tensors, target.layers), block_config(target)
     numbers = sorted({layer for layer, _ in places.values() if layer is not None})
     backbones = []
     for number in numbers:
-        own = {
-            part: tensors[name] for name, (layer, part) in places.items() if layer in (number, None) and name in tensors
-        }
+        own = {part: tensors[name] for name, (layer, part) in places.items() if layer in (number, None)}
         with torch.device("meta"):
             made = MtpBackbone(config, target)
         renamed = {re.sub(r"^block\.", "layers.0.", part): one for part, one in together(own).items()}
         filled(str(checkpoint), made, renamed, target.device, target.dtype)
+        require_places(checkpoint, renamed, made)
         for name, weight in made.named_parameters():
             if in_full(name, target):
                 weight.data = renamed[name].to(target.device, torch.float32)
@@ -114,15 +113,19 @@ def assembled(checkpoint: Checkpoint, layout: Layout, target: Target) -> MtpHead
     return MtpHead(backbones, target)
 
 
-def together(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+def require_places(checkpoint: Checkpoint, tensors: Iterable[str], layer: nn.Module) -> None:
+    """Raise :class:`ModelError` where a layer of the target's kind has no place for a tensor."""
+    if rest := sorted(set(tensors) - set(layer.state_dict())):
+        raise ModelError(
+            f"the MTP layers of {checkpoint} have the tensor {rest[0]!r}: expected only those of a layer of the target's kind"
+        )
+
+
+def together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors with those of single experts stacked, as transformers keeps them: (E, 2 I, D) and (E, D, I)."""
-    kept, experts = Tensors(), dict[str, dict[str, dict[int, torch.Tensor]]]()
+    kept, experts = dict[str, torch.Tensor](), dict[str, dict[str, dict[int, torch.Tensor]]]()
     for name, tensor in tensors.items():
-        if tensor.element_size() == 1:
-            raise ModelError(
-                f"the MTP layers have tensors of type {str(tensor.dtype)[6:]}, the first {name!r}: expected 16 or 32 bits, as "
-                "bfloat16 has"
-            )
+        require_weights("the MTP layers", name, tensor)
         if found := re.fullmatch(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name):
             experts.setdefault(found[1], {}).setdefault(found[3], {})[int(found[2])] = tensor
         else:

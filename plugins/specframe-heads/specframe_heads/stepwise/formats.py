@@ -12,6 +12,10 @@ BUILD = "specframe_heads.stepwise.loading:"
 FASTER_DECODING = re.compile(r"(medusa_heads?\.)?\d+\.0\.linear\.weight")
 
 
+BASE = ((r"(base_model\.)?(model|lm_head)\..*", "the fine-tuned model that the heads are for"),)
+EMBEDDING = ((r"prefix_embeding_layer\.embed_tokens\.weight", "the layer is fed features and no tokens"),)
+
+
 def is_medusa(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is Medusa in the authors' layout, alone or in a fine-tuned base (Medusa-2)."""
     return any(FASTER_DECODING.fullmatch(name) for name in checkpoint.names)
@@ -48,9 +52,9 @@ def before_norm(checkpoint: Checkpoint, layers: int) -> tuple[int, ...]:
 
 
 FORMATS = (
-    Format("Medusa", "medusa", is_medusa, BUILD + "medusa", final),
-    Format("Medusa of vLLM", "medusa", is_medusa_vllm, BUILD + "medusa", final),
-    Format("Hydra", "hydra", is_hydra, BUILD + "hydra", hydra_ids),
+    Format("Medusa", "medusa", is_medusa, BUILD + "medusa", final, unused=BASE),
+    Format("Medusa of vLLM", "medusa", is_medusa_vllm, BUILD + "medusa", final, unused=BASE),
+    Format("Hydra", "hydra", is_hydra, BUILD + "hydra", hydra_ids, unused=EMBEDDING),
     Format("Clover-2", "clover2", is_clover2, BUILD + "clover2", before_norm),
     Format("Clover", "clover", is_clover, BUILD + "clover", before_norm),
 )

@@ -23,10 +23,9 @@ from specframe_heads.stepwise.layers import Layers, sizes
 from specframe_heads.stepwise.medusa import Medusa
 from specframe_heads.stepwise.steps import Steps
 from specframe_heads.target import Target, require_hidden, require_vocabulary
+from specframe_heads.tensors import Tensors
 from specframe_heads.vocabulary import DraftVocabulary
 
-BACKBONE = ("layers.", "norm.", "enter.", "embed_tokens.")
-"""The beginnings of the names of tensors that belong to the layers before the steps."""
 CLOVER_PLACES, CLOVER2_PLACES = 3, 5
 """The places that Clover and Clover-2 are trained for. Files of Clover-2 do not say: all but the first share their weights."""
 
@@ -36,21 +35,18 @@ class Read:
     """The tensors of a checkpoint under the names of the modules here."""
 
     checkpoint: Checkpoint
-    tensors: dict[str, torch.Tensor]
-    others: dict[str, torch.Tensor]
-    """Further tensors that were asked for, under their own names."""
+    tensors: Tensors
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, rules: names.Rules, *others: str) -> Read:
-        """Read what the rules name, and these tensors besides."""
-        file = checkpoint.load(lambda name: name in others or names.own(rules, name) is not None)
-        return cls(checkpoint, names.renamed(rules, file), {name: file[name] for name in others if name in file})
+    def of(cls, checkpoint: Checkpoint, rules: names.Rules, tensors: Tensors) -> Read:
+        """Return those that rules give a name."""
+        return cls(checkpoint, tensors.renamed(lambda name: names.own(rules, name)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor that every such checkpoint has; raise :class:`ModelError` where it is not there."""
-        if name not in self.tensors:
+        if (found := self.tensors.shape(name)) is None:
             raise ModelError(f"{self.checkpoint} lacks a tensor: expected one that is {name!r} in the head")
-        return tuple(self.tensors[name].shape)
+        return found
 
     def count(self, part: str) -> int:
         """Return how many numbered modules a part has."""
@@ -67,62 +63,62 @@ class Read:
             vocabulary: of the logits.
         """
         place, whose = (target.device, target.dtype), str(self.checkpoint)
-        first = {name: one for name, one in self.tensors.items() if name.startswith(BACKBONE)}
-        filled(whose, steps, {name: one for name, one in self.tensors.items() if name not in first}, *place)
+        filled(whose, steps, self.tensors, *place)
         if backbone is not None:
-            filled(whose, backbone, first, *place)
+            filled(whose, backbone, self.tensors, *place)
         return StepHead(steps, vocabulary.to(target.device), backbone)
 
 
-def medusa(checkpoint: Checkpoint, format: Format, target: Target) -> StepHead:
+def medusa(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Medusa's heads."""
     rules = names.MEDUSA_VLLM if format.name == "Medusa of vLLM" else names.MEDUSA
-    read = Read.of(checkpoint, rules, "token_map")
+    read = Read.of(checkpoint, rules, tensors)
     size, drafted = read.shape("blocks.0.0.linear.weight")[1], read.shape("lm_heads.0.weight")[0]
     require_hidden(str(checkpoint), size, target)
     count, layers = read.count("blocks"), read.count(r"blocks\.0")
     bias, shared = "blocks.0.0.linear.bias" in read.tensors, read.count("lm_heads") < count
-    vocabulary = vocabulary_of(checkpoint, drafted, target, read.others.get("token_map"))
+    vocabulary = vocabulary_of(checkpoint, drafted, target, tensors.get("token_map"))
     with torch.device("meta"):
         steps = Medusa(size, drafted, count, layers, bias, shared)
     return read.made(target, steps, vocabulary)
 
 
-def hydra(checkpoint: Checkpoint, format: Format, target: Target) -> StepHead:
+def hydra(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Hydra's heads; those of Hydra++ with their prefix layer, whose files leave its sizes to the target."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.HYDRA)
-    read = attrs.evolve(read, tensors=names.dense(read.tensors, "blocks"))
+    whose, read = str(checkpoint), Read.of(checkpoint, names.HYDRA, tensors)
+    read = attrs.evolve(read, tensors=read.tensors.renamed(names.dense(read.tensors, "blocks").get))
     (size, width), drafted = read.shape("blocks.0.0.linear.weight"), read.shape("lm_heads.0.weight")[0]
     require_hidden(whose, size, target)
     count, layers, depth = read.count("blocks"), read.count(r"blocks\.0"), read.count("layers")
     embedding = target.embedding(whose, size)
     with torch.device("meta"):
         steps = Hydra(size, drafted, count, layers, embedding, grounded=width > size)
-    read.tensors["embed_tokens.weight"] = embedding
+    read = attrs.evolve(read, tensors=read.tensors.borrowing("embed_tokens.weight", embedding))
     backbone = layers_of(checkpoint, target, sizes(target), depth, norm=True) if depth else None
     return read.made(target, steps, vocabulary_of(checkpoint, drafted, target), backbone)
 
 
-def clover(checkpoint: Checkpoint, format: Format, target: Target) -> StepHead:
+def clover(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Clover's heads."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER)
+    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER, tensors)
     size, config = read.shape("gate.q.weight")[0], checkpoint.config
     require_hidden(whose, size, target)
     lm_head = target.head(whose, size)
     with torch.device("meta"):
         steps = Clover(size, heads_of(checkpoint), read.count("blocks"), lm_head, eps_of(config))
-    read.tensors["embed_tokens.weight"] = lm_head
+    read = attrs.evolve(read, tensors=read.tensors.borrowing("embed_tokens.weight", lm_head))
     backbone = layers_of(checkpoint, target, config, read.count("layers"), norm=False)
     return read.made(target, steps, vocabulary_of(checkpoint, len(lm_head), target), backbone)
 
 
-def clover2(checkpoint: Checkpoint, format: Format, target: Target) -> StepHead:
+def clover2(checkpoint: Checkpoint, format: Format, target: Target, tensors: Tensors) -> StepHead:
     """Return Clover-2's heads."""
-    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER2)
+    whose, read = str(checkpoint), Read.of(checkpoint, names.CLOVER2, tensors)
     size, config = read.shape("gate.q.weight")[0], checkpoint.config
     require_hidden(whose, size, target)
     lm_head, count = target.head(whose, size), number(config, "clover_num_heads") or CLOVER2_PLACES
-    read.tensors.setdefault("embed_tokens.weight", lm_head)  # a file may leave it out: it is a copy
+    if "embed_tokens.weight" not in read.tensors:  # a file may leave it out: it is a copy
+        read = attrs.evolve(read, tensors=read.tensors.borrowing("embed_tokens.weight", lm_head))
     embedding = read.tensors["embed_tokens.weight"].to(target.device, target.dtype)
     with torch.device("meta"):
         steps = Clover2(size, heads_of(checkpoint), count, embedding, lm_head, eps_of(config))

@@ -6,8 +6,7 @@ A rule is a pattern and what takes its place; a tensor that no rule names is non
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -62,22 +61,17 @@ def own(rules: Rules, name: str) -> str | None:
     return None
 
 
-def renamed(rules: Rules, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the head's tensors under their own names."""
-    return {made: tensor for name, tensor in tensors.items() if (made := own(rules, name)) is not None}
-
-
-def dense(names: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return tensors with the second number of ``part.i.j`` counted without gaps: modules without weights took some."""
+def dense(names: Iterable[str], part: str) -> dict[str, str]:
+    """Return, by each name, one whose second number in ``part.i.j`` is counted without gaps: some modules have no weights."""
     places = sorted({int(found[1]) for name in names if (found := re.match(rf"{part}\.\d+\.(\d+)\.", name))})
     number = {str(place): str(index) for index, place in enumerate(places)}
 
     def closed(found: re.Match[str]) -> str:
         return f"{found[1]}{number[found[2]]}."
 
-    return {re.sub(rf"^({part}\.\d+\.)(\d+)\.", closed, name): tensor for name, tensor in names.items()}
+    return {name: re.sub(rf"^({part}\.\d+\.)(\d+)\.", closed, name) for name in names}
 
 
-def count(names: Mapping[str, Any], part: str) -> int:
+def count(names: Iterable[str], part: str) -> int:
     """Return how many numbered modules ``part.i`` there are: files hold more heads than uploaded configurations say."""
     return 1 + max((int(found[1]) for name in names if (found := re.match(rf"{part}\.(\d+)\.", name))), default=-1)

@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from specframe_heads.backbone import configured
-from specframe_heads.blocks.net import DFlash, sight
+from specframe_heads.blocks.net import DFlash, Reach, sight
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
 from specframe_heads.training.lessons import Lesson
 
+TRAINED = Reach(sliding_causal=True, from_anchor=True)
+"""What blocks see in the format in which heads are written."""
 LAYERS = 5
 """Layers of the published heads."""
 ANCHORS = 24
@@ -73,7 +75,7 @@ class DFlashLearner(Learner):
         ids_RT = torch.full_like(order_RT, self.mask)
         ids_RT[:, :1] = lesson.ids_BT.gather(1, anchors_BA).reshape(-1, 1)
         embedded_RTH = self.target.model.get_input_embeddings()(ids_RT)
-        seen = sight(torch.cat([before_RT, order_RT], dim=1), order_RT, self.net.windows, True, embedded_RTH.dtype)
+        seen = sight(torch.cat([before_RT, order_RT], dim=1), order_RT, self.net.windows, TRAINED, embedded_RTH.dtype)
         states_RKH = self.net(embedded_RTH, order_RT, seen, put)[:, 1:]
         return self.target.model.get_output_embeddings()(states_RKH).unflatten(0, (texts, blocks))
 
