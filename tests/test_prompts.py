@@ -372,6 +372,7 @@ def test_messages_go_through_the_chat_template(pipe: Any) -> None:
 
 def test_messages_that_cannot_be_rendered_fail_alone(pipe: Any) -> None:
     """Without a template, or where it refuses, that prompt fails with a sentence and the others are decoded."""
+    pipe.tokenizer.chat_template = None
     chat, text = pipe.generate([ASKED, "import os"], 4)
     assert chat.error == (
         "the prompt is a list of messages, and the target's tokenizer has no chat template: expected a text or token ids"
@@ -391,6 +392,14 @@ def test_chats(pipe: Any) -> None:
     assert found[3].error == "the prompt is empty: expected at least one token"
 
 
+def without_template(pipe: Any) -> str:
+    """Take the chat template from a pipeline's tokenizer, and return a folder of its target that has none either."""
+    pipe.tokenizer.chat_template = None
+    shutil.copytree(pipe.target_model.name_or_path, "plain")
+    Path("plain", "chat_template.jinja").unlink()
+    return "plain"
+
+
 def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
     """A chat needs a template: of Python and of the command line, one sentence before anything is decoded or written."""
     from click.testing import CliRunner
@@ -398,9 +407,11 @@ def test_a_target_without_a_template_is_refused(pipe: Any) -> None:
     from specframe.cli import cli
 
     told = "chat: expected a target whose tokenizer has a chat template, got one without"
+    plain = without_template(pipe)
     with pytest.raises(OptionError, match=told):
         pipe.chat(["Why?"])
-    refused = CliRunner().invoke(cli, ["run", "--drafter", "none", "--chat", "--output", "o.jsonl", "Why?"])
+    options = ["--target", plain, "--drafter", "none", "--chat", "--output", "o.jsonl"]
+    refused = CliRunner().invoke(cli, ["run", *options, "Why?"])
     assert (refused.exit_code, Path("o.jsonl").exists()) == (2, False), refused.output
     assert told in refused.output
 
@@ -439,7 +450,7 @@ def test_messages_are_cut_by_tokens(pipe: Any) -> None:
     ]
 
 
-def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_all_forms(pipe: Any) -> None:
     """A run writes the JSON of token ids and messages as their prompt; a grid is handed what a pipeline takes."""
     from click.testing import CliRunner
     from specframe_lab.commands.grids import readable
@@ -448,9 +459,18 @@ def test_commands_take_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
 
     lines = [{"prompt": [5, 6, 7]}, {"messages": ASKED}, {"instruction": "a", "input": "b"}]
     Path("p.json").write_text(json.dumps(lines))
-    options = ["--prompts", "p.json", "--output", "o.jsonl", "--max-new-tokens", "2"]
+    options = [
+        "--target",
+        without_template(pipe),
+        "--prompts",
+        "p.json",
+        "--output",
+        "o.jsonl",
+        "--max-new-tokens",
+        "2",
+    ]
     done = CliRunner().invoke(cli, ["run", "--drafter", "none", *options])
-    assert done.exit_code == 1, done.output  # the embedded target has no chat template
+    assert done.exit_code == 1, done.output
     kept = [json.loads(line) for line in Path("o.jsonl").read_text().splitlines()]
     assert [one["prompt"] for one in kept] == ["[5, 6, 7]", json.dumps(ASKED), "a\n\nb"]
     assert [len(one["token_ids"]) for one in kept] == [2, 0, 2]

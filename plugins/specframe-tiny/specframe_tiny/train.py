@@ -42,6 +42,17 @@ Model = Any
 SEED = 20
 VOCABULARY = 2048
 END_OF_TEXT = "<|endoftext|>"
+CHAT_TEMPLATE = r"""{#- The target has read Python and no chats: messages become comments, and answers of the assistant code. -#}
+{%- for message in messages -%}
+{%- if message.content is not string -%}
+{{- raise_exception("expected messages whose content is a text") -}}
+{%- elif message.role == "assistant" -%}
+{{- message.content + "\n" -}}
+{%- else -%}
+{{- "# " + message.content.replace("\n", "\n# ") + "\n" -}}
+{%- endif -%}
+{%- endfor -%}
+"""
 WINDOW = 512
 HELD_OUT = (
     "asyncio/queues.py", "bisect.py", "calendar.py", "colorsys.py", "configparser.py", "email/message.py", "fractions.py",
@@ -335,6 +346,7 @@ def export(model: Model, tokenizer: Tokenizer, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
     fast.model_max_length = model.config.max_position_embeddings
+    fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
 
 

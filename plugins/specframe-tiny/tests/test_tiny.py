@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from jinja2 import TemplateError
 from specframe_tiny import FOLDER, train
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -40,6 +41,19 @@ def test_every_string_can_be_encoded(text):
         ids = tokenizer(text).input_ids
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
         assert max(ids) < 2048
+
+
+def test_chats_are_comments_and_code():
+    """The pair's chat template makes comments of messages and code of answers, and is the one that the script writes."""
+    asked = {"role": "user", "content": "write a\nloop"}
+    answer = {"role": "assistant", "content": "for i in x:\n    pass"}
+    for part in ("target", "draft"):
+        tokenizer = AutoTokenizer.from_pretrained(FOLDER / part)
+        assert tokenizer.chat_template == train.CHAT_TEMPLATE
+        text = tokenizer.apply_chat_template([asked, answer, asked], add_generation_prompt=True, tokenize=False)
+        assert text == "# write a\n# loop\nfor i in x:\n    pass\n# write a\n# loop\n"
+    with pytest.raises(TemplateError, match="expected messages whose content is a text"):
+        tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
 
 
 def test_the_draft_agrees_with_the_target_on_held_out_modules():
