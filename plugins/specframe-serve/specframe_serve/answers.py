@@ -29,8 +29,9 @@ Json = dict[str, Any]
 
 
 def error(status: int, message: str, param: str | None = None) -> Json:
-    """Return the body of an error."""
+    """Return the body of an error; half surrogate pairs in its message, which a request may hold, become escapes."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
+    message = message.encode("utf-8", "backslashreplace").decode()
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
@@ -65,8 +66,8 @@ class Answer:
         """Return the body of an answer that is not streamed; ``results`` in the order of choices."""
         choices = [self._choice(place, result) for place, result in enumerate(results)]
         kind = "chat.completion" if self.chat else "text_completion"
-        used = usage(prompt_tokens, sum(len(result.token_ids) for result in results))
-        return {**self.head, "object": kind, "choices": choices, "usage": used}
+        used = self.usage(prompt_tokens, sum(len(result.token_ids) for result in results))
+        return {**self.head, "object": kind, "choices": choices, **used}
 
     def _choice(self, place: int, result: Result) -> Json:
         said = {"message": {"role": "assistant", "content": result.text}} if self.chat else {"text": result.text}
@@ -89,7 +90,13 @@ class Answer:
 
     def closing(self, prompt_tokens: int, tokens: int) -> Json:
         """Return the chunk with the usage, which has no choice."""
-        return self._chunk([]) | {"usage": usage(prompt_tokens, tokens)}
+        return self._chunk([]) | self.usage(prompt_tokens, tokens)
+
+    @staticmethod
+    def usage(prompt_tokens: int, tokens: int) -> Json:
+        """Return the entry with the numbers of tokens read and generated."""
+        total = prompt_tokens + tokens
+        return {"usage": {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}}
 
     def _chunk(self, choices: list[Json]) -> Json:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
@@ -120,8 +127,3 @@ class Answer:
 def spelled(text: str, logprob: float) -> Json:
     """Return a token's text and log-probability."""
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def usage(prompt_tokens: int, tokens: int) -> Json:
-    """Return the numbers of tokens read and generated."""
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}

@@ -12,19 +12,20 @@ from typing import Any
 import attrs
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from specframe import Pipeline
-from specframe.contracts.requests import Chunk, Result
-from specframe.errors import SpecframeError
-from specframe_serve.answers import Answer, event
+from specframe import Pipeline, Sampling
+from specframe.contracts.requests import Chunk
+from specframe.errors import OptionError, SpecframeError
+from specframe_serve.answers import Answer
 from specframe_serve.limits import Limits, refusal
 from specframe_serve.live import Live
 from specframe_serve.metrics import Metrics
-from specframe_serve.protocol import Asked, ChatCompletion, Completion
-from specframe_serve.service import BusyError, Job, Service
+from specframe_serve.protocol import ChatCompletion, Completion
+from specframe_serve.service import BusyError, Job, Service, StoppedError
+from specframe_serve.tickets import Streamed, Ticket, events, status_of, while_listening
 
 CALM = {"Retry-After": "1"}
 """Seconds after which a client may try again when the queue is full: rows come free within rounds."""
@@ -39,31 +40,11 @@ class Limited:
     prompt_tokens: int | None = None
     """Tokens of a prompt; None: as many as the target's context has room for."""
     new_tokens: int = 4096
-    """Tokens that a request may ask for."""
+    """New tokens that each sequence of a request may ask for."""
+    request_tokens: int = 1 << 18
+    """Tokens of prompts and new ones in all sequences of a request: 64 of the longest answers."""
     waiting: int = 256
     """Sequences that may wait for a row."""
-
-
-@attrs.frozen(eq=False)
-class Ticket:
-    """One request under way: its jobs' chunks, as they come."""
-
-    service: Service
-    numbers: list[int]
-    chunks: asyncio.Queue[tuple[int, Chunk]]
-    samples: int
-    """Samples of each prompt: choices are numbered prompt by prompt."""
-
-    async def all(self, count: int) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield (number of the choice, chunk) until ``count`` choices have ended; end the jobs if nobody listens any more."""
-        try:
-            while count:
-                place, chunk = await self.chunks.get()
-                count -= chunk.result is not None
-                yield place * self.samples + chunk.sample, chunk
-        finally:
-            if count:
-                self.service.abort(self.numbers)
 
 
 class Server:
@@ -89,16 +70,21 @@ class Server:
         app.add_middleware(Limits, most=self._limits.body, key=self._key)
         app.add_api_route("/v1/completions", self.completions, methods=["POST"], response_model=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/models", self.models)
-        app.add_api_route("/v1/models/{name:path}", self.model, response_model=None)
-        app.add_api_route("/health", self.health, response_model=None)
-        app.add_api_route("/metrics", self.figures, response_model=None)
-        app.add_api_route("/live", self.state)
-        app.add_api_route("/", self.page, response_model=None)
+        routes: dict[str, Callable[..., Any]] = {
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.model,
+            "/health": self.health,
+            "/metrics": self.figures,
+            "/live": self.state,
+            "/": self.page,
+        }
+        for path, answer in routes.items():
+            app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
         app.add_exception_handler(RequestValidationError, unreadable)
         app.add_exception_handler(HTTPException, told)
         app.add_exception_handler(SpecframeError, lambda _, error: refusal(400, str(error)))
         app.add_exception_handler(BusyError, lambda _, error: refusal(429, str(error), CALM))
+        app.add_exception_handler(StoppedError, lambda _, error: refusal(503, str(error), CALM))
         return app
 
     @contextlib.asynccontextmanager
@@ -118,19 +104,21 @@ class Server:
     async def _answered(self, asked: Completion | ChatCompletion, request: Request, chat: bool) -> Response:
         if asked.model != self._name:
             return refusal(404, f"model: expected {self._name!r}, got {asked.model!r}")
-        prompts = [await asyncio.to_thread(self._read, prompt) for prompt in asked.prompts]
-        ticket = self._submit(asked, prompts)
+        sampling, given = asked.sampling(), asked.prompts
+        if len(given) * asked.n > self.service.most:
+            most = f"at most {self.service.most} sequences, as many as may be decoded and wait"
+            raise OptionError(f"prompt and n: expected {most}, got {len(given)} prompts with n = {asked.n}")
+        prompts = [await asyncio.to_thread(self._read, prompt) for prompt in given]
+        ticket = self._submit(asked, sampling, prompts)
         answer = Answer(self._name, chat, asked.return_token_ids, self._pipe.tokenizer)
-        choices, read = len(prompts) * asked.n, sum(map(len, prompts))
+        read = sum(map(len, prompts))
         self.metrics.prompts.inc(read)
-        told = self._told(ticket.all(choices))
         if asked.stream:
-            usage = asked.stream_options is not None and asked.stream_options.include_usage
-            events = streamed(told, answer, choices, read if usage else None)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        results = await while_listening(request, collected(told, choices))
+            return Streamed(ticket, events(ticket, answer, read, asked.usage))
+        with ticket:
+            results = await while_listening(request, ticket.results())
         if failed := next((result for result in results if result.error), None):
-            return refusal(500 if failed.finish_reason == "abort" else 400, str(failed.error))
+            return refusal(status_of(failed), str(failed.error))
         return JSONResponse(answer.whole(results, read))
 
     def _read(self, prompt: Any) -> list[int]:
@@ -141,38 +129,28 @@ class Server:
             raise SpecframeError(f"the prompt has {len(ids)} tokens: expected at most {most}")
         return ids
 
-    def _submit(self, asked: Asked, prompts: list[list[int]]) -> Ticket:
+    def _submit(self, asked: Completion | ChatCompletion, sampling: Sampling, prompts: list[list[int]]) -> Ticket:
         """Hand the prompts of a request to the service."""
-        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Chunk]]()
-        sampling, free = asked.sampling(), [self._context - len(ids) for ids in prompts]
-        most = asked.most if asked.most is not None else self._limits.new_tokens  # type: ignore[attr-defined]
-        if most > self._limits.new_tokens:
-            raise SpecframeError(f"max_tokens: expected at most {self._limits.new_tokens}, got {most}")
+        new = self._new(asked.most, asked.n, prompts)
 
-        def sender(place: int) -> Callable[[Chunk], None]:
-            def send(chunk: Chunk) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                    loop.call_soon_threadsafe(chunks.put_nowait, (place, chunk))
+        def job(place: int, send: Callable[[Chunk], None]) -> Job:
+            drafts, on = asked.speculation == "on", asked.ignore_eos
+            return Job(prompts[place], sampling, new[place], send, asked.seed, speculate=drafts, ignore_eos=on)
 
-            return send
+        return Ticket(self.service, self.metrics, asked.n).submit(job, len(prompts))
 
-        jobs = [
-            Job(ids, sampling, min(most, room), sender(place), asked.seed, asked.speculation == "on")
-            for place, (ids, room) in enumerate(zip(prompts, free, strict=True))
-        ]
-        return Ticket(self.service, self.service.submit(jobs), chunks, asked.n)
-
-    async def _told(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield chunks after counting them."""
-        timer = self.metrics.request()
-        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-            async for place, chunk in chunks:
-                if chunk.token_ids:
-                    timer.token()
-                if chunk.result:
-                    self.metrics.ended(chunk.result.finish_reason)
-                yield place, chunk
-        timer.end()
+    def _new(self, asked: int | None, samples: int, prompts: list[list[int]]) -> list[int]:
+        """Return how many tokens each prompt may get; raise :class:`OptionError` where a request asks for too many."""
+        limits = self._limits
+        most = limits.new_tokens if asked is None else asked
+        if most > limits.new_tokens:
+            raise OptionError(f"max_tokens: expected at most {limits.new_tokens}, got {most}")
+        new = [min(most, self._context - len(ids)) for ids in prompts]
+        total = samples * (sum(map(len, prompts)) + sum(new))
+        if total > limits.request_tokens:
+            told = f"at most {limits.request_tokens} tokens, of prompts and new ones in all sequences"
+            raise OptionError(f"prompt, n and max_tokens: expected {told}, got {total}")
+        return new
 
     async def models(self) -> dict[str, Any]:
         """Answer ``GET /v1/models``."""
@@ -189,7 +167,7 @@ class Server:
         return {"id": self._name, **started, "max_model_len": self._context}
 
     async def health(self) -> Response:
-        """Answer ``GET /health``: 200 while the engine's thread runs."""
+        """Answer ``GET /health``: 200 while requests are taken."""
         return Response(status_code=200 if self.service.alive else 503)
 
     async def figures(self) -> Response:
@@ -212,56 +190,6 @@ class Server:
     async def page(self) -> HTMLResponse:
         """Answer ``GET /`` with the page."""
         return HTMLResponse(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-
-
-async def collected(chunks: AsyncIterator[tuple[int, Chunk]], choices: int) -> list[Result]:
-    """Return the results of all choices, in their order."""
-    results: dict[int, Result] = {}
-    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-        async for place, chunk in chunks:
-            if chunk.result:
-                results[place] = chunk.result
-    return [results[place] for place in range(choices)]
-
-
-async def while_listening(request: Request, work: Any) -> Any:
-    """Return what ``work`` returns; cancel it when the client hangs up."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(hung_up(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise HTTPException(499, "the client has hung up")
-        return task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def hung_up(request: Request) -> None:
-    """Return when the client has hung up."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def streamed(
-    chunks: AsyncIterator[tuple[int, Chunk]], answer: Answer, choices: int, prompt_tokens: int | None
-) -> AsyncIterator[str]:
-    """Yield the events of a streamed answer; ``prompt_tokens``: their number if the usage is asked for."""
-    tokens = 0
-    for opening in answer.opening(choices):
-        yield event(opening)
-    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-        async for place, chunk in chunks:
-            tokens += len(chunk.token_ids)
-            if chunk.result and chunk.result.error:
-                yield event({"error": {"message": chunk.result.error, "type": "server_error", "code": 500}})
-            elif chunk.text or chunk.token_ids or chunk.result:
-                yield event(answer.piece(place, chunk.text, chunk.token_ids, chunk.result))
-    if prompt_tokens is not None:
-        yield event(answer.closing(prompt_tokens, tokens))
-    yield event("[DONE]")
 
 
 async def unreadable(_: Request, error: Exception) -> JSONResponse:

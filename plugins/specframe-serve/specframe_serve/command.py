@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+import warnings
 from typing import Any
 
 import click
 
-from specframe.cli.kinds import Text, WholeNumber
+from specframe.cli.kinds import Number, Text, WholeNumber
 from specframe.cli.names import check_names
 from specframe.cli.options import pipeline_options, whole
 from specframe.cli.ranks import ranks_of
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeWarning
 
 LARGEST_PORT = 65535
+GRACE = 5.0
+"""Seconds that requests under way have after SIGTERM. `docker stop` kills after 10: room is left for the end itself."""
 SAMPLING_RULE = "gumbel"
 """The acceptance rule: a request's tokens depend on its prompt and its seed alone, whatever else is in the batch."""
 
@@ -31,7 +35,16 @@ SAMPLING_RULE = "gumbel"
 @whole("--max-waiting", "Sequences that may wait for a row; more are answered with 429.", 256, least=0)
 @whole("--max-body-bytes", "Largest body of a request.", 1 << 20)
 @whole("--max-prompt-tokens", "Longest prompt [default: what the context has room for].")
-@whole("--max-new-tokens", "Most new tokens that a request may ask for.", 4096)
+@whole("--max-new-tokens", "Most new tokens that a sequence of a request may ask for.", 4096)
+@whole("--max-request-tokens", "Most tokens of a request: prompts and new ones, in all its sequences.", 1 << 18)
+@click.option(
+    "--grace",
+    metavar="SECONDS",
+    type=Number(0),
+    default=GRACE,
+    show_default=True,
+    help="Seconds that requests under way have to end after SIGTERM or Ctrl-C; then they end with an error.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -43,6 +56,8 @@ def serve(
     max_body_bytes: int,
     max_prompt_tokens: int | None,
     max_new_tokens: int,
+    max_request_tokens: int,
+    grace: float,
     **options: Any,
 ) -> None:
     """Answer OpenAI's requests for completions from one engine, and show live acceptance at /.
@@ -51,11 +66,11 @@ def serve(
     It listens at localhost alone unless --host says otherwise, and asks for no key unless --api-key is given.
     """
     check_names(options)
+    limits = (max_body_bytes, max_prompt_tokens, max_new_tokens, max_request_tokens, max_waiting)
     bound = listening(host, port)
     with bound:
-        run(
-            bound, served_model_name, api_key, (max_body_bytes, max_prompt_tokens, max_new_tokens, max_waiting), options
-        )
+        warn_of_open_door(bound.getsockname()[0], api_key)
+        run(bound, served_model_name, api_key, limits, grace, options)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -72,14 +87,28 @@ def listening(host: str, port: int) -> socket.socket:
     return bound
 
 
+def warn_of_open_door(address: str, key: str | None) -> None:
+    """Warn where other machines can ask the server, and no key is asked for."""
+    if key is None and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        warnings.warn(
+            f"listening at {address} without --api-key: whoever reaches this machine may ask for completions",
+            SpecframeWarning,
+            stacklevel=2,
+        )
+
+
 def run(
-    bound: socket.socket, name: str | None, key: str | None, limits: tuple[Any, ...], options: dict[str, Any]
+    bound: socket.socket,
+    name: str | None,
+    key: str | None,
+    limits: tuple[Any, ...],
+    grace: float,
+    options: dict[str, Any],
 ) -> None:
     """Load the models and serve until interrupted."""
-    import uvicorn
-
     from specframe import Pipeline
     from specframe_serve.app import Limited, Server
+    from specframe_serve.listener import Listener
 
     if ranks_of(options["executor"]).several:
         raise OptionError(f"executor: expected one of one process, to which clients speak, got {options['executor']!r}")
@@ -89,7 +118,7 @@ def run(
     server = Server(pipe, name or called(options), Limited(*limits), key)
     host, port = bound.getsockname()[:2]
     click.echo(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
-    uvicorn.Server(uvicorn.Config(server.app(), log_level="warning")).run(sockets=[bound])
+    Listener(server, grace).run(sockets=[bound])
 
 
 def called(options: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, shown
 from specframe.text.sampling import Sampling
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -19,7 +19,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    "moderation": (None,),
 }
 """Fields of the API that are not supported, and the values with which they ask for nothing."""
 
@@ -27,39 +35,66 @@ MOST_TOKENS = 16
 """New tokens of a completion that does not say how many: the default of OpenAI's API."""
 
 Text = Annotated[str, Field(min_length=1)]
+Usage = Literal["none", "last", "each"]
+"""Which chunks of a stream tell the numbers of tokens."""
 
 
-class StreamOptions(BaseModel):
-    """Options of a streamed answer."""
+class Body(BaseModel):
+    """An object of a request. A field that is null counts as left out, as in OpenAI's API; one of another name is refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name not in cls.model_fields}
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """With ``include_usage``: whether every chunk tells the numbers of tokens so far, as in vLLM."""
     include_obfuscation: bool = False
 
 
-class Asked(BaseModel):
+class Asked(Body):
     """The fields that completions and chat completions share."""
 
-    model_config = ConfigDict(extra="forbid")
     model: str
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     seed: int | None = Field(None, ge=0)
     stop: Text | list[Text] | None = None
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = None
     presence_penalty: float | None = None
-    user: str | None = None
-    """Accepted, and not used."""
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    ignore_eos: bool = False
+    """Whether an answer goes on after the target's end-of-sequence tokens, as in vLLM."""
     speculation: Literal["on", "off"] = "on"
     """Whether tokens may be drafted for this request; the output is the same."""
     return_token_ids: bool = False
     """Whether choices hold ``token_ids``."""
+
+    # accepted and not used: they tell who asks, how the answer is billed and kept, or what is likely to be in it
+    user: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    prediction: Any = None
+    parallel_tool_calls: Any = None
 
     frequency_penalty: Any = None
     logit_bias: Any = None
@@ -67,7 +102,15 @@ class Asked(BaseModel):
     echo: Any = None
     tools: Any = None
     tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
     response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
 
     RENAMED: ClassVar[dict[str, str]] = {"min_tokens": "min_new_tokens"}
     PASSED: ClassVar[tuple[str, ...]] = (
@@ -96,6 +139,14 @@ class Asked(BaseModel):
     def top(self) -> int | None:
         """Return the number of most likely tokens whose log-probabilities are asked for; None: no log-probabilities."""
         raise NotImplementedError
+
+    @property
+    def usage(self) -> Usage:
+        """Which chunks of a stream tell the numbers of tokens."""
+        options = self.stream_options
+        if not options.include_usage:
+            return "none"
+        return "each" if options.continuous_usage_stats else "last"
 
 
 class Completion(Asked):
@@ -144,11 +195,30 @@ class ChatCompletion(Asked):
     @property
     def prompts(self) -> list[Any]:
         """The messages, as the one prompt."""
-        if wrong := next((one for one in self.messages if not isinstance(one.get("role"), str)), None):
-            raise OptionError(f"messages: expected objects with role and content, got {wrong!r}")
-        return [self.messages]
+        return [[message(one) for one in self.messages]]
 
     @property
     def most(self) -> int | None:
         """New tokens at most; None: as many as the context has room for."""
         return self.max_completion_tokens or self.max_tokens
+
+
+def message(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its content as one text, as chat templates expect it.
+
+    Raises:
+        OptionError: it has no role, or a part of its content is no text.
+    """
+    if not isinstance(given.get("role"), str):
+        raise OptionError(f"messages: expected objects with role and content, got {shown(given)}")
+    parts = given.get("content")
+    if not isinstance(parts, list):
+        return given
+    if wrong := [part for part in parts if not is_text(part)]:
+        raise OptionError(f"messages: expected content of type text, got {shown(wrong[0])}")
+    return given | {"content": "\n".join(part["text"] for part in parts)}
+
+
+def is_text(part: Any) -> bool:
+    """Return whether a part of a message's content is a text."""
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import math
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 import attrs
@@ -11,7 +14,7 @@ import torch
 
 from specframe import Pipeline
 from specframe.contracts.engine import Engine
-from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
+from specframe.contracts.requests import Chunk, FinishReason, Request, Result, SequenceMetrics
 from specframe.contracts.roles import Observer
 from specframe.engine.chunks import Chunks
 from specframe.engine.prompts import Prompt
@@ -21,6 +24,12 @@ from specframe.text.sampling import Sampling
 
 SEEDS = 2**32
 """Streams of random numbers that requests may choose from by their seed; a stream's further samples have numbers above these."""
+
+STOPS = "the server stops"
+"""The error of jobs that a stop ends, and of those that come after it."""
+
+LAST_ROUND = 5.0
+"""Seconds that a stop waits for the round under way: large models take less, and one that hangs must not hold up the end."""
 
 Send = Callable[[Chunk], None]
 """Takes a chunk of a job; called from the service's thread."""
@@ -39,14 +48,23 @@ class Job:
     """Number of the stream of random numbers: prompt number ``seed`` of a run draws the same. None: a stream of its own."""
     speculate: bool = True
     """Whether tokens may be drafted for it."""
+    ignore_eos: bool = False
+    """Whether it goes on after the target's end-of-sequence tokens."""
 
 
 class BusyError(Exception):
     """The queue is full."""
 
 
+class StoppedError(Exception):
+    """The service takes no jobs any more."""
+
+
 class Service:
     """Decodes jobs continuously, as they come, in one thread.
+
+    Every sample of a job that was taken gets exactly one result, unless its client has left: whatever the engine raises, where it
+    ends without a result, and where the service stops.
 
     Args:
         pipe: the models and the strategies.
@@ -58,28 +76,43 @@ class Service:
     def __init__(self, pipe: Pipeline, tokens: int, waiting: int, observers: list[Observer]) -> None:
         self._pipe, self._observers = pipe, observers
         self._tokens = tokens
-        self._most = pipe.batch_size + waiting
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs: dict[int, Job] = {}
+        self.most = pipe.batch_size + waiting
+        """Sequences that may be decoded or wait at once."""
+        self._changed = threading.Condition()
+        """Guards what the threads of clients and the service's own share, which is what follows."""
+        self._coming: dict[int, Job] = {}
+        """Jobs that the engine has not been given, by number."""
+        self._left: deque[int] = deque()
+        """Numbers of jobs that the engine has been given and whose clients have left."""
         self._unfinished: dict[int, set[int]] = {}
         """The samples that have not ended, by job number."""
-        self._numbers, self._lock, self._closed = 0, threading.Lock(), False
+        self._numbers = 0
+        self._deadline: float | None = None
+        """When jobs under way end, on the monotonic clock; None: the service does not stop."""
+        self._jobs: dict[int, Job] = {}
+        """Jobs that the engine has been given, by number."""
+        self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="specframe-engine", daemon=True)
 
     def start(self) -> None:
         """Begin to decode."""
         self._thread.start()
 
+    def stop(self, grace: float) -> None:
+        """Take no more jobs; those that have not finished ``grace`` seconds from now end with the reason "abort"."""
+        with self._changed:
+            self._deadline = min(self._deadline or math.inf, time.monotonic() + grace)
+            self._changed.notify()
+
     def close(self) -> None:
         """Stop after the round under way; jobs that have not finished end with the reason "abort"."""
-        self._closed = True
-        self._commands.put(lambda: None)
-        self._thread.join()
+        self.stop(0)
+        self._thread.join(LAST_ROUND)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether jobs are taken."""
+        return self._thread.is_alive() and self._deadline is None
 
     @property
     def unfinished(self) -> int:
@@ -91,119 +124,169 @@ class Service:
 
         Raises:
             BusyError: as many sequences wait as may.
+            StoppedError: the service stops.
         """
-        with self._lock:
-            coming = sum(job.sampling.samples for job in jobs)
-            if self.unfinished and self.unfinished + coming > self._most:
-                raise BusyError(f"the queue is full: {self.unfinished} sequences are decoded or wait, {self._most} may")
+        with self._changed:
+            if self._deadline is not None:
+                raise StoppedError(STOPS)
+            if self.unfinished + sum(job.sampling.samples for job in jobs) > self.most:
+                raise BusyError(f"the queue is full: {self.unfinished} sequences are decoded or wait, {self.most} may")
             numbers = [*range(self._numbers, self._numbers + len(jobs))]
             self._numbers += len(jobs)
             for number, job in zip(numbers, jobs, strict=True):
                 self._unfinished[number] = {*range(job.sampling.samples)}
-        for number, job in zip(numbers, jobs, strict=True):
-            self._commands.put(lambda number=number, job=job: self._begin(number, job))  # type: ignore[misc]
+                self._coming[number] = job
+            self._changed.notify()
         return numbers
 
     def abort(self, numbers: list[int]) -> None:
         """End jobs whose client has left; those that have finished are not affected. No chunk of theirs follows."""
-        for number in numbers:
-            self._commands.put(lambda number=number: self._drop(number))  # type: ignore[misc]
+        with self._changed:
+            for number in numbers:
+                if self._coming.pop(number, None):
+                    del self._unfinished[number]
+                elif number in self._unfinished:
+                    self._left.append(number)
+            self._changed.notify()
 
     def _run(self) -> None:
         with torch.inference_mode():
-            self._open()
-            while not self._closed:
-                try:
-                    self._take(wait=self._engine.idle)
-                    self._step()
-                except Exception as error:  # a fault of one round must not end the service
-                    self._fail(sentence(error))
-            self._fail("the server stops")
+            try:
+                self._turn(self._opened)  # before the first job: worker processes take their time to begin
+                while not self._over:
+                    self._turn(self._round)
+            finally:
+                self._end()
 
-    def _open(self) -> None:
-        """Open an engine with nothing in it."""
-        self._results = Results(self._pipe.tokenizer, self._pipe.parts.runner.device)
-        self._chunks = Chunks(self._results)
-        watching = [*self._results.observers, *self._pipe.recipe.observers, *self._observers]
-        self._engine: Engine = self._pipe.executor.open(
-            self._pipe.recipe, self._pipe.parts, watching, self._results.clock
-        )
-        self._engine.make_room(self._tokens)
+    @property
+    def _over(self) -> bool:
+        """Whether nothing more is to be decoded."""
+        return self._deadline is not None and (time.monotonic() >= self._deadline or not self._unfinished)
 
-    def _take(self, wait: bool) -> None:
-        """Carry out what clients have asked for; ``wait``: until there is something."""
-        if wait:
-            self._commands.get()()
-        while not self._commands.empty():
-            self._commands.get()()
+    def _turn(self, part: Callable[[], object]) -> None:
+        """Do one thing; a fault in it ends what is under way, but not the service."""
+        try:
+            part()
+        except (Exception, SystemExit) as error:  # an engine of a plugin may raise anything
+            self._fail(sentence(error))
 
-    def _step(self) -> None:
-        if (report := self._engine.step()) is None:
-            return
-        for chunk in self._chunks.of(report):
-            self._send(chunk)
+    def _round(self) -> None:
+        """Carry out what clients have asked for, and decode a round."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._coming or self._jobs or self._deadline is not None)
+        self._take()
+        if self._jobs and not self._over:
+            self._step(self._opened())
 
-    def _begin(self, number: int, job: Job) -> None:
+    def _take(self) -> None:
+        """Let the engine forget jobs whose clients have left, and give it those that have come, until the service stops.
+
+        Who leaves is looked at before each job that comes: what was asked for and left must not keep others waiting.
+        """
+        while not self._over:
+            with self._changed:
+                left = [self._left.popleft() for _ in range(len(self._left))]
+                number = next(iter(self._coming), None)
+                if number is not None:
+                    self._jobs[number] = self._coming.pop(number)
+            for one in left:
+                self._drop(one)
+            if number is None:
+                return
+            self._begin(number)
+
+    def _opened(self) -> Engine:
+        """Return the engine, or a new one where there is none."""
+        if self._engine is None:
+            self._results = Results(self._pipe.tokenizer, self._pipe.parts.runner.device)
+            self._chunks = Chunks(self._results)
+            watching = [*self._results.observers, *self._pipe.recipe.observers, *self._observers]
+            self._engine = self._pipe.executor.open(self._pipe.recipe, self._pipe.parts, watching, self._results.clock)
+            self._engine.make_room(self._tokens)
+        return self._engine
+
+    def _step(self, engine: Engine) -> None:
+        if (report := engine.step()) is not None:
+            for chunk in self._chunks.of(report):
+                self._send(chunk)
+        if self._jobs and engine.idle:
+            self._fail("the engine has ended without a result of this request")
+
+    def _begin(self, number: int) -> None:
         """Hand a job's requests to the engine; one that cannot be decoded ends with an error."""
-        self._jobs[number] = job
+        engine, job = self._opened(), self._jobs[number]
         try:
             requests, failed = self._pipe.requests.make([job.prompt], job.max_new_tokens, None, False, job.sampling)
             if failed:
                 self._refuse(number, str(failed[0].error))
             for request in requests:
-                self._engine.add(self._named(request, number, job))
+                engine.add(self._named(request, number, job))
         except Exception as error:  # a tokenizer's or a processor's too: the other jobs go on
             self._drop(number, told=sentence(error))
 
     def _named(self, request: Request, number: int, job: Job) -> Request:
         """Return a request under its job's number, arrived now, with its own stream of random numbers."""
         first = number if job.seed is None else job.seed
-        stream = first % SEEDS + (request.sample << 32)
+        stops = frozenset[int]() if job.ignore_eos else request.stop_token_ids
         return attrs.evolve(
-            request, index=number, stream=stream, arrival=self._results.clock.now, speculate=job.speculate
+            request,
+            index=number,
+            stream=first % SEEDS + (request.sample << 32),
+            arrival=self._results.clock.now,
+            speculate=job.speculate,
+            stop_token_ids=stops,
         )
 
     def _send(self, chunk: Chunk) -> None:
+        """Give a chunk to its client, but for one whose sample has ended before."""
         number = chunk.index
-        if (job := self._jobs.get(number)) is None:
+        job = self._jobs.get(number)
+        if job is None or chunk.sample not in self._unfinished[number]:
             return
         result = chunk.result and attrs.evolve(chunk.result, index=0)
-        if result:
-            self._ended(
-                number, chunk.sample
-            )  # first: a client that has its last token does not find it among the unfinished
+        if result:  # first: a client that has its last token does not find it among the unfinished
+            self._ended(number, chunk.sample)
         job.send(attrs.evolve(chunk, index=0, result=result))
 
     def _ended(self, number: int, sample: int) -> None:
         """Note that a sample of a job has ended; after the last one forget the job."""
-        with self._lock:
+        with self._changed:
             self._unfinished[number].discard(sample)
             if not self._unfinished[number]:
                 del self._unfinished[number], self._jobs[number]
 
-    def _refuse(self, number: int, error: str, reason: str = "error") -> None:
+    def _refuse(self, number: int, error: str, reason: FinishReason = "error") -> None:
         """End every sample of a job that has not ended, with an error."""
         for sample in sorted(self._unfinished.get(number, ())):
-            result = Result(number, "", [], reason, SequenceMetrics(), error, sample=sample)  # type: ignore[arg-type]
+            result = Result(number, "", [], reason, SequenceMetrics(), error, sample=sample)
             self._send(Chunk(number, sample, "", [], result))
 
     def _drop(self, number: int, told: str | None = None) -> None:
         """End a job's sequences and forget it; ``told``: the error that its client is told."""
         if number not in self._jobs:
             return
-        for sample in sorted(self._unfinished.get(number, ())):
-            if (ended := self._engine.abort((number, sample))) is not None:
+        for sample in sorted(self._unfinished[number]):
+            if self._engine and (ended := self._engine.abort((number, sample))) is not None:
                 self._chunks.forget(ended)
         if told:
             self._refuse(number, told)
-        with self._lock:
+        with self._changed:
             self._jobs.pop(number, None)
             self._unfinished.pop(number, None)
 
     def _fail(self, error: str) -> None:
-        """End everything under way, through no fault of the requests, and open an engine anew."""
+        """End everything under way, through no fault of the requests; the next job has another engine."""
         for number in [*self._jobs]:
             self._refuse(number, error, "abort")
-        self._engine.close()
-        if not self._closed:
-            self._open()
+        engine, self._engine = self._engine, None
+        if engine:
+            with contextlib.suppress(Exception, SystemExit):  # it has failed already, and who waited has been told
+                engine.close()
+
+    def _end(self) -> None:
+        """End all jobs, and take none any more."""
+        self.stop(0)
+        with self._changed:
+            self._jobs |= self._coming
+            self._coming.clear()
+        self._fail(STOPS)

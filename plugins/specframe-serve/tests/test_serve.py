@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
-import socket
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-import uvicorn
-from specframe_serve.app import Limited, Server
 
 from specframe import Pipeline, Sampling
 from specframe.engine.engine import Engine
 
 PROMPTS = ["def add(a, b):", "class Stack:\n    def", "import os\n", "for i in range(10):\n   ", "def fib(n):\n    if"]
 NEW = 12
-TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
-
-
-class Running:
-    """A server at a free port of this machine, and its clients."""
-
-    def __init__(self, **how: Any) -> None:
-        key = how.pop("key", None)
-        limits = Limited(**how.pop("limits", {}))
-        self.pipe = Pipeline(**{"accept": "gumbel", "batch_size": 3, "draft_length": 2} | how)
-        self.server = Server(self.pipe, "tiny", limits, key)
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._uvicorn = uvicorn.Server(uvicorn.Config(self.server.app(), log_level="critical"))
-        self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]}, daemon=True)
-        self._thread.start()
-        while not self._uvicorn.started:
-            time.sleep(0.01)
-
-    def client(self, key: str = "none") -> openai.OpenAI:
-        """Return OpenAI's client of the server."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
-
-    def post(self, body: Any, path: str = "/v1/completions", **how: Any) -> httpx.Response:
-        """Send a body, as JSON unless it is bytes."""
-        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(self.url + path, timeout=60, **sent, **how)
-
-    def figure(self, name: str) -> float:
-        """Return one of Prometheus' figures."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
-
-    def settle(self) -> None:
-        """Wait until nothing is under way."""
-        while self.server.service.unfinished:
-            time.sleep(0.01)
-
-    def close(self) -> None:
-        """End the server."""
-        self._uvicorn.should_exit = True
-        self._thread.join()
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
+def running(serve: Any) -> Any:
     """A server with rows for three sequences."""
-    with contextlib.closing(Running(limits={"waiting": 40})) as made:
-        yield made
+    return serve(limits={"waiting": 40, "request_tokens": 20_000})
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +86,19 @@ def test_streams_say_what_whole_answers_say(running):
     assert len({tuple(one) for one in tokens}) == 4
 
 
+def test_every_chunk_tells_the_usage_where_that_is_asked_for(running):
+    """With continuous usage the numbers of tokens grow from chunk to chunk, and the last chunk has the same as the one before."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**GOOD, "max_tokens": NEW, "ignore_eos": True, "stream": True, "stream_options": options}
+    lines = [line for line in running.post(body).text.splitlines() if line.startswith("data: {")]
+    usages = [json.loads(line[6:])["usage"] for line in lines]
+    told = [usage["completion_tokens"] for usage in usages]
+    assert told[0] > 0
+    assert told == sorted(told)
+    assert told[-2:] == [NEW, NEW]
+    assert {usage["total_tokens"] - usage["completion_tokens"] for usage in usages} == {usages[0]["prompt_tokens"]}
+
+
 def test_stop_and_logprobs(running, pipe):
     """Stop strings end a choice before them; log-probabilities are the pipeline's."""
     expected = next(pipe.generate(PROMPTS[:1], NEW, sampling=Sampling(logprobs=2)))
@@ -149,22 +112,22 @@ def test_stop_and_logprobs(running, pipe):
 
 
 def test_chat(running, pipe, monkeypatch):
-    """Messages are read under the tokenizer's chat template; without one the answer says so."""
+    """Messages are read under the tokenizer's chat template, which the embedded target has; without one the answer says so."""
     messages = [{"role": "user", "content": "write a loop"}]
     asked = {**ASKED, "messages": messages}
-    with pytest.raises(openai.BadRequestError, match="no chat template"):
-        running.client().chat.completions.create(**asked)
-    for one in (running.pipe, pipe):
-        monkeypatch.setattr(one.tokenizer, "chat_template", TEMPLATE)
     expected = next(pipe.generate([messages], NEW))
     answer = running.client().chat.completions.create(**asked, logprobs=True, top_logprobs=1)
     assert ids(answer)[0] == expected.token_ids
+    assert answer.usage.prompt_tokens == len(pipe.encode("# write a loop\n"))
     assert answer.choices[0].message.content == expected.text
     assert [place.token for place in answer.choices[0].logprobs.content] == [
         pipe.tokenizer.decode([token]) for token in expected.token_ids
     ]
     pieces = running.client().chat.completions.create(**asked, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == expected.text
+    monkeypatch.setattr(running.pipe.tokenizer, "chat_template", None)
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        running.client().chat.completions.create(**asked)
 
 
 GOOD = {"model": "tiny", "prompt": "a"}
@@ -186,6 +149,12 @@ GOOD = {"model": "tiny", "prompt": "a"}
         ({**GOOD, "prompt": [99999]}, 400, "token id 99999"),
         ({**GOOD, "prompt": [1] * 3000}, 400, "expected fewer than the target's context"),
         ({**GOOD, "max_tokens": 10**6}, 400, "max_tokens: expected at most 4096"),
+        ({**GOOD, "prompt": ["a"] * 20_000, "n": 128}, 400, "expected at most 43 sequences, as many as may be decoded"),
+        ({**GOOD, "n": 43, "max_tokens": 4096}, 400, "expected at most 20000 tokens, of prompts and new ones in all"),
+        (b'{"model": "tiny", "prompt": "a", "stop": "\\ud800"}', 400, "stop"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', 400, "got \\ud800"),
+        (b'{"model": "\\ud800", "prompt": "a"}', 404, "got '\\ud800'"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "half of a surrogate pair"),
         (b'{"prompt": "' + b"x" * (10 << 20) + b'"}', 413, "the body is too large: expected at most 1048576 bytes"),
     ],
 )
@@ -205,29 +174,39 @@ def test_a_body_of_unknown_length_is_counted(running):
 
 
 def test_other_routes(running):
-    """Models, health, the page, and routes that there are not."""
+    """Models, health, the page, their heads without bodies, and routes that there are not."""
     model = running.client().models.retrieve("tiny")
     assert (model.id, model.max_model_len) == ("tiny", 2048)
     assert [one.id for one in running.client().models.list()] == ["tiny"]
     assert httpx.get(f"{running.url}/v1/models/none").status_code == 404
     assert httpx.get(f"{running.url}/health").status_code == 200
+    for path in ("health", "metrics", "v1/models", "v1/models/tiny", "live", ""):
+        head = httpx.head(f"{running.url}/{path}")
+        assert (head.status_code, head.content) == (200, b"")
     assert httpx.get(f"{running.url}/nothing").status_code == 404
     assert httpx.get(f"{running.url}/v1/completions").status_code == 405
     assert "no rival of production servers" in httpx.get(running.url).text
 
 
-def test_who_hangs_up_frees_the_row(running):
-    """A stream that is left, and a request that is dropped, end in the engine too; others are not disturbed."""
-    service = running.server.service
+@pytest.mark.usefixtures("hold")
+def test_a_stream_that_is_left_ends_in_the_engine(running):
+    """A client that hangs up in the middle of its stream frees the row: by itself the stream would never end."""
     with running.client().completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
-        next(iter(stream))
-        assert service.unfinished == 1
+        assert next(iter(stream)).choices
+        assert running.server.service.unfinished == 1
     running.settle()
-    with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{running.url}/v1/completions", json={**GOOD, "max_tokens": 1500}, timeout=0.3)
+    assert running.server.service._engine.idle
+    assert not running.server.service._chunks._texts
+
+
+@pytest.mark.usefixtures("hold")
+def test_a_request_that_is_dropped_ends_in_the_engine(running):
+    """A client that hangs up while it waits for a whole answer frees the row: by itself the answer would never come."""
+    connection = running.asking({**GOOD, "max_tokens": 1500})
+    running.until(lambda: running.server.service.unfinished)
+    connection.close()
     running.settle()
-    assert not service._jobs
-    assert not service._chunks._texts
+    assert running.server.service._engine.idle
 
 
 def test_the_page_shows_the_drafts(running):
@@ -259,35 +238,33 @@ def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
     assert running.post(GOOD).status_code == 200
 
 
-def test_a_full_queue_and_a_key():
+def test_a_full_queue_and_a_key(serve):
     """More sequences than may wait are answered with 429, and a wrong key with 401."""
-    with contextlib.closing(Running(key="secret", batch_size=1, limits={"waiting": 1})) as made:
-        assert made.post(GOOD).status_code == 401
-        assert httpx.get(f"{made.url}/health").status_code == 200
-        client = made.client("secret")
-        with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
-            next(iter(stream))
-            with pytest.raises(
-                openai.RateLimitError, match="the queue is full: 1 sequences are decoded or wait, 2 may"
-            ):
-                client.completions.create(model="tiny", prompt="a", n=2)
-        made.settle()
-        assert client.completions.create(model="tiny", prompt="a", max_tokens=2).choices
+    made = serve(key="secret", batch_size=1, limits={"waiting": 1})
+    assert made.post(GOOD).status_code == 401
+    assert httpx.get(f"{made.url}/health").status_code == 200
+    client = made.client("secret")
+    with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
+        next(iter(stream))
+        with pytest.raises(openai.RateLimitError, match="the queue is full: 1 sequences are decoded or wait, 2 may"):
+            client.completions.create(model="tiny", prompt="a", n=2)
+    made.settle()
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=2).choices
 
 
 @pytest.mark.slow
-def test_a_server_with_workers(pipe):
+def test_a_server_with_workers(serve, pipe):
     """With worker processes answers have the same ids, and who hangs up frees the row."""
-    with contextlib.closing(Running(executor="local,workers=2", batch_size=1)) as made:
-        client = made.client()
-        expected = [result.token_ids for result in pipe.generate(PROMPTS, NEW)]
-        with concurrent.futures.ThreadPoolExecutor(5) as threads:
-            asked = [threads.submit(client.completions.create, prompt=prompt, **ASKED) for prompt in PROMPTS]
-            assert [ids(one.result())[0] for one in asked] == expected
-        with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
-            next(iter(stream))
-        made.settle()
-        assert ids(client.completions.create(prompt=PROMPTS[0], **ASKED)) == expected[:1]
+    made = serve(executor="local,workers=2", batch_size=1)
+    client = made.client()
+    expected = [result.token_ids for result in pipe.generate(PROMPTS, NEW)]
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        asked = [threads.submit(client.completions.create, prompt=prompt, **ASKED) for prompt in PROMPTS]
+        assert [ids(one.result())[0] for one in asked] == expected
+    with client.completions.create(model="tiny", prompt="a", max_tokens=1500, stream=True) as stream:
+        next(iter(stream))
+    made.settle()
+    assert ids(client.completions.create(prompt=PROMPTS[0], **ASKED)) == expected[:1]
     made.pipe.executor.dismiss()
 
 

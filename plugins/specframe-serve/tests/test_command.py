@@ -1,0 +1,48 @@
+"""The command: what it hands to the server, and where it warns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from specframe_serve import command
+from specframe_serve.app import Limited
+
+from specframe.cli import cli
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments with which the server is run; it is not."""
+    given: list[Any] = []
+    monkeypatch.setattr(command, "run", lambda *arguments: given.extend(arguments))
+    return given
+
+
+def test_an_open_door_is_told_of(asked):
+    """Whoever listens for other machines without a key is warned; a key, or this machine alone, needs no warning."""
+    for host, key, warned in (("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)):
+        given = ["serve", "--host", host, "--port", "0", *(["--api-key", key] if key else [])]
+        outcome = CliRunner().invoke(cli, given)
+        assert outcome.exit_code == 0, outcome.output
+        assert ("Warning: listening at 0.0.0.0 without --api-key" in outcome.stderr) == warned
+
+
+def test_limits_arrive_where_they_belong(asked):
+    """Each option is the limit of its name."""
+    limits = {"body-bytes": 2, "prompt-tokens": 3, "new-tokens": 4, "request-tokens": 5, "waiting": 6}
+    given = [f"--max-{name}={value}" for name, value in limits.items()]
+    outcome = CliRunner().invoke(cli, ["serve", "--port", "0", "--grace", "2.5", *given])
+    assert outcome.exit_code == 0, outcome.output
+    _, _, _, limits, grace, _ = asked
+    expected = Limited(body=2, prompt_tokens=3, new_tokens=4, request_tokens=5, waiting=6)
+    assert (Limited(*limits), grace) == (expected, 2.5)
+
+
+def test_a_negative_grace_is_refused(asked):
+    """The grace is a number of seconds of at least 0."""
+    outcome = CliRunner().invoke(cli, ["serve", "--port", "0", "--grace", "-1"])
+    assert outcome.exit_code == 2
+    assert "--grace: expected a number of at least 0" in outcome.stderr
+    assert not asked

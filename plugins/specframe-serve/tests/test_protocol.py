@@ -1,0 +1,115 @@
+"""The fields of requests: what OpenAI's and others' clients send is read, and what cannot be done is refused."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
+from specframe_serve.protocol import Asked, ChatCompletion, Completion
+
+from specframe.errors import OptionError
+from specframe.text.sampling import Sampling
+
+COMPLETION = {"model": "tiny", "prompt": "a"}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+PARAMETERS = {
+    Completion: completion_create_params.CompletionCreateParamsStreaming,
+    ChatCompletion: chat_create_params.CompletionCreateParamsStreaming,
+}
+"""The parameters of OpenAI's client."""
+
+
+def read(**given: Any) -> tuple[Asked, Sampling]:
+    """Return a body as it is read: a chat completion's where it has messages."""
+    asked = (ChatCompletion if "messages" in given else Completion).model_validate(given)
+    return asked, asked.sampling()
+
+
+@pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
+def test_every_parameter_of_openais_client_may_be_null(body):
+    """Null asks for nothing, whichever parameter has it: the request is read as without it."""
+    plain, sampling = read(**body)
+    names = {*get_type_hints(PARAMETERS[type(plain)])} - {*body}
+    assert {"n", "stream", "max_tokens", "logprobs", "stream_options", "stop"} <= names
+    for name in names:
+        assert read(**body, **{name: None}) == (plain, sampling), name
+
+
+UNUSED: dict[str, Any] = {
+    "service_tier": "auto",
+    "store": True,
+    "metadata": {"run": "7"},
+    "parallel_tool_calls": False,
+    "user": "somebody",
+    "safety_identifier": "somebody",
+    "prompt_cache_key": "key",
+    "prompt_cache_retention": "24h",
+    "prediction": {"type": "content", "content": "a"},
+    "tools": [],
+    "tool_choice": "auto",
+    "functions": [],
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "verbosity": "medium",
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_fields_that_change_no_token_are_accepted(name):
+    """What tells who asks, how it is billed, or asks for nothing that is not done anyway leaves the sampling as it is."""
+    assert read(**CHAT, **{name: UNUSED[name]})[1] == read(**CHAT)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy"}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("moderation", {"model": "m"}),
+        ("logit_bias", {"3": 1}),
+        ("frequency_penalty", 0.5),
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused(name, value):
+    """What is asked for and not done here is named, and never passed over."""
+    with pytest.raises(OptionError, match=f"{name}: not supported here, expected it to be left out"):
+        read(**CHAT, **{name: value})
+
+
+def test_unknown_fields_are_refused_with_null_too():
+    """A misspelt field is told of, whatever its value."""
+    for value in (1, None):
+        with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+            read(**CHAT, colour=value)
+
+
+@pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
+def test_the_bodies_of_guidellm(body):
+    """The fields that guidellm sends are read as vLLM reads them."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked, _ = read(**body, stream=True, stream_options=options, stop=None, ignore_eos=True)
+    assert (asked.stream, asked.usage, asked.ignore_eos) == (True, "each", True)
+    assert read(**body, stream_options={"include_usage": True})[0].usage == "last"
+    assert read(**body, stream_options={"continuous_usage_stats": True})[0].usage == "none"
+    assert read(**body)[0].usage == "none"
+
+
+def test_parts_of_messages_are_one_text():
+    """A content of several parts of text is read as its lines; a part of another type is refused."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked, _ = read(model="tiny", messages=[{"role": "user", "content": parts}])
+    assert asked.prompts == [[{"role": "user", "content": "a\nb"}]]
+    image = {"type": "image_url", "image_url": {"url": "u"}}
+    asked, _ = read(model="tiny", messages=[{"role": "user", "content": [image]}])
+    with pytest.raises(OptionError, match=r"messages: expected content of type text, got \{'type': 'image_url'"):
+        assert asked.prompts

@@ -1,0 +1,286 @@
+"""The service on fakes: every sample of a job gets one result, whatever the engine does, and a stop takes a limited time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from specframe_serve.service import STOPS, BusyError, Job, Service, StoppedError
+
+from specframe.contracts.requests import Chunk, Result
+from specframe.engine.engine import Engine
+from specframe.testing import fakes, harness
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+PROMPT, NEW = [7, 3, 11], 6
+LATEST = 20
+"""Seconds after which a result is missed: it comes in milliseconds, or never."""
+
+
+class Faults:
+    """An executor whose engines fail.
+
+    Args:
+        planted: what calls raise, by member, "open" among them: the first call the first error, and so on.
+    """
+
+    def __init__(self, **planted: list[BaseException]) -> None:
+        self.planted = planted
+        self.gate = threading.Semaphore(10**6)
+        """Steps that engines may take."""
+        self.engines: list[FailingEngine] = []
+
+    def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Any:
+        self.call("open")
+        self.engines.append(FailingEngine(Engine(recipe, parts, observers, clock, self), self))
+        return self.engines[-1]
+
+    def agree(self, value: Any) -> Any:
+        return value
+
+    def call(self, member: str) -> None:
+        if errors := self.planted.get(member):
+            raise errors.pop(0)
+
+
+class FailingEngine:
+    """An engine whose calls fail as planted."""
+
+    peak_kv_bytes = 0
+
+    def __init__(self, inner: Engine, faults: Faults) -> None:
+        self.inner, self._faults = inner, faults
+        self.keys: list[Any] = []
+        """Of the requests that it was given."""
+
+    @property
+    def idle(self) -> bool:
+        if self.keys:  # before, it is only looked whether there is such a member
+            self._faults.call("idle")
+        return self.inner.idle
+
+    def add(self, request: Any) -> None:
+        self._faults.call("add")
+        self.keys.append(request.key)
+        self.inner.add(request)
+
+    def make_room(self, tokens: int) -> None:
+        self._faults.call("make_room")
+        self.inner.make_room(tokens)
+
+    def abort(self, key: Any) -> Any:
+        self._faults.call("abort")
+        return self.inner.abort(key)
+
+    def step(self) -> Any:
+        assert self._faults.gate.acquire(timeout=LATEST)
+        self._faults.call("step")
+        return self.inner.step()
+
+    def close(self) -> None:
+        self._faults.call("close")
+        self.inner.close()
+
+
+class Forgetful(Faults):
+    """An executor whose engine forgets what is under way in its first step, without a report."""
+
+    def call(self, member: str) -> None:
+        if member == "step" and not self.planted:
+            self.planted["forgotten"] = []
+            for key in self.engines[0].keys:
+                self.engines[0].inner.abort(key)
+
+
+class Client:
+    """Receives the chunks of one job."""
+
+    def __init__(self, samples: int = 1, prompt: Any = PROMPT, new: int = NEW) -> None:
+        self.chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+        self.job = Job(prompt, Sampling(samples=samples), new, self.chunks.put, ignore_eos=True)
+
+    def result(self) -> Result:
+        """Return the next result; fail where none comes."""
+        while (chunk := self.chunks.get(timeout=LATEST)).result is None:
+            pass
+        return chunk.result
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., Service]]:
+    """A function that returns a started service with rows for two sequences, which ends after the test."""
+    with contextlib.ExitStack() as services:
+
+        def start(executor: Any = "local", waiting: int = 8) -> Service:
+            service = Service(harness.pipeline(TARGET, executor=executor, batch_size=2), 32, waiting, [])
+            service.start()
+            services.callback(service.close)
+            return service
+
+        yield start
+
+
+def decodes(service: Service) -> bool:
+    """Return whether a further job gets its tokens."""
+    client = Client()
+    service.submit([client.job])
+    return client.result().token_ids == harness.continuation(TARGET, PROMPT, NEW)
+
+
+ERRORS = (RuntimeError, torch.OutOfMemoryError, SystemExit)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("member", ["open", "make_room", "add", "step", "idle"])
+def test_every_sample_gets_one_result_where_a_call_of_the_engine_fails(serving, member, kind):
+    """A call of the engine that raises ends each sample with an error that says so, and the next job has its tokens."""
+    error = kind("planted")
+    service = serving(Faults(**{member: [error] * (2 if member in ("open", "make_room") else 1)}))  # once without a job
+    client = Client(samples=2)
+    service.submit([client.job])
+    results = [client.result(), client.result()]
+    assert {one.sample for one in results} == {0, 1}
+    assert all(one.finish_reason in ("abort", "error") and "planted" in str(one.error) for one in results)
+    assert decodes(service)
+    assert client.chunks.empty()
+    assert service.unfinished == 0
+
+
+def test_no_client_waits_where_an_engine_can_never_be_opened(serving):
+    """Each job ends with the error of the attempt that was made for it."""
+    service, clients = serving(Faults(open=[RuntimeError("no room")] * 9)), [Client() for _ in range(3)]
+    for client in clients:
+        service.submit([client.job])
+    assert all("no room" in str(client.result().error) for client in clients)
+    assert service.unfinished == 0
+
+
+def test_a_failing_step_and_a_failing_end_of_the_engine(serving):
+    """An engine whose step fails, and then its end, costs its own requests alone."""
+    service, client = serving(Faults(step=[RuntimeError("planted")], close=[RuntimeError("worse")])), Client()
+    service.submit([client.job])
+    assert client.result().error == "planted"
+    assert decodes(service)
+
+
+def test_a_failing_abort_ends_the_others_with_an_error(serving):
+    """An engine that cannot end a request is not gone on with: who else waits is told."""
+    faults = Faults(abort=[RuntimeError("planted")])
+    faults.gate = threading.Semaphore(1)
+    service, leaving, staying = serving(faults), Client(), Client()
+    numbers = service.submit([leaving.job])
+    service.submit([staying.job])
+    assert leaving.chunks.get(timeout=LATEST).token_ids
+    service.abort(numbers)
+    faults.gate.release(10**6)
+    assert staying.result().error == "planted"
+    assert decodes(service)
+
+
+def test_an_engine_that_loses_requests_leaves_nobody_waiting(serving):
+    """A request that the engine has forgotten without a report ends with an error."""
+    service, client = serving(Forgetful()), Client()
+    service.submit([client.job])
+    assert client.result().error == "the engine has ended without a result of this request"
+    assert decodes(service)
+
+
+def test_who_leaves_before_the_engine_has_the_job_costs_nothing(serving):
+    """A job that is left while the engine is at others is never given to it."""
+    faults = Faults()
+    faults.gate = threading.Semaphore(0)
+    service, first, left = serving(faults), Client(), Client()
+    service.submit([first.job])
+    while not faults.engines or not faults.engines[0].keys:
+        time.sleep(0.001)
+    service.abort(service.submit([left.job for _ in range(5)]))
+    faults.gate.release(10**6)
+    assert first.result().token_ids
+    assert faults.engines[0].keys == [(0, 0)]
+    assert left.chunks.empty()
+
+
+def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
+    """While one job after the other is given to the engine, who leaves is looked at first, and so is a stop."""
+    service = serving()
+    make, made = service._pipe.requests.make, []
+
+    def slow(*given: Any) -> Any:
+        made.append(given[0])
+        if len(made) == 1:
+            service.abort([1, 2])
+        if len(made) == 2:
+            service.stop(0)
+        return make(*given)
+
+    monkeypatch.setattr(service._pipe.requests, "make", slow)
+    clients = [Client(prompt=[number + 1]) for number in range(6)]
+    service.submit([client.job for client in clients])
+    assert clients[5].result().error == STOPS
+    assert made == [[[1]], [[4]]]
+
+
+def test_a_stop_ends_jobs_that_run_and_that_wait_and_takes_no_more(serving):
+    """Without grace each sample ends with a sentence after the round under way; a job that comes later is refused."""
+    faults = Faults()
+    faults.gate = threading.Semaphore(1)
+    service = serving(faults)
+    clients = [Client(samples=2, new=200) for _ in range(3)]
+    for client in clients:
+        service.submit([client.job])
+    assert clients[0].chunks.get(timeout=LATEST).token_ids
+    service.stop(0)
+    faults.gate.release(10**6)
+    for client in clients:
+        results = [client.result(), client.result()]
+        assert [(one.finish_reason, one.error) for one in results] == [("abort", STOPS)] * 2
+    with pytest.raises(StoppedError, match=STOPS):
+        service.submit([Client().job])
+    service.close()
+    assert not service._thread.is_alive()
+
+
+def test_jobs_under_way_have_the_grace_to_end(serving):
+    """Within the grace a job gets all its tokens, and then the service ends without waiting for the rest of the time."""
+    faults = Faults()
+    faults.gate = threading.Semaphore(1)
+    service, client = serving(faults), Client(new=40)
+    service.submit([client.job])
+    assert client.chunks.get(timeout=LATEST).token_ids
+    service.stop(10**6)
+    assert not service.alive
+    faults.gate.release(10**6)
+    assert client.result().token_ids == harness.continuation(TARGET, PROMPT, 40)
+    service._thread.join(LATEST)
+    assert not service._thread.is_alive()
+
+
+def test_a_job_that_comes_while_the_service_ends_is_not_lost(serving, monkeypatch):
+    """Whatever ends the service's thread, those that wait are told, and those that come are refused."""
+    service, client = serving(), Client()
+
+    def ends(*_: Any) -> None:
+        raise KeyboardInterrupt  # nothing that a turn of the service outlives
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(service, "_take", ends)
+    service.submit([client.job])
+    assert client.result().error == STOPS
+    with pytest.raises(StoppedError):
+        service.submit([client.job])
+
+
+def test_more_sequences_than_may_wait_are_refused_on_an_idle_service_too(serving):
+    """The bound holds for one request alone: none of its jobs is taken."""
+    service = serving(waiting=2)
+    with pytest.raises(BusyError, match="0 sequences are decoded or wait, 4 may"):
+        service.submit([Client(samples=3).job, Client(samples=2).job])
+    assert service.unfinished == 0
+    service.submit([Client(samples=4).job])
