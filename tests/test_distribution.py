@@ -12,12 +12,14 @@ What runs by default holds every rule under every alignment once; ``SPECFRAME_FU
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import attrs
 import pytest
 import torch
 from specframe_std.acceptance.rejection import Rejection, probabilities
@@ -388,3 +390,46 @@ class Wavering:
 def test_changing_draft_lengths_draw_from_the_target(rule: str) -> None:
     """A draft length that changes with the rounds, not with what was drawn to come, leaves the distribution as it is."""
     assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, draft_length=Wavering(), batch_size=50) > LEAST
+
+
+def overflowing() -> LlamaForCausalLM:
+    """Return a copy of the draft of which one logit after token 4 is infinite: a model is tried on other tokens."""
+    model = copy.deepcopy(DRAFT)
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def forward(input_ids: torch.Tensor, **options: Any) -> Any:
+        output = plain(input_ids=input_ids, **options)
+        count = output.logits.shape[1]
+        output.logits[input_ids[:, -count:] == 4, 1] = float("inf")
+        return output
+
+    model.forward = forward
+    return model
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal"])
+def test_a_draft_without_distribution_leaves_the_targets(rule: str) -> None:
+    """Where a draft model's logits overflow, tokens are drawn from the target as if nothing had been drafted there."""
+    drafter = {"drafter": ModelDrafter(branch="2/2"), "draft_length": "auto"} if rule == "traversal" else {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(globals(), "DRAFT", overflowing())
+        options = drafter or {"drafter": DRAFT}
+        assert judged(Cell(rule, "ragged", 4, "t1"), FEWER, **options) > LEAST
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rows_without_speculation_do_not_depend_on_those_with(rule: str) -> None:
+    """What is filler for a row is as if it had not been drafted: it draws what it draws alone."""
+    prompts = [[1], [2, 3, 4, 0], [0, 0]]
+
+    def tokens(speculate: list[bool]) -> list[list[int]]:
+        pipe = Pipeline(TARGET, drafter=small(2), accept=rule, draft_length=4, batch_size=3, seed=1)
+        asked, _ = pipe.requests.make(prompts, 20, None, False, Sampling(temperature=1.0))
+        asked = [attrs.evolve(one, speculate=drafts) for one, drafts in zip(asked, speculate, strict=True)]
+        return [one.token_ids for one in sorted(pipe.decode(asked), key=lambda one: one.index)]
+
+    alone = tokens([False] * 3)
+    mixed = tokens([False, True, False])
+    assert [mixed[0], mixed[2]] == [alone[0], alone[2]]
+    assert mixed[1] != alone[1]

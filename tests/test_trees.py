@@ -9,6 +9,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.trees.choosing import likeliest
+from specframe_std.trees.growing import Children, Frontier, dynamic
 
 from specframe.cli import cli
 from specframe.contracts.cache import Placement
@@ -252,3 +254,21 @@ def test_trees_of_many_nodes_are_recorded() -> None:
     pipe = harness.pipeline(target, zoo.good_draft(target), drafter=drafter, batch_size=2, graphs="on")
     harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 12))
     assert pipe.report.num_draft_tokens >= 40
+
+
+def test_a_dynamic_tree_has_parents_before_children_whatever_the_logits() -> None:
+    """Nodes without a probability, as where a head's logits overflow, come after all others: no child without its parent."""
+
+    def run(level: Frontier) -> torch.Tensor:
+        logits_BFV = torch.randn(1, level.width, 20, generator=generator)
+        logits_BFV[:, -1] = float("nan")
+        return logits_BFV
+
+    def choose(depth: int, logits_BFV: torch.Tensor, count: int) -> Children:
+        return Children(*likeliest(logits_BFV, count))
+
+    generator = torch.Generator().manual_seed(0)
+    grown = dynamic(Budget(4, 8), 3, torch.randn(1, 1, 20, generator=generator), run, choose)
+    assert grown.draft.parents_BN is not None
+    assert (grown.draft.parents_BN < torch.arange(8)).all()
+    assert grown.draft.parents_BN.max() > 0

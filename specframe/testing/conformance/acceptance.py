@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.nn.functional import one_hot
@@ -13,6 +15,10 @@ from specframe.testing import fakes, harness
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
 
 VOCABULARY = 11
+ROWS = 64
+FAULTS = {"nan": float("nan"), "infinity": float("inf"), "nothing": float("-inf"), "one nan": float("nan")}
+TREE = [-1, -1, 0, 0]
+"""A tree whose first node has two children."""
 
 
 class AcceptanceRuleSuite(DecodingSuite):
@@ -131,6 +137,55 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert self.judge(choices, drafted)[1] == [[3, 4, 5], [6], [1, 2]]
         assert self.judge(choices[::-1], drafted[::-1])[1] == [[1, 2], [6], [3, 4, 5]]
 
+    def test_a_draft_without_distribution(self) -> None:
+        """Where a draft's logits are no distribution, a row is judged as if nothing had been drafted from there on."""
+        self.require_lossless()
+        target_BTV, draft = drawn(None)
+        judged, needed = self.judging(), "logits" in self.object().needs
+        sound = judged(target_BTV, draft)
+        for place in range(draft.nodes):
+            cut = judged(target_BTV[:, : place + 1], ended(draft, place)) if needed else sound
+            for fault in FAULTS:
+                found = judged(target_BTV, broken_draft(draft, fault, place))
+                assert found == every_other(cut, sound), f"{fault} at place {place}"
+
+    def test_a_tree_without_distribution(self) -> None:
+        """In a tree whose logits are no distribution after some node, all other nodes are judged as ever."""
+        self.require_trees()
+        self.require_lossless()
+        target_BTV, draft = drawn(TREE)
+        judged, needed = self.judging(), "logits" in self.object().needs
+        sound = judged(target_BTV, draft)
+        cut = judged(target_BTV[:, :3], ended(draft, 2)) if needed else sound
+        for fault in FAULTS:
+            assert judged(target_BTV, broken_draft(draft, fault, 2)) == every_other(cut, sound), fault
+
+    def test_a_target_without_distribution(self) -> None:
+        """Up to the place where the target's logits are no distribution, tokens are those of a draft that ends there.
+
+        What is beyond is cut by the loop, which ends the sequence with an error.
+        """
+        self.require_lossless()
+        judged = self.judging()
+        chains, trees = [(None, 0, 0), (None, 2, 2)], [(TREE, 1, 2)] if "tree" in self.object().offers else []
+        for parents, place, last in [*chains, *trees]:
+            target_BTV, draft = drawn(parents)
+            sound, cut = judged(target_BTV, draft), judged(target_BTV[:, : last + 1], ended(draft, last))
+            for fault in FAULTS:
+                found = judged(broken(target_BTV, fault, place), draft)
+                assert [row[:place] for row in found[::2]] == [row[:place] for row in cut[::2]], fault
+                assert found[1::2] == sound[1::2], fault
+
+    def judging(self) -> Callable[[torch.Tensor, Draft], list[list[int]]]:
+        """Return a function that judges a draft of :data:`ROWS` rows and returns the standing tokens of each."""
+        rule, batch = self.opened(ROWS)
+
+        def judged(target_BTV: torch.Tensor, draft: Draft) -> list[list[int]]:
+            accepted, tokens = rule.judge(batch, draft, Scores(target_BTV)).host()
+            return [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+
+        return judged
+
     def test_empty_draft(self) -> None:
         """Without a draft the verdict is one token, the target's own."""
         assert self.judge([[3], [4]], [[], []])[1] == [[3], [4]]
@@ -189,3 +244,50 @@ class AcceptanceRuleSuite(DecodingSuite):
 def certain(tokens: torch.Tensor) -> torch.Tensor:
     """Return logits that leave no doubt about these tokens."""
     return fakes.CERTAIN * one_hot(tokens, VOCABULARY).float()
+
+
+def drawn(parents: list[int] | None) -> tuple[torch.Tensor, Draft]:
+    """Return a target's logits at random, and a chain or a tree that was drawn from it, with other logits."""
+    generator = torch.Generator().manual_seed(3)
+    nodes = 3 if parents is None else len(parents)
+    above = [*range(nodes)] if parents is None else [parent + 1 for parent in parents]
+    target_BTV = torch.randn(ROWS, nodes + 1, VOCABULARY, generator=generator)
+    logits_BNV = target_BTV[:, above] + 1.5 * torch.randn(ROWS, VOCABULARY, generator=generator)[:, None]
+    noise_BTV = -torch.empty(ROWS, nodes + 1, VOCABULARY).exponential_(generator=generator).log()
+    best_BTV = (target_BTV + noise_BTV).argsort(-1, descending=True)
+    siblings = [above[:node].count(place) for node, place in enumerate(above)]
+    tokens_BN = best_BTV[:, above, siblings]
+    device = harness.device()
+    draft = Draft(tokens_BN.to(device), logits_BNV.to(device))
+    target_BTV = target_BTV.to(device)
+    if parents is None:
+        return target_BTV, draft
+    return target_BTV, attrs.evolve(draft, parents_BN=torch.tensor([parents], device=device), depth=2)
+
+
+def broken(logits_BTV: torch.Tensor, fault: str, place: int) -> torch.Tensor:
+    """Return logits that are no distribution from a place on in every other row; "one nan": one logit of each place."""
+    logits_BTV = logits_BTV.clone()
+    reach = slice(1) if fault in ("one nan", "infinity") else slice(None)
+    logits_BTV[::2, place:, reach] = FAULTS[fault]
+    return logits_BTV
+
+
+def broken_draft(draft: Draft, fault: str, place: int) -> Draft:
+    """Return a draft whose logits are no distribution from a node on in every other row."""
+    assert draft.logits_BNV is not None
+    return attrs.evolve(draft, logits_BNV=broken(draft.logits_BNV, fault, place), depth=draft.depth)
+
+
+def every_other(first: list[list[int]], second: list[list[int]]) -> list[list[int]]:
+    """Return the rows of the first for even rows, and of the second for odd ones."""
+    return [pair[row % 2] for row, pair in enumerate(zip(first, second, strict=True))]
+
+
+def ended(draft: Draft, nodes: int) -> Draft:
+    """Return the first nodes of a draft."""
+    assert draft.logits_BNV is not None
+    first = Draft(draft.tokens_BN[:, :nodes], draft.logits_BNV[:, :nodes])
+    if draft.parents_BN is None:
+        return first
+    return attrs.evolve(first, parents_BN=draft.parents_BN[:, :nodes], depth=1)

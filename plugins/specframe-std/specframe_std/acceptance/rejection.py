@@ -21,7 +21,8 @@ class Rejection:
     """Accepts a draft token with probability min(1, p/q) and resamples the first rejected from the residual max(0, p - q).
 
     In a tree the children of a node are tried in turn, each against what the ones before it left of p, and the first that is
-    accepted is gone on from.
+    accepted is gone on from. Where the draft has no distribution (a logit is nan or infinity), and where it has filler, a row is
+    judged as if nothing had been drafted there.
 
     Options:
         siblings: how the children of a node are drawn: "distinct", without replacement; "independent", with replacement; "likely":
@@ -89,16 +90,19 @@ class Rejection:
             return self._judge_tree(batch, draft, target_BTV)
         draft_BKV = probabilities(draft, target_BTV.shape[-1])
         accepted_B = self._accepted(batch, draft, target_BTV, draft_BKV)
-        weights_BV = residual(accepted_B, target_BTV, draft_BKV, torch.ones_like(accepted_B, dtype=torch.float32))
+        scale_B = torch.ones_like(accepted_B, dtype=torch.float32)
+        weights_BV = residual(draft, accepted_B, target_BTV, draft_BKV, scale_B)
         return verdict(self._seed, batch, draft, accepted_B, weights_BV)
 
     def _judge_tree(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor) -> Verdict:
         """Try the nodes one after the other, each if its parent is the node that was accepted last."""
         parents_BN, chances_BN = parents(draft), chances(self._seed, batch, draft.nodes)
         draft_BNV = self._proposals(draft, target_BTV.shape[-1])
-        left_BV, last_B = target_BTV[:, 0], torch.full_like(batch.lengths_B, -1)
+        left_BV, last_B, meant_BN = target_BTV[:, 0], torch.full_like(batch.lengths_B, -1), meant(draft)
         for node in range(draft.nodes):
             tried_B = parents_BN[:, node] == last_B
+            if meant_BN is not None:
+                tried_B &= meant_BN[:, node]
             token_B1, weights_BV = draft.tokens_BN[:, node : node + 1], draft_BNV[:, node]
             p_B, q_B = left_BV.gather(1, token_B1)[:, 0], weights_BV.gather(1, token_B1)[:, 0]
             stands_B = tried_B & (chances_BN[:, node] * q_B < p_B) & (q_B > 0)
@@ -113,7 +117,7 @@ class Rejection:
         return without_elders(draft, drawn_BNV) if self._siblings == "distinct" else drawn_BNV
 
     def _accepted(self, batch: Batch, draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
-        chance_BK = likelihoods(target_BTV, draft) / likelihoods(draft_BKV, draft)
+        chance_BK = ratios(draft, target_BTV, draft_BKV)
         drawn_BK = uniform(self._seed, of_this_round(batch)[:, None], batch.positions(0, draft.nodes), Stream.ACCEPT)
         return (drawn_BK < chance_BK).long().cumprod(1).sum(1)
 
@@ -146,6 +150,22 @@ def likelihoods(distributions_BTV: torch.Tensor, draft: Draft) -> torch.Tensor:
     return distributions_BTV[:, : draft.nodes].gather(2, draft.tokens_BN[:, :, None])[:, :, 0]
 
 
+def meant(draft: Draft) -> torch.Tensor | None:
+    """Return which nodes are no filler, (B, N); None: all."""
+    if draft.counts_B is None:
+        return None
+    return torch.arange(draft.nodes, device=draft.counts_B.device) < draft.counts_B[:, None]
+
+
+def ratios(draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
+    """Return P(x) / Q(x) of each token of a chain, (B, K); 0 for filler, and where Q(x) is 0 or Q is no distribution."""
+    q_BK, meant_BK = likelihoods(draft_BKV, draft), meant(draft)
+    drawn_BK = q_BK > 0  # nan is not
+    if meant_BK is not None:
+        drawn_BK &= meant_BK
+    return torch.where(drawn_BK, likelihoods(target_BTV, draft) / q_BK, 0)
+
+
 def without_elders(draft: Draft, drawn_BNV: torch.Tensor) -> torch.Tensor:
     """Return distributions in which the tokens of a node's earlier siblings have no probability; 0 where nothing is left."""
     tokens_BNN = draft.tokens_BN[:, None].expand(-1, draft.nodes, -1)
@@ -176,18 +196,25 @@ def at(seed: int, batch: Batch, draft: Draft, node_B: torch.Tensor, weights_BV: 
 
 
 def residual(
-    accepted_B: torch.Tensor, target_BTV: torch.Tensor, draft_BKV: torch.Tensor, scale_B: torch.Tensor
+    draft: Draft,
+    accepted_B: torch.Tensor,
+    target_BTV: torch.Tensor,
+    draft_BKV: torch.Tensor,
+    scale_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weights for sampling the token after the accepted tokens, (B, V).
+    """Return the weights for sampling the token after the accepted tokens of a chain, (B, V).
 
-    After a rejection the weights are max(0, scale * p - q). They are p if the whole draft is accepted, or if rounding makes all
-    differences 0.
+    After a rejection the weights are max(0, scale * p - q). They are p if the whole draft is accepted, if q is no distribution, or
+    if rounding makes all differences 0.
     """
     rows = torch.arange(len(accepted_B), device=accepted_B.device)
     target_BV = target_BTV[rows, accepted_B]
     padded = F.pad(draft_BKV, (0, 0, 0, 1))
     weights_BV = (scale_B[:, None] * target_BV - padded[rows, accepted_B]).clamp_(min=0)
-    return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, target_BV)
+    remains_B1 = weights_BV.sum(-1, keepdim=True) > 0  # nan is not
+    if draft.counts_B is not None:
+        remains_B1 &= (accepted_B < draft.counts_B)[:, None]
+    return torch.where(remains_B1, weights_BV, target_BV)
 
 
 def verdict(

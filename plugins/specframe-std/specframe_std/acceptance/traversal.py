@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe_std.acceptance.block import Block
-from specframe_std.acceptance.rejection import Rejection, at, chances, normal
+from specframe_std.acceptance.rejection import Rejection, at, chances, meant, normal
 from specframe_std.trees.paths import ancestors, bottom_up, depths, parents
 
 
@@ -16,7 +16,8 @@ class Traversal(Block):
 
     A node's weight is a = min(1, a_parent * P(x) / Q(x)), 1 for the row's last token. Nodes are tested from the leaves up, and a
     node with its path is accepted with probability a. One that is not leaves its parent u with P_u = norm(max(0, a_u P_u - Q)) and
-    a_u = S / (S + 1 - a_u), where S is the sum of max(0, a_u P_u - Q).
+    a_u = S / (S + 1 - a_u), where S is the sum of max(0, a_u P_u - Q). A node whose Q is no distribution (a logit is nan or
+    infinity), and filler, leaves both as they are.
 
     Options:
         siblings: how the children of a node are drawn: "distinct", without replacement; "independent", with replacement; "likely":
@@ -48,13 +49,15 @@ class Sweep:
 
     def __init__(self, draft: Draft, target_BTV: torch.Tensor, draft_BNV: torch.Tensor) -> None:
         self._tokens_BN, self._draft_BNV, self._left_BPV = draft.tokens_BN, draft_BNV, target_BTV.clone()
+        self._meant_BN = meant(draft)
         self._order_BN, self._begins_BN = bottom_up(draft)
         self._parents_BN, self._depths_BN, self._paths_BNK = parents(draft), depths(draft), ancestors(draft)
         rows, nodes = draft.tokens_BN.shape
         self._rows_B = torch.arange(rows, device=target_BTV.device)
         self._places_K = torch.arange(draft.depth, device=target_BTV.device)
         q_BN = draft_BNV.gather(2, draft.tokens_BN[..., None])[..., 0]
-        self._inverse_BN = torch.where(q_BN > 0, 1 / q_BN, 0)  # a token that no probability is left for is not accepted
+        drawn_BN = q_BN > 0 if self._meant_BN is None else (q_BN > 0) & self._meant_BN
+        self._inverse_BN = torch.where(drawn_BN, 1 / q_BN, 0)  # a token that no probability is left for is not accepted
         self._weights_BP = torch.ones(rows, nodes + 2, device=target_BTV.device)
         """The weight a of each place; the last column takes what is not to be kept."""
         self.node_B = torch.full((rows,), -1, device=target_BTV.device)
@@ -72,7 +75,10 @@ class Sweep:
         open_B, weight_B1 = self.node_B < 0, self._weights_BP.gather(1, node_B1 + 1)
         stands_B = open_B & (chances_BN.gather(1, node_B1) < weight_B1)[:, 0]
         self.node_B = node_B1[:, 0].where(stands_B, self.node_B)
-        self._reject(node_B1[:, 0], open_B & ~stands_B)
+        rejected_B = open_B & ~stands_B
+        if self._meant_BN is not None:
+            rejected_B &= self._meant_BN.gather(1, node_B1)[:, 0]
+        self._reject(node_B1[:, 0], rejected_B)
 
     def _enter(self, step: int, node_B1: torch.Tensor) -> None:
         """Weigh the nodes on a node's path whose subtrees begin here."""
@@ -94,6 +100,8 @@ class Sweep:
         less_BV = (weight_B[:, None] * left_BV - self._draft_BNV[self._rows_B, node_B]).clamp(min=0)
         sum_B = less_BV.sum(-1)
         self._left_BPV[self._rows_B, place_B] = normal(less_BV, left_BV).where(rejected_B[:, None], left_BV)
-        self._weights_BP[self._rows_B, place_B] = (
-            (sum_B / (sum_B + 1 - weight_B)).nan_to_num(1.0).where(rejected_B, weight_B)
-        )
+        less_B = sum_B / (sum_B + 1 - weight_B)
+        sound_B = (
+            less_B == less_B
+        )  # nan where Q is no distribution, and where 0 of a weight of 1 is left, which it keeps
+        self._weights_BP[self._rows_B, place_B] = less_B.where(rejected_B & sound_B, weight_B)

@@ -140,6 +140,7 @@ class Candidates:
     def add(self, edge: Edge, drawn: Children) -> torch.Tensor:
         """Take the children of a level's nodes; return their scores, (B, L)."""
         scores_BL = (edge.scores_BF[..., None] + drawn.scores_BFC).flatten(1)
+        scores_BL = scores_BL.where(scores_BL == scores_BL, float("-inf"))  # nan would sort before the parents
         self._tokens.append(drawn.tokens_BFC.flatten(1))
         self._scores.append(scores_BL)
         self._parents.append(edge.candidates_BF.repeat_interleave(drawn.tokens_BFC.shape[2], dim=1))
