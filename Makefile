@@ -3,6 +3,9 @@ BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
 JOBS ?= 2
+# of each slow test's cases every fourth runs by default, always the same ones; 4 meets the matrix's numbers of 3, 5 and 9 values
+EVERY ?= 4
+BOUNDS_PYTHONS ?= python3.11 python3.12
 # Python compiles the modules that are imported, and keeps them; to compile all of them takes a minute
 PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +16,8 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-std/tests/test_,drafters.py flawed_alignments.py kv_backends.py other_roles.py tree_drafts.py) \
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
-.PHONY: run install test mutants test-ray kernels fuzz check docs wheels bench clean
+.PRECIOUS: .venv-bounds/%/installed
+.PHONY: run install test nightly bounds mutants test-ray kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -25,9 +29,13 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 	$(BIN)/$(PIP_INSTALL) -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
-test: install  ## the fast suite, then the wide equivalence matrix; built wheels have tests of their own, which .ci/run calls
+test: install  ## the fast suite, then a part of the wide matrix; built wheels have tests of their own, which .ci/run calls
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" --ignore tests/test_wheels.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "slow and not nightly" --every $(EVERY)
+
+nightly: install  ## the whole matrix, 1,000 inputs at random, the lowest versions, and all mutants: hours
+	SPECFRAME_FULL_MATRIX=1 SPECFRAME_ALL_ARCHITECTURES=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q --ignore tests/test_wheels.py
+	$(MAKE) fuzz bounds mutants
 
 mutants: install  ## plant faults of one line, one at a time, in copies of the project: each has to turn a fast test red
 	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(MUTANTS)
@@ -38,6 +46,21 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 .venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std tiny ray) pytest
+	touch $@
+
+bounds:  ## the fast tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
+	@for python in $(BOUNDS_PYTHONS); do \
+		if command -v $$python >/dev/null; then $(MAKE) bounds-$$python || exit 1; \
+		else echo "bounds: there is no $$python on this machine, so nothing is tested with it" >&2; fi; \
+	done
+
+bounds-%: .venv-bounds/%/installed
+	OMP_NUM_THREADS=1 .venv-bounds/$*/bin/python -m pytest -n 2 -q -p no:cacheprovider -m "not slow" --ignore tests/test_wheels.py $(TESTS)
+
+.venv-bounds/%/installed: tests/bounds.py pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+	$* -m venv .venv-bounds/$*
+	.venv-bounds/$*/bin/python tests/bounds.py $(BOUNDS) >.venv-bounds/$*/bounds.txt
+	.venv-bounds/$*/bin/pip install --quiet --no-compile -c .venv-bounds/$*/bounds.txt -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
@@ -64,4 +87,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-bounds dist build *.egg-info plugins/*/*.egg-info

@@ -179,6 +179,7 @@ def test_fakes_are_no_pair_for_a_clock() -> None:
     assert not target._forward_pre_hooks
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     """All parts of the suite run, small, and find nothing wrong."""
@@ -215,6 +216,7 @@ def test_the_gpu_suite_runs_on_a_cpu(tmp_path: Path) -> None:
     assert all(cell["fault"] is None and cell["exactness"].startswith("3/3") for cell in cells)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
     """Clients that hang up, read slowly and err leave the streams of others as they are."""
@@ -227,6 +229,7 @@ def test_a_server_keeps_streams_apart(tmp_path: Path) -> None:
     assert figures["kinds with other tokens"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     """A run of which a process was killed has every result once in the end, with the ids of one process."""

@@ -48,7 +48,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     [
         ({"graphs": "on"}, "recording"),
         ({"graphs": "on", "align": "eqspec", "kv": "slab"}, "recording"),
-        ({"layers": "compiled"}, ("target", "auto", True)),
+        pytest.param({"layers": "compiled"}, ("target", "auto", True), marks=pytest.mark.slow),
         ({"attention": "flex"}, ("draft", "flex", False)),
     ],
     ids=str,

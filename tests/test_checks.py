@@ -11,6 +11,7 @@ import pytest
 import torch
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import verify
+from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
@@ -18,7 +19,7 @@ from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
 from specframe.contracts.cache import Dense, KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Scores, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
@@ -230,6 +231,23 @@ def test_checks_name_what_is_broken(name: str) -> None:
     assert 0 <= error.index < len(PROMPTS)
     start = f"round {error.round}, row {error.row} (prompt {error.index}): invariant {error.invariant!r} is broken: "
     assert str(error).startswith(start)
+
+
+class AnotherBonus(Greedy):
+    """Judges rightly, and follows the accepted tokens with another than the target's choice."""
+
+    def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+        verdict = super().judge(batch, draft, scores)
+        place_B1 = verdict.accepted_B[:, None]
+        bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
+        return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+
+
+def test_a_rules_wrong_bonus_token_is_named() -> None:
+    """A rule's bonus token is the target's choice after the accepted tokens, not one of those before."""
+    drafter = fakes.always_right(harness.truth(TARGET, asked()))
+    with pytest.raises(InvariantError, match="the bonus token is not the target's choice"):
+        decode(draft=drafter, accept=AnotherBonus())
 
 
 @pytest.mark.parametrize("name", FIVE)

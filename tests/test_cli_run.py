@@ -631,6 +631,7 @@ def test_refused_outputs(options: list[str], reason: str, pair: list[str]) -> No
 # ---- a package of one's own ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_package_installs_passes_its_tests_and_runs(pair: list[str], tmp_path: Path) -> None:
     """What `plugins new` writes installs in an environment of its own, passes its tests and drafts for a run."""
     assert CliRunner().invoke(cli, ["plugins", "new", "again"]).exit_code == 0

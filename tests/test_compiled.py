@@ -35,7 +35,9 @@ SLOW = ("gpt2", "gemma3", *(("llama", "phi3") if os.environ.get("SPECFRAME_FULL_
 """Learned positions, and windows in some layers; Llama and Phi-3 are like Mistral without windows."""
 
 
-@pytest.mark.parametrize("name", ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", ["mistral", *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.nightly]) for name in SLOW)]
+)
 def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> None:
     """Draft and target run compiled: what is decoded is exact."""
     target = zoo.build(name)
@@ -44,6 +46,7 @@ def test_tokens_are_the_reference_decoder_s(graphs: list[Any], name: str) -> Non
     assert graphs
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"align": "eqspec", "kv": "dynamic"}, {"graphs": "on"}, {"attention": "flex"}], ids=str
@@ -56,6 +59,7 @@ def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str])
     assert graphs
 
 
+@pytest.mark.slow
 def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
     """Ten layers take one graph for each of one row or several, one token or several."""
     pipe = harness.pipeline(zoo.build("qwen3", num_hidden_layers=10), None, batch_size=3, layers="compiled")
@@ -93,6 +97,7 @@ def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
         assert ModelRunner(zoo.build("qwen3"), "target").compiled_layers is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
@@ -116,6 +121,7 @@ def test_tokens_are_exact_on_cuda(graph: str) -> None:
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
 
+@pytest.mark.slow
 def test_auto_compiles_when_it_pays(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many layers run eagerly as compiling is worth, over several runs of a pipeline; then they are compiled."""
     pipe = harness.pipeline(zoo.build("qwen3"), None, batch_size=3, layers="auto")

@@ -27,9 +27,10 @@ from specframe_std.drafters.model import ModelDrafter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.drafts import Budget, Draft, Scores
+from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import zoo
+from specframe.testing import fakes, harness, zoo
 from specframe.text.generation import Settings
 from specframe.text.sampling import Sampling
 
@@ -229,6 +230,7 @@ class Mistaken(Rejection):
         return probabilities(draft, vocabulary)
 
 
+@pytest.mark.slow
 def test_a_rule_for_other_siblings_is_seen_to_be_biased() -> None:
     """The rule for independent siblings, on siblings that are distinct, fails."""
     cell, options = tree_cell("rejection", "distinct", "2/2")
@@ -265,6 +267,52 @@ def test_traversal_is_block_verification_on_a_chain() -> None:
     assert tokens("traversal") == tokens("block")
 
 
+LEVELS = (-1, -1, 0, 0, 1, 1)
+"""The parents of a tree of two levels, two children for every node."""
+
+
+@pytest.mark.parametrize("siblings", ["distinct", "independent"])
+@pytest.mark.parametrize("rule", ["traversal", "rejection"])
+def test_what_follows_a_node_whose_children_fall_is_drawn_from_the_target(rule: str, siblings: str) -> None:
+    """The rule alone, on 60,000 trees at once: three tokens have the target's joint probabilities, wherever the tree is left.
+
+    Tokens that come after the verdict's are counted by their probabilities. No cell may be five standard deviations off.
+    """
+    rows, generator = 60_000, torch.Generator().manual_seed(1)
+    target_WV, draft_WV = (2 * torch.randn(VOCABULARY + 1, VOCABULARY, generator=generator) for _ in range(2))
+    judge = strategy(registry(), "acceptance rule", f"{rule},siblings={siblings}")
+    judge.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
+    (request,) = harness.requests([[1]], 9)
+    pool = harness.open_pool([request])
+    one = pool.batch(pool.admit(1))
+    batch = attrs.evolve(one, lengths_B=one.lengths_B.expand(rows), streams_B=torch.arange(rows))
+
+    first_B1V = draft_WV[-1].expand(rows, 1, -1)
+    first_BC = judge.siblings(batch, 0, first_B1V, 2)[0][:, 0]
+    second_B4 = judge.siblings(batch, 1, draft_WV[first_BC], 2)[0].flatten(1)
+    tokens_BN = torch.cat([first_BC, second_B4], dim=1)
+    before_BN = torch.cat([torch.full((rows, 2), VOCABULARY), first_BC.repeat_interleave(2, dim=1)], dim=1)
+    draft = Draft(tokens_BN, draft_WV[before_BN], torch.tensor([LEVELS]), depth=2)
+    places_BT = torch.cat([torch.full((rows, 1), VOCABULARY), tokens_BN], dim=1)
+    verdict = judge.judge(batch, draft, Scores(target_WV[places_BT]))
+
+    chain_WV = target_WV.softmax(-1).double()
+    count_B, tokens_BT = verdict.accepted_B + 1, verdict.tokens_BT.clamp(max=VOCABULARY - 1)
+    shares_B = torch.eye(VOCABULARY, dtype=torch.double)[
+        tokens_BT[:, 0]
+    ]  # of the first token, then of two, then of three
+    for place in (1, 2):
+        known_BV = torch.eye(VOCABULARY, dtype=torch.double)[tokens_BT[:, place]]
+        last_BX = torch.arange(VOCABULARY).repeat(VOCABULARY ** (place - 1))
+        next_BXV = chain_WV[last_BX].expand(rows, -1, -1).where((count_B <= place)[:, None, None], known_BV[:, None])
+        shares_B = (shares_B[..., None] * next_BXV).flatten(1)
+    first_V = chain_WV[-1]
+    exact_X = (first_V[:, None, None] * chain_WV[:-1, :, None] * chain_WV[None, :-1]).flatten()
+    off_X = (shares_B.sum(0) - rows * exact_X).abs() / (rows * exact_X * (1 - exact_X)).sqrt()
+    assert set(count_B.tolist()) == {1, 2, 3}
+    assert float(off_X.max()) < 5
+
+
 def made(rule: str) -> type:
     """Return a rule's class."""
     return registry().entry("acceptance rule", rule).factory
@@ -280,6 +328,7 @@ class Hasty(made("rejection")):  # type: ignore[misc]
         return super()._accepted(batch, draft, tested_BKV.lerp(draft_BKV, self.share), draft_BKV)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_bias_of_a_few_percent_is_caught() -> None:
     """Power: a rule that gives 1 to 3 percent of each token's probability to other tokens fails."""
@@ -291,6 +340,7 @@ def test_a_bias_of_a_few_percent_is_caught() -> None:
     assert judged(Cell("rejection", "ragged", 4, "t1"), SAMPLES, accept=Hasty()) < LEAST
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_a_rejected_draft_drew_is_not_drawn_again() -> None:
     """A rule that decides on a draft as a whole stays unbiased over rounds: 60,000 sequences, with a draft far from the target.

@@ -92,10 +92,10 @@ def test_long_prompts_are_read_in_pieces_with_long_factors() -> None:
     harness.check(pipeline(model("phi3"), schedule="continuous,piece=7"), asked((61, 40, 50)))
 
 
-@pytest.mark.parametrize(("new", "fits"), [(5, True), (6, False)])
-def test_a_sequence_may_reach_the_boundary(new: int, fits: bool) -> None:
+@pytest.mark.parametrize(("length", "new", "fits"), [(20, 5, True), (20, 6, False), (BOUNDARY, 1, True)])
+def test_a_sequence_may_reach_the_boundary(length: int, new: int, fits: bool) -> None:
     """Its last token is never fed, so one token more than short factors are for is still exact, and two are refused."""
-    target, requests = model("phi3"), asked((20,), new)
+    target, requests = model("phi3"), asked((length,), new)
     result = harness.decode(pipeline(target), requests)[0]
     assert (result.error is None) == fits
     assert not fits or result.token_ids == generated(target, requests[0], new)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
+from specframe.testing import fakes, harness
 from specframe.testing.conformance import AcceptanceRuleSuite, DraftLengthPolicySuite, VerifierSuite
+from specframe.testing.conformance.acceptance import VOCABULARY
 
 
 class TestChain(VerifierSuite):
@@ -61,11 +65,30 @@ class TestGumbel(AcceptanceRuleSuite):
         return "gumbel"
 
 
+@pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
+def test_numbers_of_rejected_tokens_are_not_used_again(name: str) -> None:
+    """A position that is drafted again in a later round is drawn anew: the rule's verdict depended on the first draw."""
+    rule = strategy(registry(), "acceptance rule", name)
+    rule.start(harness.open_run(fakes.fake_target(), rows=1, capacity=8))
+    pools = [harness.open_pool(harness.requests([[1] * length], 9)) for length in (2, 3)]
+    earlier, later = (pool.batch(pool.admit(1)) for pool in pools)
+    uniform_1V = torch.zeros(1, 1000)
+    assert rule.choose(earlier, 1, uniform_1V) == rule.choose(earlier, 1, uniform_1V)
+    assert rule.choose(earlier, 1, uniform_1V) != rule.choose(later, 0, uniform_1V)
+
+
 class TestTypical(AcceptanceRuleSuite):
     """The acceptance rule ``typical``, without doubt about any token."""
 
     def make(self) -> str:
         return "typical"
+
+    def test_a_token_is_held_to_the_threshold_of_its_own_place(self) -> None:
+        """An unlikely token does not stand where the target is sure, however unsure it is of the token after it."""
+        logits_1TV = torch.zeros(1, 3, VOCABULARY)
+        logits_1TV[0, 0] = torch.tensor([0.95, 0.05, *[0.0] * (VOCABULARY - 2)]).log()
+        verdict, _ = self.judge_logits(logits_1TV, [[1, 0]])
+        assert verdict.accepted_B.tolist() == [0]
 
     def test_longest_typical_path(self) -> None:
         """In a tree the longest path of typical tokens stands, of equally long ones the first."""

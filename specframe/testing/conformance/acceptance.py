@@ -87,8 +87,39 @@ class AcceptanceRuleSuite(DecodingSuite):
         """Return a rule that has started, and a batch of so many rows."""
         rule: Any = self.object()
         rule.start(harness.open_run(fakes.fake_target(), rows=rows, capacity=8))
-        pool = harness.open_pool(harness.requests([[1 + row] for row in range(rows)], 9))
+        asked = harness.requests([[1 + row] for row in range(rows)], 9)
+        pool = harness.open_pool([attrs.evolve(request, stream=request.index) for request in asked])
         return rule, pool.batch(pool.admit(rows))
+
+    def test_path_of_choices(self) -> None:
+        """Where the draft changes no token, a tree's path is that of the rule's own choices, each at the depth of its place."""
+        self.require_trees()
+        if "draft-invariant" not in self.object().offers:
+            pytest.skip("the rule's tokens depend on the draft")
+        rule, batch = self.opened(16)
+        parents, tokens, deepest = [-1, -1, 0, 0, 2, 1], [0, 1, 0, 1, 2, 2], 3
+        logits_BTV = 2 * torch.randn(16, 7, 3, generator=torch.Generator().manual_seed(0))
+        drafted = Draft(torch.tensor([tokens] * 16), logits_BTV[:, 1:], torch.tensor([parents]), depth=deepest)
+        verdict = rule.judge(batch, drafted, Scores(logits_BTV))
+        for row, count in enumerate(verdict.accepted_B.tolist()):
+            path, place = list[int](), 0
+            while place >= 0:
+                path.append(int(rule.choose(batch, len(path), logits_BTV[:, place])[row]))
+                children = [node for node, parent in enumerate(parents) if parent == place - 1]
+                place = 1 + next((node for node in children if tokens[node] == path[-1]), -2)
+            assert verdict.tokens_BT[row, : count + 1].tolist() == path
+        assert set(verdict.accepted_B.tolist()) == {0, 1, 2, 3}, "the drafts are not what the test means them to be"
+
+    def test_first_sibling(self) -> None:
+        """Where the draft changes no token, the first child proposed is the token that the rule would choose there."""
+        self.require_trees()
+        if "draft-invariant" not in self.object().offers:
+            pytest.skip("the rule's tokens depend on the draft")
+        rule, batch = self.opened(8)
+        logits_B1V = torch.randn(8, 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        for offset in (0, 1, 3):
+            tokens_BFC, _ = rule.siblings(batch, offset, logits_B1V, 2)
+            assert tokens_BFC[:, 0, 0].tolist() == rule.choose(batch, offset, logits_B1V[:, 0]).tolist()
 
     def test_siblings(self) -> None:
         """The children that a drafter should propose are token ids, with the logarithms of probabilities, for all nodes at once."""

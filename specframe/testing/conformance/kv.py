@@ -17,6 +17,7 @@ import torch
 from specframe.contracts.cache import KVShape, Paged, Placement
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
+from specframe.contracts.round import State
 from specframe.forward.views import gathered
 from specframe.plugins.registry import registry
 from specframe.testing import harness
@@ -188,6 +189,25 @@ class KVBackendSuite(DecodingSuite):
             held = book.held[id(sequence)]
             held.update(dict(zip(new, [held[slot] for slot in old], strict=True)))
         book.write(np.arange(10, 12)[None].repeat(3, 0), 12)
+
+    def test_paths_of_rows_that_join_are_moved(self) -> None:
+        """Where the batch reads prompts beside rows that decode, its own slots are moved and theirs stay."""
+        self.require("move")
+        everyone = sequences_of(3)
+        decoding, joining = everyone[:2], everyone[2:]
+        for sequence in decoding:
+            sequence.state = State.DECODING
+        joining[0].state = State.READING
+        book = Bookkeeper(self.object(), 3)
+        for batch in (decoding, joining):
+            book.arrange(batch)
+            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        book.store.move(torch.tensor([[4, 5]]), torch.tensor([[2, 3]]))
+        held = book.held[id(joining[0])]
+        held.update({2: held[4], 3: held[5]})
+        for batch in (joining, decoding):
+            book.arrange(batch)
+            book.write(np.arange(6, 8)[None].repeat(len(batch), 0), 8)
 
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""

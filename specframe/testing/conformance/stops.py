@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -146,12 +147,17 @@ class Stopping(Suite):
         assert [result.metrics.num_spec_steps for result in results] == [0, 0, 0]
 
 
-class StopSuite(Stopping):
-    """One row of three stops: every place of a block, in each of the ways of :data:`KINDS`, for drafts of every quality."""
+ALONE = [(place, kind, right) for place, (kind, right) in zip(itertools.cycle(PLACES), itertools.product(KINDS, RIGHT))]
+"""The stops of :class:`StopSuite`: every way to end with drafts of every quality, at places of their own as long as there are."""
 
-    @pytest.mark.parametrize("right", RIGHT)
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("place", PLACES)
+
+class StopSuite(Stopping):
+    """One row of three stops: in each of the ways of :data:`KINDS`, for drafts of every quality.
+
+    Every place with every way and quality is in :meth:`Stopping.test_rows_stop_at_every_place`, many in one batch.
+    """
+
+    @pytest.mark.parametrize(("place", "kind", "right"), ALONE, ids=["-".join(one) for one in ALONE])
     def test_row_stops(self, place: str, kind: str, right: str) -> None:
         """A row that stops is cut there; its neighbours get what they get without it."""
         self.require_lossless()

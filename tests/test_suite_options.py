@@ -1,0 +1,59 @@
+"""The part of the slow tests that a run takes, and the lowest versions that are tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bounds
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[1]
+
+SUITE = """
+import pytest
+
+@pytest.mark.parametrize("case", range(7))
+@pytest.mark.slow
+def test_wide(case): pass
+
+@pytest.mark.slow
+def test_other(): pass
+
+@pytest.mark.parametrize("case", range(3))
+def test_fast(case): pass
+"""
+
+
+@pytest.mark.parametrize(("every", "cases"), [("1", [0, 1, 2, 3, 4, 5, 6]), ("3", [0, 3, 6]), ("9", [0])])
+def test_every_nth_case_of_each_slow_test_runs(every: str, cases: list[int], pytester: pytest.Pytester) -> None:
+    """The first case of every slow test runs, then each N-th; fast tests all run."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess("--every", every, "--collect-only", "-q", "-p", "no:xdist")
+    ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert ran == [f"test_wide[{case}]" for case in cases] + [
+        "test_other",
+        *(f"test_fast[{case}]" for case in range(3)),
+    ]
+
+
+def test_no_case_at_all_is_refused(pytester: pytest.Pytester) -> None:
+    """A run of no case is a mistake, and is told in a sentence."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess("--every", "0", "-q", "-p", "no:xdist")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--every: expected a whole number of at least 1, got 0" in str(result.stderr)
+
+
+def test_every_dependency_has_a_lowest_version() -> None:
+    """What is declared can be installed at its lowest version, and the highest of several bounds counts."""
+    lowest = bounds.lowest(bounds.declared())
+    assert {"torch", "transformers", "pytest", "fastapi"} <= lowest.keys()
+    assert bounds.lowest(
+        iter([(Path("a"), "torch>=2.9"), (Path("b"), "torch>=2.11,<3"), (Path("c"), "specframe")])
+    ) == {"torch": "2.11"}
+    with pytest.raises(ValueError, match="expected a lowest version of torch"):
+        bounds.lowest(iter([(Path("a"), "torch")]))
