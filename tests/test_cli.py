@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 import specframe
-from specframe.cli import cli
+from specframe.cli import CommandLine, cli
+from specframe.cli.loading_bars import VARIABLE
 from specframe.cli.options import pipeline_options
 from specframe.plugins.registry import registry
 
@@ -280,3 +283,21 @@ def test_models_add_refuses(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "mine" in result.stderr
     assert invoke("models", "show", "mine").exit_code == 2
+
+
+def test_bars_of_loading_stay_out_of_a_standard_error_that_is_no_terminal(monkeypatch):
+    """A command, and a process that it begins, shows no bar of a library while it loads models; afterwards all is as before."""
+    from transformers.utils import logging
+
+    seen: list[Any] = []
+
+    @click.command()
+    def look() -> None:
+        seen.append((logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)))
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    monkeypatch.setattr(CommandLine, "get_command", lambda *_: look)
+    assert CliRunner().invoke(cli, ["look"]).exit_code == 0
+    assert seen == [(False, "1")]
+    assert (logging.is_progress_bar_enabled(), os.environ.get(VARIABLE)) == (True, None)

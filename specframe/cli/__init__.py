@@ -15,6 +15,7 @@ import click
 import specframe
 from specframe.cli.endings import ending
 from specframe.cli.kinds import called
+from specframe.cli.loading_bars import only_in_terminals
 from specframe.cli.variables import PREFIX, warn_of_misspelt
 from specframe.cli.watchdog import watched
 from specframe.errors import (
@@ -84,7 +85,7 @@ class CommandLine(click.Group):
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):  # escape characters that the stream cannot encode
                     stream.reconfigure(errors="backslashreplace")
-            with sentences_for_warnings():
+            with sentences_for_warnings(), only_in_terminals():
                 return super().main(*args, **kwargs)
         except SpecframeError as fault:
             click.echo(f"Error: {fault}", err=True)

@@ -6,8 +6,8 @@ import functools
 import importlib.metadata
 import os
 import re
-import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from typing import Any
 import attrs
 import pluggy
 
-from specframe.errors import OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
+from specframe.errors import (
+    OptionError,
+    PluginError,
+    SpecframeError,
+    SpecframeWarning,
+    UnknownNameError,
+    sentence,
+    shown,
+)
 from specframe.plugins import builtin, elsewhere, hookspecs
 from specframe.plugins.facts import REQUIRED
 from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
@@ -271,9 +279,12 @@ def entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
 
 @functools.cache
 def registry() -> Registry:
-    """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again."""
+    """Return this process's registry, discovered on first use; ``registry.cache_clear()`` makes it look again.
+
+    A :class:`SpecframeWarning` names each distribution that was skipped, in whole or in part, and why.
+    """
     found = discover()
     for distribution, fault in found.failures.items():
         part = "part of " if distribution in found.distributions else ""
-        print(f"specframe: {part}{distribution} was skipped: {fault}", file=sys.stderr)
+        warnings.warn(f"{part}{distribution} was skipped: {fault}", SpecframeWarning, stacklevel=2)
     return found

@@ -26,6 +26,7 @@ from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
+from specframe.plugins.registry import registry
 
 
 def main(pipe: Connection, number: int, count: int) -> None:
@@ -41,6 +42,8 @@ def main(pipe: Connection, number: int, count: int) -> None:
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    with warnings.catch_warnings(action="ignore"):  # which plugins are skipped the other process has told
+        registry()
     Worker(pipe, number).run()
 
 
