@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -147,7 +148,7 @@ def replace(path: Path, content: str | bytes | Iterable[bytes]) -> None:
         content: the new content, or its parts one after the other. They may be read from the old content.
     """
     path = Path(os.path.realpath(path))
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # each thread has its own
     try:
         with draft.open("wb") as file:
             for part in (encoded(content),) if isinstance(content, str | bytes) else content:

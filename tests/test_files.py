@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +140,22 @@ def test_a_file_has_one_writer() -> None:
     with Output("out").locked(), pytest.raises(OptionError, match=str(os.getpid())), Output("out").locked():
         pass
     assert everything() == {}
+
+
+def test_two_threads_replace_one_file() -> None:
+    """Each thread writes its content by itself: both succeed, the file holds one of them whole, and nothing else is left."""
+    both = threading.Barrier(2, timeout=20)
+
+    def parts(letter: bytes) -> Iterator[bytes]:
+        yield letter
+        both.wait()  # both are being written now
+        yield letter
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(Output("out").replace, parts(letter)) for letter in (b"a", b"b")]:
+            done.result()
+    assert Path("out").read_bytes() in (b"aa", b"bb")
+    assert os.listdir() == ["out"]
 
 
 def test_a_lock_outlives_replacement() -> None:

@@ -478,6 +478,25 @@ def test_commands_take_all_forms(pipe: Any) -> None:
     assert readable((), "p.json") == [[5, 6, 7], ASKED, "a\n\nb"]
 
 
+def test_an_entrys_id_comes_back_with_its_result() -> None:
+    """The record of a result has the id of its entry, of one that cannot be decoded, too; null and no id give none."""
+    from specframe.cli.results import record
+    from specframe.contracts.requests import Result, SequenceMetrics
+
+    entries = [{"id": 7}, {"id": "q-7"}, {"id": [1, {"a": 2}]}, {"id": None}, {}]
+    asked = [
+        *({"prompt": "a"} | one for one in entries),
+        {"prompt": 5, "id": "wrong"},
+        {"prompt": "a", "id": 8, "top_p": 9},
+    ]
+    found = written("\n".join(map(json.dumps, asked)), "p.jsonl")
+    kept = [record(Result(0, "", [], "eos", SequenceMetrics()), prompt) for prompt in found]
+    assert [one.get("id") for one in kept] == [7, "q-7", "[1, {'a': 2}]", None, None, "wrong", 8]
+    assert ["id" in one for one in kept] == [True, True, True, False, False, True, True]
+    assert found[5].fault
+    assert next(iter(kept[0])) == "index"  # by which a file of results is recognised
+
+
 def test_misspelt_parameters() -> None:
     """A key that is nearly a parameter's name gets one warning for all prompts; other keys, and right ones, get none."""
     from specframe.cli.sampling import Parameters

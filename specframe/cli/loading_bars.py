@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 VARIABLE = "HF_HUB_DISABLE_PROGRESS_BARS"
 """The environment variable by which the libraries are told. They read it when they are imported."""
@@ -20,7 +21,7 @@ def only_in_terminals() -> Iterator[None]:
     if VARIABLE in os.environ or sys.stderr.isatty():
         yield
         return
-    imported = sys.modules.get("transformers.utils.logging")
+    imported: Any = sys.modules.get("transformers.utils.logging")
     shown = imported is not None and imported.is_progress_bar_enabled()
     os.environ[VARIABLE] = "1"
     try:

@@ -31,6 +31,7 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
     metrics["draft_acceptance_rate"] = result.metrics.draft_acceptance_rate
     kept = {
         "index": result.index,
+        **named(prompt),
         "prompt": prompt.text,
         "text": result.text,
         "token_ids": result.token_ids,
@@ -45,6 +46,12 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
         kept["top_logprobs"] = result.top_logprobs
     error = prompt.fault or result.error
     return kept | {"error": error} if error else kept
+
+
+def named(prompt: Prompt) -> Record:
+    """Return the prompt's own ``id``, if its entry has one: a number or a text as it is, anything else as its text."""
+    own = prompt.parameters.get("id")
+    return {} if own is None else {"id": own if isinstance(own, str | int | float) else str(own)}
 
 
 def parsed(line: bytes, place: str) -> Record:

@@ -55,12 +55,12 @@ def from_entry(entry: Any, place: str) -> Prompt:
         entry: a text, a list of token ids or of messages, or an object with one of :data:`KEYS`.
         place: the entry's place in its file, for messages.
     """
-    try:
-        prompt = held(given(entry), place)
-    except PromptError as error:
-        return Prompt(json_beginning(entry), f"{place}: {error}", place)
     rest = {key: entry[key] for key in entry if key not in KEYS} if isinstance(entry, dict) else {}
-    return attrs.evolve(prompt, parameters=rest)
+    try:
+        return attrs.evolve(held(given(entry), place), parameters=rest)
+    except PromptError as error:
+        own = {key: rest[key] for key in rest if key == "id"}  # by which the failed entry is found again
+        return Prompt(json_beginning(entry), f"{place}: {error}", place, own)
 
 
 def held(content: Given, place: str) -> Prompt:
