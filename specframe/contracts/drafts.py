@@ -71,6 +71,8 @@ class Block:
     """Place in the block of each token's parent, always an earlier place; -1: the row's token before the block; None: a chain."""
     extra: Mapping[str, torch.Tensor] = attrs.Factory(dict)
     """Further inputs of the model, by the name of its argument, one for each token: (B, T, ...)."""
+    counts: np.ndarray | None = None
+    """Number of real tokens of each row, on the host; None: all are real, or it is not known. See :attr:`real`."""
 
     @property
     def width(self) -> int:
@@ -81,6 +83,20 @@ class Block:
     def end(self) -> int:
         """Order after the last token of a chain, minus the row's length."""
         return self.start + self.width
+
+    @property
+    def real(self) -> np.ndarray:
+        """The places that hold a real token, (B, T), on the host.
+
+        In a block of a row's own tokens (``end`` up to 0) they come last: what precedes them is padding. In a block that goes beyond
+        a row's end they come first: what follows them is filler.
+        """
+        places_T, (rows, width) = np.arange(self.width), self.ids_BT.shape
+        if self.counts is None:
+            return np.ones((rows, width), dtype=bool)
+        if self.end <= 0:
+            return places_T >= width - self.counts[:, None]
+        return places_T < self.counts[:, None]
 
     @functools.cached_property
     def sees_BTT(self) -> torch.Tensor | None:

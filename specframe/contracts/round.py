@@ -133,3 +133,7 @@ class Batch:
         Places before a row's first token repeat that token. They are padding.
         """
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
+
+    def last_counts(self, width: int, offset: int = 0) -> np.ndarray:
+        """Return how many of :meth:`last_tokens` are no padding, for each row, on the host."""
+        return (self.lengths + offset).clip(0, width)

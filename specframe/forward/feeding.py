@@ -20,6 +20,7 @@ from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards
 from specframe.forward.ongoing import Ongoing, own, running, using
 from specframe.forward.rope import Rope
+from specframe.forward.unpadded import Unpadded
 from specframe.forward.views import StoreCache, Unwritten
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -83,6 +84,7 @@ class Feeder:
         forwards: Forwards = NOTHING,
         extra: Mapping[str, Any] = NOTHING,
         kernels: bool = False,
+        unpadded: Unpadded | None = None,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
@@ -98,12 +100,16 @@ class Feeder:
             forwards: replacements of modules' ``forward``, beside those of rotary modules.
             extra: further arguments of the model's ``forward``.
             kernels: whether the plan compiles kernels of its own.
+            unpadded: lays the real tokens in one row; None: the model is fed the rectangle.
         """
-        options = {"logits_to_keep": keep} if self._takes_logits_to_keep else {}
+        if unpadded is not None:
+            ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
+        kept = keep if unpadded is None else unpadded.kept(keep)
+        options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
-        cache = StoreCache(store, extent, self.dense)
+        cache = StoreCache(store, extent, self.dense, unpadded)
         shown = Unwritten(extent) if compiles else cache
-        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards})
+        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded)
         with compiling(), running(self.config, state):
             output = self.model(
                 input_ids=ids_BT,
@@ -114,7 +120,7 @@ class Feeder:
                 **options,
                 **extra,
             )
-        return output.logits[:, -keep:]
+        return output.logits[:, -keep:] if unpadded is None else unpadded.logits(output.logits, keep)
 
     def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.

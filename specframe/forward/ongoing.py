@@ -32,6 +32,8 @@ class Ongoing:
     """The :class:`specframe.forward.views.StoreCache` around the KV store."""
     forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)
     """The functions called in the place of modules' own ``forward``."""
+    unpadded: Any = None
+    """The :class:`specframe.forward.unpadded.Unpadded` of tokens laid in one row; None: they are a rectangle."""
 
 
 ONGOING: ContextVar[Ongoing] = ContextVar("specframe.forward", default=Ongoing())  # noqa: B039 - it is never written to

@@ -21,6 +21,7 @@ from specframe.forward.bitwise import order
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
 from specframe.forward.selftests import SelfTests
+from specframe.forward.unpadded import Unpadded, unpadded
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
@@ -98,12 +99,32 @@ class ModelRunner(Feeder):
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
-        extra = {**block.extra, **extra}
+        of_tokens, laid = block.extra, self._unpadded(block)
+        if laid is not None:
+            of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
         with order.attending(placement):
             logits_BTV = self.call(
-                ids_BT, positions_BT, shown, store, extent, keep, plan, compiles, forwards, extra, kernels
+                ids_BT,
+                positions_BT,
+                shown,
+                store,
+                extent,
+                keep,
+                plan,
+                compiles,
+                forwards,
+                {**of_tokens, **extra},
+                kernels,
+                laid,
             )
+        if laid is not None:
+            found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}
         return Scores(logits_BTV, found)
+
+    def _unpadded(self, block: Block) -> Unpadded | None:
+        """Return the places of a block's real tokens, where leaving out the filler pays and the model can be fed so."""
+        laid = None if self.spread else unpadded(block, self.device)
+        return laid if laid is not None and self._tests.without_filler else None
 
     @functools.cached_property
     def taps(self) -> Taps:

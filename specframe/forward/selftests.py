@@ -18,6 +18,7 @@ from specframe.forward.attention.interface import Watched
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.ongoing import own
 from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
+from specframe.forward.unpadded import Unpadded
 from specframe.values import unwrapped
 
 PROBED_PAGE = 16
@@ -203,6 +204,28 @@ class SelfTests:
         if not (off := distance(without.float(), with_masks.float())) < self._tolerance:
             return f"its logits are off by {off:.2g} standard deviations without masks"
         return self._wrong_window(attends.windows)
+
+    @functools.cached_property
+    def without_filler(self) -> bool:
+        """Whether the model gives the same logits when the real tokens of all rows are laid in one row."""
+        narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
+        placement = uneven(narrowest, min(self._feeder.context, LARGEST_PROBE), self._feeder.device)
+        laid = Unpadded((placement.order_BT >= 0).cpu().numpy(), self._feeder.device)
+        try:
+            rectangle, row = (self._fed(placement, instead) for instead in (None, laid))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model raises that does not attend by our function
+            return False
+        return distance(row, rectangle) < self._tolerance
+
+    @torch.inference_mode()
+    def _fed(self, placement: Placement, laid: Unpadded | None) -> torch.Tensor:
+        """Return the logits of the real tokens of a placement, (N, V), fed as a rectangle or laid in one row."""
+        ids_BT, extent = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS.shape[1]
+        store, shown = Scratch(placement), self._feeder.masks(placement)
+        logits_BTV = self._call(ids_BT, placement.positions_BT, shown, store, extent, ids_BT.shape[1], unpadded=laid)
+        return logits_BTV[placement.order_BT >= 0].float()
 
     def _wrong_window(self, seen: list[int | None]) -> str | None:
         """Describe how the sliding windows that layers ask for differ from the configuration's."""

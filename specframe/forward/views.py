@@ -8,6 +8,7 @@ import torch
 from transformers import Cache
 
 from specframe.contracts.cache import Dense, KVStore, KVView, Paged
+from specframe.forward.unpadded import Unpadded
 
 
 class StoreCache(Cache):
@@ -17,11 +18,14 @@ class StoreCache(Cache):
         store: the store, which expects a forward.
         extent: slots attended to.
         contiguous: copy what is attended to into tensors (B, H, S, D) without strides, which some models take for granted.
+        unpadded: the places of tokens that the model has in one row, (1, N); None: it has a rectangle.
     """
 
-    def __init__(self, store: KVStore, extent: int, contiguous: bool = False) -> None:
+    def __init__(
+        self, store: KVStore, extent: int, contiguous: bool = False, unpadded: Unpadded | None = None
+    ) -> None:
         super().__init__(layers=[])
-        self._store, self._extent, self._contiguous = store, extent, contiguous
+        self._store, self._extent, self._contiguous, self._unpadded = store, extent, contiguous, unpadded
         self.paged: dict[int, Paged] = {}
         """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
 
@@ -29,6 +33,8 @@ class StoreCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H, T, D) keys and values; return those of all slots attended to, or the new ones where they are in pages."""
+        if self._unpadded is not None:
+            key_states, value_states = self._unpadded.heads(key_states), self._unpadded.heads(value_states)
         view = self._store.write(layer_idx, key_states, value_states)
         if isinstance(view, Paged):
             self.paged[layer_idx] = view

@@ -47,10 +47,11 @@ def attend(
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
     While a layer is compiled it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
-    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S).
+    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S). In a forward without filler
+    the queries are (1, H, N, D), those of all rows after each other.
 
     Returns:
-        (B, T, H, D) and None, as transformers' attention functions do.
+        (B, T, H, D), or (1, N, H, D), and None, as transformers' attention functions do.
 
     Raises:
         ModelError: the scores have a bias and no mask to go with it.
@@ -58,6 +59,23 @@ def attend(
     if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
         window = options.get("sliding_window")
         return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
+    state = ONGOING.get()
+    if state.unpadded is None:
+        return _attended(module, query, key, value, attention_mask, scaling, **options), None
+    output = _attended(module, state.unpadded.heads(query), key, value, attention_mask, scaling, **options)
+    return state.unpadded.row(output), None
+
+
+def _attended(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return what the rectangle of queries attends to, (B, T, H, D)."""
     biased = options.get("position_bias") is not None
     state = ONGOING.get()
     if state.attends is not None:
@@ -67,9 +85,9 @@ def attend(
             )
         paged = state.cache.paged.get(module.layer_idx) if state.cache is not None and state.cache.paged else None
         view = paged or Dense(key, value)
-        return state.attends.attend(query, view, scaling, options.get("sliding_window")), None
+        return state.attends.attend(query, view, scaling, options.get("sliding_window"))
     if attention_mask is None or biased:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)[0]
     rows, heads, length, size = query.shape
     shared = heads // key.shape[1]
     if shared > 1:
@@ -79,7 +97,7 @@ def attend(
         elif length > 1:  # a single query's mask row holds for all that share the head
             attention_mask = attention_mask.repeat(1, 1, shared, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,0 +1,134 @@
+"""Forwards that leave out filler beside those of the whole rectangle, by the share of filler.
+
+    python benchmarks/filler.py [--pair embedded|cpu] [--rounds 7] [--output FILE.json]
+
+One row of each block has all its tokens; those of the others are as few as the share of filler asks for. A forward of each kind is
+made in turn, and the figure is the ratio of the medians of their times, rectangle over row: above 1 leaving out filler is faster.
+The cache is empty for prompts and has 200 tokens a row for drafts. On a CPU seconds are processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import numpy as np
+import torch
+from grow import load_pair
+from rich.console import Console
+from rich.table import Table
+from specframe_std.alignments.ragged import RaggedLayout
+from specframe_std.kv.slab import Slab
+
+from specframe.contracts.drafts import Block
+from specframe.contracts.round import Batch
+from specframe.forward import unpadded
+from specframe.forward.runner import ModelRunner
+from specframe.models.loading import pick_device, pick_dtype
+
+PROMPTS = [(rows, width, 0) for rows in (2, 8, 32) for width in (16, 64, 256)]
+DRAFTS = [(rows, width, 200) for rows in (2, 8, 32) for width in (5, 9)]
+"""(rows, places per row, tokens cached in each)."""
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--pair", default="embedded", show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", default="auto", show_default=True)
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--small", is_flag=True, help="One shape of each kind.")
+@click.option("--output", default=None, help="Write the rows here as JSON.")
+def main(pair: str, device: str, dtype: str, rounds: int, small: bool, output: str | None) -> None:
+    """Time both kinds of forward on every shape and print a table."""
+    on = pick_device(device)
+    if on.type == "cpu":
+        torch.set_num_threads(1)
+    runner = ModelRunner(load_pair(pair, on, pick_dtype(dtype, on))[0], "target")
+    unpadded.FILLER_PAYS = 0.0
+    figures = []
+    for shape in (PROMPTS[4], DRAFTS[2]) if small else (*PROMPTS, *DRAFTS):
+        figures += timed(runner, shape, rounds)
+        if output:  # after every shape: what is known stays known whatever happens next
+            Path(output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures, f"{pair}, {runner.dtype}, {on}")
+
+
+def timed(runner: ModelRunner, shape: tuple[int, int, int], rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the ratio for every share of filler that the shape can have."""
+    rows, width, cached = shape
+    keep = 1 if not cached else width
+    store = Slab().open(runner.kv_shapes, rows, cached + width, runner.device)
+    layout = RaggedLayout(store, cached + width)
+    for share in SHARES:
+        counts = counted(rows, width, share)
+        if (filler := 1 - counts.sum() / (rows * width)) < share / 2:
+            continue
+        lengths = counts if not cached else np.full(rows, cached + 1)
+        batch = batch_of(lengths, cached + width, runner.device)
+        block = Block(batch.last_tokens(width), -width) if not cached else Block(batch.tokens_BS[:, :width], -1)
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(rounds + 1):
+            for laid in (True, False):
+                fed = attrs.evolve(block, counts=counts) if laid else block
+                placement = layout.place(batch, fed)
+                start = now(runner.device)
+                runner.forward(fed, placement, store, keep=keep)
+                if number:  # the first warms up
+                    times[laid].append(now(runner.device) - start)
+        row, rectangle = (statistics.median(times[laid]) for laid in (True, False))
+        yield {
+            "rows": rows,
+            "places": width,
+            "cached": cached,
+            "filler": round(float(filler), 3),
+            "rectangle_ms": round(1e3 * rectangle, 3),
+            "row_ms": round(1e3 * row, 3),
+            "ratio": round(rectangle / row, 3),
+        }
+
+
+def counted(rows: int, width: int, share: float) -> np.ndarray:
+    """Return counts of real tokens that leave about this share of filler; the first row has none."""
+    missing = round(share * rows * width)
+    counts = np.full(rows, width)
+    spread = np.linspace(0, 1, rows)
+    if spread.sum():
+        counts -= np.minimum((spread / spread.sum() * missing).round().astype(int), width - 1)
+    return counts
+
+
+def batch_of(lengths: np.ndarray, slots: int, device: torch.device) -> Batch:
+    """Return rows of random tokens."""
+    tokens_BS = torch.randint(3, 100, (len(lengths), slots), device=device)
+    lengths_B = torch.from_numpy(lengths).to(device)
+    return Batch([None] * len(lengths), tokens_BS, lengths_B, lengths, lengths, lengths_B, prefill=True)  # type: ignore[list-item]
+
+
+def now(device: torch.device) -> float:
+    """Return the processor time of a CPU, or the time at which a device has done everything."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def show(figures: list[dict[str, Any]], title: str) -> None:
+    """Print a line per shape and a column per share of filler."""
+    table = Table("rows", "places", "cached", "ratio at filler", title=title)
+    for shape in dict.fromkeys((one["rows"], one["places"], one["cached"]) for one in figures):
+        cells = [one for one in figures if (one["rows"], one["places"], one["cached"]) == shape]
+        table.add_row(*map(str, shape), "  ".join(f"{one['filler']:.2f}: {one['ratio']:.2f}" for one in cells))
+    Console(width=132).print(table)
+
+
+if __name__ == "__main__":
+    main()

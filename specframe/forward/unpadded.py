@@ -1,0 +1,77 @@
+"""Forwards without filler: the real tokens of all rows laid in one row.
+
+Linear layers, norms, experts and the language head see (1, N) tokens. Attention and the KV store see the rectangle of rows: keys,
+values and queries are spread over it on the way in, what was attended to is gathered on the way out. Strategies, layouts and stores
+know nothing of it.
+
+Tensor names carry their shape: B rows, T places of a row, N real tokens of all rows, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Block
+from specframe.devices.kinds import on_device
+
+FILLER_PAYS = 0.15
+"""Share of filler among a block's places from which its real tokens are laid in one row. Spreading and gathering cost up to a tenth
+of a forward of few tokens, so less filler than this gains nothing (benchmarks/README.md)."""
+
+
+class Unpadded:
+    """The places of N real tokens in a rectangle of B rows and T places.
+
+    Args:
+        real_BT: which places hold a real token, on the host; at least one does.
+        device: of the model.
+    """
+
+    def __init__(self, real_BT: np.ndarray, device: torch.device) -> None:
+        self.rows, self.width = real_BT.shape
+        self.tokens = int(real_BT.sum())
+        at_N = np.flatnonzero(real_BT)
+        token_BT = np.maximum(np.cumsum(real_BT) - 1, 0)  # filler repeats the real token before it: its values are finite
+        both = on_device(np.concatenate([at_N, token_BT]), device)  # in one copy
+        self._at_N, self._token_BT = both[: self.tokens], both[self.tokens :]
+
+    def row(self, values_BT: torch.Tensor) -> torch.Tensor:
+        """Return the values of the real tokens, (1, N, ...), of values (B, T, ...) or, the same for all rows, (1, T, ...)."""
+        spread = values_BT.expand(self.rows, *values_BT.shape[1:])
+        return spread.flatten(0, 1).index_select(0, self._at_N)[None]
+
+    def rectangle(self, values_1N: torch.Tensor) -> torch.Tensor:
+        """Return (B, T, ...) values of (1, N, ...) ones; those of filler mean nothing."""
+        return values_1N[0].index_select(0, self._token_BT).unflatten(0, (self.rows, self.width))
+
+    def heads(self, states_1HND: torch.Tensor) -> torch.Tensor:
+        """Return (B, H, T, D) queries, keys or values of (1, H, N, D) ones."""
+        return self.rectangle(states_1HND.transpose(1, 2)).transpose(1, 2)
+
+    def kept(self, keep: int) -> torch.Tensor | int:
+        """Return the tokens whose logits the model is asked for: their numbers, (B * keep,), or 0 for all where these are fewer."""
+        return self._last(keep) if self.rows * keep < self.tokens else 0
+
+    def logits(self, logits_1MV: torch.Tensor, keep: int) -> torch.Tensor:
+        """Return the logits of the last ``keep`` places of each row, (B, keep, V), of those asked for or of all tokens, (1, M, V)."""
+        kept_MV = logits_1MV[0]
+        if len(kept_MV) != self.rows * keep or self.rows * keep >= self.tokens:
+            kept_MV = kept_MV.index_select(0, self._last(keep))
+        return kept_MV.unflatten(0, (self.rows, keep))
+
+    def _last(self, keep: int) -> torch.Tensor:
+        """Return the numbers of the tokens in the last ``keep`` places of each row, (B * keep,)."""
+        return self._token_BT.view(self.rows, self.width)[:, -keep:].flatten()
+
+
+def unpadded(block: Block, device: torch.device) -> Unpadded | None:
+    """Return the places of a block's real tokens where leaving out its filler pays; None: it does not, or all are real."""
+    if block.counts is None:
+        return None
+    places = block.ids_BT.numel()
+    if places - int(block.counts.sum()) < FILLER_PAYS * places or not block.counts.any():
+        return None
+    return Unpadded(block.real, device)

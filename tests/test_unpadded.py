@@ -1,0 +1,155 @@
+"""Forwards without filler: the real tokens of all rows are laid in one row, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import architectures
+import numpy as np
+import pytest
+import torch
+
+from specframe.contracts.drafts import Block
+from specframe.forward import unpadded
+from specframe.forward.runner import ModelRunner
+from specframe.forward.unpadded import Unpadded
+from specframe.testing import harness, zoo
+
+LENGTHS = (1, 30, 9, 2, 40, 17, 5)
+PROMPTS = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=2)
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the ids that targets are fed."""
+    shapes: list[tuple[int, ...]] = []
+    usual = ModelRunner.call
+
+    def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        if self.role == "target" and not options:  # trials of a model have options
+            laid = arguments[-1]
+            shapes.append((1, laid.tokens) if isinstance(laid, Unpadded) else tuple(ids_BT.shape))
+        return usual(self, ids_BT, *arguments, **options)
+
+    monkeypatch.setattr(ModelRunner, "call", call)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("start", "counts", "real"),
+    [
+        (-3, [3, 1, 0], [[1, 1, 1], [0, 0, 1], [0, 0, 0]]),
+        (-1, [3, 1, 2], [[1, 1, 1], [1, 0, 0], [1, 1, 0]]),
+        (-1, None, [[1, 1, 1], [1, 1, 1], [1, 1, 1]]),
+    ],
+    ids=["padding comes first", "filler comes last", "all are real"],
+)
+def test_real_places(start: int, counts: list[int] | None, real: list[list[int]]) -> None:
+    """In blocks of rows' own tokens padding comes before the real ones; in drafts filler comes after them."""
+    block = Block(torch.zeros(3, 3, dtype=torch.long), start, counts=None if counts is None else np.array(counts))
+    assert block.real.astype(int).tolist() == real
+
+
+@pytest.mark.parametrize(
+    "real", [[[0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]]
+)
+def test_there_and_back(real: list[list[int]]) -> None:
+    """Values of real tokens keep their places, in every shape that passes through a layer."""
+    real_BT = np.array(real, dtype=bool)
+    laid, kept_BT = Unpadded(real_BT, torch.device("cpu")), torch.from_numpy(real_BT)
+    values_BTD = torch.arange(4 * 3 * 2).view(4, 3, 2)
+    row_1ND = laid.row(values_BTD)
+    assert row_1ND.tolist() == [values_BTD[kept_BT].tolist()]
+    assert laid.rectangle(row_1ND)[kept_BT].tolist() == values_BTD[kept_BT].tolist()
+    states_BHTD = laid.heads(row_1ND.unflatten(2, (2, 1)).transpose(1, 2))
+    assert states_BHTD.shape == (4, 2, 3, 1)
+    assert states_BHTD.transpose(1, 2).flatten(2)[kept_BT].tolist() == values_BTD[kept_BT].tolist()
+    shared_1T = torch.tensor([[7, 8, 9]])
+    assert laid.row(shared_1T).tolist() == [shared_1T.expand(4, 3)[kept_BT].tolist()]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("takes", [True, False], ids=["asked for", "all returned"])
+def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
+    """The last places of each row have their logits, whether or not the model can be asked for single tokens."""
+    real_BT = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1]], dtype=bool)
+    laid = Unpadded(real_BT, torch.device("cpu"))
+    logits_BTV = torch.randn(4, 3, 5)
+    all_1NV, kept = laid.row(logits_BTV), laid.kept(keep)
+    given_1MV = all_1NV[:, kept] if takes and isinstance(kept, torch.Tensor) else all_1NV
+    found_BKV = laid.logits(given_1MV, keep)
+    real_BK = torch.from_numpy(real_BT)[:, -keep:]
+    assert found_BKV.shape == (4, keep, 5)
+    assert found_BKV[real_BK].equal(logits_BTV[:, -keep:][real_BK])
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
+    """Every architecture reads the real tokens alone, and decodes what the reference decoder does."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), align="ragged", batch_size=3, draft_length=3)
+    harness.check(pipe, harness.requests(PROMPTS, 8, {zoo.EOS}))
+    assert fed[0] == (1, sum(LENGTHS[:3]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"align": "eqspec"},
+        {"align": "exspec", "batch_size": 4},
+        {"attention": "flex"},
+        {"bitwise": True},
+        {"graphs": "on"},
+        {"kv": "dynamic", "align": "eqspec"},
+        {"schedule": "continuous,piece=6"},
+        {"check": True},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
+def test_whatever_attends_and_stores(options: dict[str, Any], fed: list[tuple[int, ...]]) -> None:
+    """Stores, layouts and attention backends see the rectangle of rows, as ever."""
+    target = zoo.build("gemma3")
+    options = {"align": "ragged", "batch_size": 3, "draft_length": 3, **options}
+    harness.check(
+        harness.pipeline(target, zoo.good_draft(target), **options), harness.requests(PROMPTS, 8, {zoo.EOS})
+    )
+    assert any(rows == 1 and tokens > 40 for rows, tokens in fed) or "piece" in str(options)
+
+
+def test_hidden_states_are_in_their_places() -> None:
+    """Hidden states of prompts of unequal length are those of each prompt alone."""
+    target = zoo.build("qwen3")
+    asked = harness.requests(harness.random_prompts((2, 9, 4), zoo.VOCABULARY), 3)
+    run, pool = harness.open_run(target, 3, 28, align="ragged"), harness.open_pool(asked)
+    run.target.capture((1, 2))
+    batch = pool.batch(pool.admit(3))
+    scores = run.target.read(batch)
+    for row, request in enumerate(asked):
+        ids_1T = torch.tensor([request.prompt_ids])
+        alone = target(ids_1T, output_hidden_states=True)
+        torch.testing.assert_close(scores.logits_BTV[row], alone.logits[0, -1:])
+        for layer in (1, 2):
+            torch.testing.assert_close(scores.hidden[layer][row, -ids_1T.shape[1] :], alone.hidden_states[layer][0])
+
+
+@pytest.mark.parametrize("way", ["falcon", "eager"])
+def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[tuple[int, ...]]) -> None:
+    """What does not go through the attention interface is found by a trial, and decodes as ever."""
+    target = architectures.build("falcon") if way == "falcon" else zoo.build("qwen3")
+    if way == "eager":
+        target.set_attn_implementation("eager")
+    harness.check(harness.pipeline(target, None, batch_size=3), harness.requests(PROMPTS, 4, {zoo.EOS}))
+    assert (3, 30) in fed
+
+
+def test_little_filler_stays(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of nearly equal length are fed as they are: spreading and gathering would cost more."""
+    prompts = harness.random_prompts((20, 19, 20), zoo.VOCABULARY)
+    pipe = harness.pipeline(zoo.build("qwen3"), None, batch_size=3)
+    harness.check(pipe, harness.requests(prompts, 3))
+    assert fed[0] == (3, 20)
+    fed.clear()
+    monkeypatch.setattr(unpadded, "FILLER_PAYS", 1 / 60)
+    harness.check(pipe, harness.requests(prompts, 3))
+    assert fed[0] == (1, 59)
