@@ -27,7 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specframe.contracts.drafts import RoundReport, Verdict
+from specframe.contracts.drafts import RoundReport, Transfer
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watcher
 from specframe.testing import harness, zoo
@@ -94,19 +94,19 @@ class Event:
 
 @contextlib.contextmanager
 def strict(device: torch.device) -> Iterator[None]:
-    """Make every wait inside the block an error, but that for a round's verdict."""
-    host = Verdict.host
+    """Make every wait inside the block an error, but that of a round's transfer."""
+    copied = Transfer._copied
 
-    def allowed(verdict: Verdict) -> Any:
+    def allowed(transfer: Transfer) -> Any:
         with refusing(device, False):
-            return host(verdict)
+            return copied(transfer)
 
-    Verdict.host = allowed
+    Transfer._copied = allowed
     try:
         with refusing(device, True):
             yield
     finally:
-        Verdict.host = host
+        Transfer._copied = copied
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ class Printer(Watcher):
             print(f"round {report.number:3}: read prompts of {report.lengths.tolist()} tokens")
             return
         rows = zip(report.sequences, report.lengths.tolist(), report.accepted.tolist(), strict=True)
-        told = [f"prompt {s.request.index} at {length}: {n}/{report.draft.depth}" for s, length, n in rows]
+        told = [f"prompt {s.request.index} at {length}: {n}/{report.depth}" for s, length, n in rows]
         print(f"round {report.number:3}: {', '.join(told)}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
@@ -365,7 +365,7 @@ class Pipeline:
         return self.requests.encode(prompt)
 
 
-def rounds(engine: Engine) -> Iterator[RoundReport]:
+def rounds(engine: Engine) -> Iterator[Progress]:
     """Step an engine until nothing is left, and yield the report of every round."""
     while not engine.idle:
         if (report := engine.step()) is not None:

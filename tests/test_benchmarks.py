@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specframe.contracts.drafts import Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.models import loading as models
 from specframe.testing import zoo
 from specframe.testing.fakes import fake_draft, fake_target
@@ -299,11 +299,12 @@ def test_traffic_is_told_by_round() -> None:
 
 
 def test_a_wait_in_a_strict_run_is_a_fault() -> None:
-    """Where waits are refused, one is an error that says where, but for a round's verdict."""
+    """Where waits are refused, one is an error that says where, but for a round's transfer."""
     models.pick_device("sim")
     verdict = Verdict(torch.zeros(1, dtype=torch.long, device="sim"), torch.zeros(1, 1, dtype=torch.long, device="sim"))
+    transfer = Transfer(Draft(verdict.tokens_BT[:, :0]), verdict)
     with traffic.strict(torch.device("sim")):
-        assert verdict.host()[0].tolist() == [0]
+        assert transfer.host.accepted.tolist() == [0]
         with pytest.raises(RuntimeError, match=r"item.*test_benchmarks"):
             verdict.accepted_B[0].item()
     assert verdict.accepted_B[0].item() == 0

@@ -19,7 +19,7 @@ from specframe_std.kv.slab import Slab, SlabStore
 
 from specframe import hookimpl
 from specframe.contracts.cache import Dense, KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Scores, Verdict
+from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
@@ -43,28 +43,29 @@ class OffByOne(Ragged):
 class Stale(EqSpec):
     """Keeps the keys and values of rejected tokens."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         self._target.keep(batch, batch.lengths + draft.nodes)
         self._target.layout.arrange(batch)
-        return verdict
+        return transfer
 
 
 class WrongBonus(Ragged):
     """Emits another token than the target's own."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        verdict = transfer.verdict
         place_B1 = verdict.accepted_B[:, None]
         bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
-        return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))
+        return transfer.of(Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1)))
 
 
 class Endless(Ragged):
     """Lets rows go on after their stop tokens."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         for sequence in batch.sequences:
             sequence.request = attrs.evolve(sequence.request, stop_token_ids=frozenset())
-        return verdict
+        return transfer
 
 
 class Swapped(Ragged):
@@ -91,43 +92,44 @@ FIVE = {
 class SwappedVerdicts(Ragged):
     """Gives rows each other's tokens."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        return Verdict(verdict.accepted_B.flip(0), verdict.tokens_BT.flip(0))
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        return transfer.of(Verdict(transfer.verdict.accepted_B.flip(0), transfer.verdict.tokens_BT.flip(0)))
 
 
 class SwappedInPlace(Ragged):
     """Gives rows each other's tokens, by writing to the verdict it was handed."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        verdict = transfer.verdict
         verdict.accepted_B.copy_(verdict.accepted_B.flip(0))
         verdict.tokens_BT.copy_(verdict.tokens_BT.flip(0))
-        return verdict
+        return transfer
 
 
 class Reordered(Ragged):
     """Turns the batch's list of sequences round."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         batch.sequences.reverse()
-        return verdict
+        return transfer
 
 
 class Greedier(Ragged):
     """Lets a rejected token stand."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        tokens_BT = torch.cat([draft.tokens_BN, verdict.tokens_BT[:, -1:]], dim=1)
-        return Verdict(torch.full_like(verdict.accepted_B, draft.nodes), tokens_BT)
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        tokens_BT = torch.cat([draft.tokens_BN, transfer.verdict.tokens_BT[:, -1:]], dim=1)
+        return transfer.of(Verdict(torch.full_like(transfer.verdict.accepted_B, draft.nodes), tokens_BT))
 
 
 class Overlong(Ragged):
     """Moves the rows' ends."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         if batch.prefill:
             assert batch.limits.base is not None
             batch.limits.base[:] += 2  # what the batch shows cannot be written to
-        return verdict
+        return transfer
 
 
 class Unmasked(Masking):

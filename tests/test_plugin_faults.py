@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from specframe.cli import cli, watchdog
 from specframe.contracts.cache import Dense
-from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine import blame, guard
 from specframe.engine.guards.calls import RUNNING
@@ -285,12 +285,15 @@ FAULTS = {
         "alignment", "layout", raises(ValueError("no room")), RAISED + r"ValueError: no room, at "
     ),
     "alignment commits nothing": Fault(
-        "alignment", "commit", lambda *_: None, MUST + r"a specframe.contracts.drafts.Verdict, got None"
+        "alignment",
+        "commit",
+        lambda *_: None,
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got None",
     ),
     "alignment commits too much": Fault(
         "alignment",
         "commit",
-        judged(lambda verdict: Verdict(verdict.accepted_B + 5, verdict.tokens_BT)),
+        lambda stands, *_: stands.of(Verdict(stands.verdict.accepted_B + 5, stands.verdict.tokens_BT)),
         MUST + r"accepted_B from 0 to K = 0, got 5",
     ),
     "alignment raises in commit": Fault("alignment", "commit", raises(SystemExit(3)), RAISED + r"SystemExit: 3, at "),
@@ -780,18 +783,19 @@ def test_no_number_is_read_from_a_device() -> None:
     batch = Batch(sequences, tensor(2, 8), tensor(2), host, host, tensor(2), prefill=False)
     draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
     scores, verdict = Scores(tensor(2, 4, 61, dtype=torch.float32)), Verdict(tensor(2), tensor(2, 4))
+    transfer = Transfer(draft, verdict)
     returns = types.SimpleNamespace(
         propose=lambda *_: draft,
         score=lambda *_: scores,
         judge=lambda *_: verdict,
         choose=lambda *_: tensor(2),
-        commit=lambda *_: Verdict(tensor(2), tensor(2, 4)),
+        commit=lambda *_: transfer,
     )
     assert guard.guard("drafter", returns).propose(batch, Budget(3)) is draft
     assert guard.guard("verifier", returns).score(batch, draft) is scores
     assert guard.guard("acceptance rule", returns).judge(batch, draft, scores) is verdict
     assert guard.guard("acceptance rule", returns).choose(batch, 0, scores.logits_BTV[:, 0]).shape == (2,)
-    assert guard.guard("alignment", returns).commit(batch, draft, verdict).tokens_BT.shape == (2, 4)
+    assert guard.guard("alignment", returns).commit(batch, draft, transfer) is transfer
 
 
 def test_a_guard_is_put_around_once() -> None:

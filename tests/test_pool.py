@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import State
 from specframe.engine.pool import Pool
@@ -17,18 +17,15 @@ def gain(pool, batch, rows, accepted=None):
     """Give every row these tokens, the last of each row's accepted ones being the bonus token."""
     tokens_BT = torch.tensor(rows)
     accepted_B = torch.full((len(rows),), tokens_BT.shape[1] - 1) if accepted is None else torch.tensor(accepted)
-    return pool.advance(batch, Draft(tokens_BT[:, :-1]), Verdict(accepted_B, tokens_BT))
+    return pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), Verdict(accepted_B, tokens_BT)))
 
 
 def started(asked, **options):
     """Return a pool in which everything is live and has its prompt in place, and the batch of it."""
     pool = open_pool(asked, **options)
     batch = pool.batch(pool.admit(len(asked)))
-    pool.advance(
-        batch,
-        Draft(batch.tokens_BS[:, :0]),
-        Verdict(torch.zeros(len(asked), dtype=torch.long), torch.full((len(asked), 1), 9)),
-    )
+    verdict = Verdict(torch.zeros(len(asked), dtype=torch.long), torch.full((len(asked), 1), 9))
+    pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), verdict))
     return pool, pool.batch(pool.live)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specframe import Sampling
-from specframe.contracts.drafts import Budget, Draft, Verdict
+from specframe.contracts.drafts import Budget, Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
 from specframe.testing import fakes, harness, zoo
@@ -204,13 +204,13 @@ def test_samples_take_no_more_rows_than_there_are():
     """A finished parent keeps its row while forks have yet to copy it; nobody else is given that row."""
     pool = Pool([Request(0, [1, 2], 1), Request(0, [1, 2], 9, sample=1), Request(1, [3], 9)], 2, 16, 64)
     batch = pool.batch(pool.admit(2))
-    tokens = Draft(batch.tokens_BS[:, :0]), Verdict(batch.lengths_B * 0, torch.tensor([[9]]))
-    parent = pool.advance(batch, *tokens).finished[0]
+    tokens = Transfer(Draft(batch.tokens_BS[:, :0]), Verdict(batch.lengths_B * 0, torch.tensor([[9]])))
+    parent = pool.advance(batch, tokens).finished[0]
     assert pool.admit(2) == []
     assert [one.request.key for one in pool.live] == [(0, 1)]
     assert not parent.gone
     batch = pool.batch(pool.live)
     assert (batch.starts, batch.lengths.tolist(), batch.tokens_BS[0, :2].tolist()) == (True, [2], [1, 2])
-    pool.advance(batch, *tokens)
+    pool.advance(batch, tokens)
     assert parent.gone
     assert [one.request.key for one in pool.admit(2)] == [(1, 0)]

@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 from specframe import Sampling
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool
@@ -281,7 +281,8 @@ def rounds(pool, clock, gains, seconds):
         count = 0 if batch.prefill else gains
         tokens_BT = torch.arange(5, 6 + count).repeat(len(batch), 1)
         clock.now += seconds
-        report = pool.advance(batch, Draft(tokens_BT[:, :-1]), Verdict(torch.full((len(batch),), count), tokens_BT))
+        verdict = Verdict(torch.full((len(batch),), count), tokens_BT)
+        report = pool.advance(batch, Transfer(Draft(tokens_BT[:, :-1]), verdict))
         finished.append([(one.request.index, one.finish_reason, len(one.token_ids)) for one in report.finished])
     return finished
 

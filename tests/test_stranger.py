@@ -71,9 +71,9 @@ class Counting:
     def layout(self, store, rows, capacity):
         return Places(store, capacity)
 
-    def commit(self, batch, draft, verdict):
+    def commit(self, batch, draft, transfer):
         Counting.commits += 1
-        return verdict
+        return transfer
 
 
 class Places:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specframe.contracts.drafts import Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.probes.ledger import Ledger
@@ -108,23 +108,24 @@ def test_other_members_stay(part: str) -> None:
 class Rewriting:
     """An alignment that writes to all it is handed."""
 
-    def commit(self, batch: Any, draft: Any, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Any, draft: Any, transfer: Transfer) -> Transfer:
         batch.sequences.reverse()
-        verdict.accepted_B.zero_()
-        verdict.tokens_BT.zero_()
-        return verdict
+        transfer.verdict.accepted_B.zero_()
+        transfer.verdict.tokens_BT.zero_()
+        return transfer
 
 
 def test_the_verdict_told_is_the_one_handed_over() -> None:
     """A listener to a commit gets the batch's order and the verdict as they were before the alignment wrote to them."""
     log: list[Any] = []
     batch, verdict = type("Batch", (), {"sequences": ["a", "b"]})(), Verdict(torch.tensor([1]), torch.tensor([[5, 6]]))
-    stands = TappedAlignment(Rewriting(), Fake(log)).commit(batch, None, verdict)
+    transfer: Any = Transfer(Draft(torch.tensor([[5]])), verdict)
+    stands = TappedAlignment(Rewriting(), Fake(log)).commit(batch, transfer.draft, transfer)
     ((event, _, order, judged, told),) = log
     assert (event, order, batch.sequences) == ("committed", ["a", "b"], ["b", "a"])
     assert (judged.accepted_B.tolist(), judged.tokens_BT.tolist()) == ([1], [[5, 6]])
-    assert told is stands is verdict
-    assert stands.accepted_B.tolist() == [0]
+    assert told is stands is transfer
+    assert stands.verdict.accepted_B.tolist() == [0]
 
 
 def test_caches_that_nobody_listens_to_have_no_tap() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from specframe.contracts.drafts import Budget, Draft, Scores, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.rows import RowMap
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -117,9 +117,8 @@ def test_scripts_are_followed():
     asked = harness.requests([[1], [2]], 9)
     pool = harness.open_pool(asked)
     batch = pool.batch(pool.admit(2))
-    pool.advance(
-        batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros(2, dtype=torch.long), torch.tensor([[7], [8]]))
-    )
+    verdict = Verdict(torch.zeros(2, dtype=torch.long), torch.tensor([[7], [8]]))
+    pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), verdict))
     drafter = fakes.ScriptedDrafter([[7, 1, 2, 3, 4], [8, 5, 6, 7, 8]], {0: 1, 1: 3})
     drafter.start(harness.open_run(TARGET, 2, 16))
     assert drafter.propose(pool.batch(pool.live), Budget(3)).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
@@ -176,11 +175,10 @@ class Shifted(Ragged):
 class Forgetful(EqSpec):
     """An alignment that keeps one rejected token when there is any."""
 
-    def commit(self, batch, draft, verdict):
-        accepted, _ = verdict.host()
-        kept = batch.lengths + np.minimum(accepted + 1, draft.nodes)
+    def commit(self, batch, draft, transfer):
+        kept = batch.lengths + np.minimum(transfer.host.accepted + 1, draft.nodes)
         self._target.keep(batch, kept)
-        return verdict
+        return transfer
 
 
 class Alike(Greedy):

@@ -18,7 +18,7 @@ from specframe_std.kv.slab import Slab, SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Scores, Verdict
+from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.testing import conformance
 
@@ -69,20 +69,19 @@ class PositionsBySlot(Ragged):
 class PathLeft(Ragged):
     """Leaves the accepted path where it is."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Move nothing."""
-        return verdict
+        return transfer
 
 
 class PathLeftInColumns(EqSpec):
     """Drops what was rejected as if the draft were a chain."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Keep columns by their number."""
-        accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted)
+        self._target.keep(batch, batch.lengths + transfer.host.accepted)
         self._target.layout.arrange(batch)
-        return verdict
+        return transfer
 
 
 class OneByOne(Slab):
@@ -132,10 +131,9 @@ class StaleBranch(ModelDrafter):
     def __init__(self) -> None:
         super().__init__(branch="2/2/1")
 
-    def _keep(self, batch: Batch, verdict: Verdict, fed_BN: torch.Tensor) -> None:
-        accepted, _ = verdict.host()
+    def _keep(self, batch: Batch, transfer: Transfer, fed_BN: torch.Tensor) -> None:
         cached = self._cached[: len(batch)]
-        cached[:] = batch.lengths + np.maximum(accepted - 1, 0)
+        cached[:] = batch.lengths + np.maximum(transfer.host.accepted - 1, 0)
         self._cache.keep(batch, cached)
 
 

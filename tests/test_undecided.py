@@ -9,7 +9,6 @@ import torch
 from transformers import LogitsProcessor
 
 from specframe import Pipeline, Sampling
-from specframe.contracts.drafts import Verdict
 from specframe.testing import harness, zoo
 from specframe.text.sampling import undecided
 
@@ -85,21 +84,6 @@ def test_a_stream_ends_with_the_error() -> None:
     assert result is not None
     assert result.finish_reason == "error"
     assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
-
-
-def test_the_flag_travels_with_the_verdict() -> None:
-    """Marked before it is asked for, a verdict comes to the host in one transfer; marked after, the mark is not lost."""
-    marks = torch.tensor([[False, True, False]])
-    for early in (True, False):
-        verdict = Verdict(torch.tensor([2]), torch.tensor([[5, 6, 7]]))
-        if early:
-            verdict.mark(marks)
-        accepted, tokens = verdict.host()
-        verdict.mark(marks)
-        assert (accepted.tolist(), tokens.tolist()) == ([2], [[5, 6, 7]])
-        assert verdict.undecided is not None
-        assert verdict.undecided.tolist() == marks.tolist()
-    assert Verdict(torch.tensor([2]), torch.tensor([[5, 6, 7]])).undecided is None
 
 
 def test_nothing_is_looked_at_without_processors_of_ones_own() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_objects import After, Raising
+from workers_objects import After, Raising, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
@@ -157,7 +157,8 @@ def test_observers_are_told_of_every_round(local: Local) -> None:
             self.models.add(model)
 
         def round(self, report: Any) -> None:
-            assert report.verdict.host()[1].shape[0] == len(report.sequences) == len(report.gained)
+            assert [len(ids) for ids in report.tokens] == report.gained.tolist()
+            assert len(report.sequences) == len(report.gained)
             self.tokens += int(report.gained.sum())
 
     seen = Seen()
@@ -253,16 +254,10 @@ def told(ticket: int, ids: list[int], ended: bool = False) -> Round:
         tickets=[ticket],
         prefill=False,
         depth=count,
-        draft_BN=np.array([ids]),
-        parents_BN=None,
-        counts_B=None,
-        verdict_B=one * (count - 1),
-        tokens_BT=np.array([ids]),
-        path_BK=None,
         lengths=one,
         drafted=one * count,
         accepted=one * (count - 1),
-        gained=one * count,
+        tokens=[ids],
         ended=end,
         forwards=[],
         stages={},
@@ -281,9 +276,24 @@ def test_what_was_told_is_not_told_again() -> None:
     assert report_of(told(7, [1, 2]), jobs, 2) is None
     again = report_of(told(7, [3, 4, 5], ended=True), jobs, 3)
     assert again is not None
-    assert again.verdict.host()[1][0, : again.gained[0]].tolist() == [4, 5]
+    assert again.tokens == [[4, 5]]
     assert (again.finished[0].token_ids, job.told) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     assert report_of(told(8, [1, 2]), jobs, 4) is None
+
+
+def test_a_round_of_a_worker_is_its_progress_alone() -> None:
+    """What a worker did not send is not made up: a report of its round has no draft, and says why."""
+    report = report_of(told(7, [1, 2, 3]), {7: Job(7, Sequence(Request(0, [9], 5), 6))}, 1)
+    assert report is not None
+    assert (report.tokens, report.drafted.tolist(), report.accepted.tolist()) == ([[1, 2, 3]], [3], [2])
+    assert report.transfer is None
+    with pytest.raises(LookupError, match="no draft and no verdict, since another process has decoded the round"):
+        _ = report.draft
+
+
+def test_trees_go_through_workers(local: Local) -> None:
+    """Rows of a static tree share one row of parents; their tokens are those of one process."""
+    harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), harness.requests(PROMPTS[:4], 6))
 
 
 class Mortal:

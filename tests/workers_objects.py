@@ -1,4 +1,4 @@
-"""Processors and criteria that go to worker processes, which import this module."""
+"""Processors, criteria and a drafter that go to worker processes, which import this module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
+
+from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.round import Batch
 
 
 class Raising(LogitsProcessor):
@@ -37,3 +40,29 @@ class After(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, device=input_ids.device)
+
+
+class Twigs:
+    """A drafter of one static tree, whose rows share one row of parents: the row's last token twice, and once more after that."""
+
+    needs = frozenset({"tree", "move"})
+    offers = frozenset({"tree"})
+
+    def start(self, run: Any) -> None:
+        """Prepare nothing."""
+
+    def budget(self, depth: int | None = None) -> Budget:
+        """Return the budget of the tree."""
+        return Budget(2, 3)
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the tree, or nothing where nothing is asked for."""
+        tokens_BN = batch.last_tokens(1).repeat(1, 3)
+        return (
+            Draft(tokens_BN, parents_BN=torch.tensor([[-1, -1, 0]]), depth=2)
+            if budget.depth == 2
+            else Draft(tokens_BN[:, :0])
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn nothing."""

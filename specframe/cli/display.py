@@ -80,7 +80,7 @@ class Display(Watcher):
     def round(self, report: RoundReport) -> None:
         """Move the bar's figures."""
         self._tokens += int(report.gained.sum())
-        self._drafted += report.draft.depth * len(report.sequences)
+        self._drafted += int(report.drafted.sum())
         self._accepted += int(report.accepted.sum())
         speed = self._tokens / (time.perf_counter() - self._started)
         rate = f", acceptance {self._accepted / self._drafted:.2f}" if self._drafted else ""

@@ -1,4 +1,4 @@
-"""Drafts, their verdicts, and the reports of rounds.
+"""Drafts, their verdicts, the transfer of both to the host, and the reports of rounds.
 
 Tensor names carry their shape: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed or scored per row,
 V vocabulary, D size of a hidden state.
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from specframe.contracts.round import Batch, Sequence
+from specframe.devices import kinds
 
 
 @attrs.frozen
@@ -138,64 +139,19 @@ class Verdict:
     """The path's accepted tokens, then the bonus token, (B, K + 1) for a draft of depth K; what follows them means nothing."""
     path_BT: torch.Tensor | None = None
     """The nodes of the path, (B, K): the first ``accepted_B`` mean something. None: the draft is a chain."""
-    _host: list[np.ndarray] = attrs.field(factory=list, init=False, repr=False)
-    _checks: list[Callable[[np.ndarray, np.ndarray], None]] = attrs.field(factory=list, init=False, repr=False)
-    _undecided: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
-    _counts: list[torch.Tensor] = attrs.field(factory=list, init=False, repr=False)
 
-    def host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (accepted, tokens) on the host. The first call is the round's one synchronisation."""
-        if not self._host:
-            counts = [counts_B[:, None] for counts_B in self._counts]
-            parts = [self.accepted_B[:, None], self.tokens_BT, *self._undecided, *counts]
-            packed, width = torch.cat(parts, dim=1).cpu().numpy(), self.tokens_BT.shape[1] + 1
-            undecided = width + sum(mask_BT.shape[1] for mask_BT in self._undecided)
-            self._host.extend((packed[:, 0], packed[:, 1:width], packed[:, width:undecided], packed[:, undecided:]))
-            for check in self._checks:
-                check(*self._host[:2])
-        return self._host[0], self._host[1]
+    def within(self, draft: Draft) -> Verdict:
+        """Return the verdict without filler and inside the draft.
 
-    def mark(self, undecided_BT: torch.Tensor) -> None:
-        """Say at which places no token can be chosen, (B, K + 1), bool; it goes to the host with the rest.
-
-        The first mark holds.
+        At most each row's real nodes are accepted. Nodes of the path that mean nothing become nodes that there are.
         """
-        if not self._undecided:
-            self._undecided.append(undecided_BT.to(self.tokens_BT.dtype))
-
-    @property
-    def undecided(self) -> np.ndarray | None:
-        """At which places no token can be chosen, (B, K + 1), on the host; None where all could be."""
-        if not self._undecided:
-            return None
-        self.host()
-        packed = self._host[2] if self._host[2].size else self._undecided[0].cpu().numpy()  # marked after the transfer
-        return packed.astype(bool)
-
-    def bring(self, counts_B: torch.Tensor) -> None:
-        """Copy the draft's counts to the host together with the verdict."""
-        self._counts.append(counts_B)
-
-    @property
-    def counts(self) -> np.ndarray | None:
-        """Number of real draft tokens of each row, (B,), on the host; None: no filler."""
-        if not self._counts:
-            return None
-        self.host()
-        return self._host[3][:, 0] if self._host[3].size else self._counts[0].cpu().numpy()
-
-    def within(self, counts_B: torch.Tensor) -> Verdict:
-        """Return the verdict without filler: at most each row's real nodes are accepted."""
-        if self.path_BT is None:
-            return attrs.evolve(self, accepted_B=self.accepted_B.minimum(counts_B))
-        meant_B = (self.path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
-        return attrs.evolve(self, accepted_B=self.accepted_B.minimum(meant_B))
-
-    def once_on_host(self, check: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        """Call ``check(accepted, tokens)`` as soon as both are on the host. The check raises an error for impossible values."""
-        self._checks.append(check)
-        if self._host:
-            check(*self._host[:2])
+        path_BT, counts_B = self.path_BT, draft.counts_B
+        if path_BT is not None:
+            path_BT = path_BT.clamp(0, draft.nodes - 1)
+        if counts_B is None:
+            return self if path_BT is None else Verdict(self.accepted_B, self.tokens_BT, path_BT)
+        real_B = counts_B if path_BT is None else (path_BT < counts_B[:, None]).long().cumprod(1).sum(1)
+        return Verdict(self.accepted_B.minimum(real_B), self.tokens_BT, path_BT)
 
 
 def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
@@ -207,6 +163,119 @@ def along(verdict: Verdict, logits_BTV: torch.Tensor) -> torch.Tensor:
 
 
 @attrs.frozen(eq=False)
+class Numbers:
+    """The numbers of a round on the host: arrays of int64 with one entry per row."""
+
+    accepted: np.ndarray
+    """``accepted_B`` of the verdict, (B,)."""
+    tokens: np.ndarray
+    """``tokens_BT`` of the verdict, (B, K + 1)."""
+    path: np.ndarray | None = None
+    """``path_BT`` of the verdict, (B, K); None: the draft is a chain."""
+    counts: np.ndarray | None = None
+    """Number of real draft tokens, (B,); None: no filler."""
+    undecided: np.ndarray | None = None
+    """Whether no token can be chosen at a place, (B, K + 1); None: one can be chosen at every place."""
+    judged: np.ndarray | None = None
+    """``accepted_B`` as the acceptance rule returned it, filler included, (B,). Like all that follows, it comes only where guards
+    check it."""
+    judged_tokens: np.ndarray | None = None
+    """``tokens_BT`` as the acceptance rule returned it, (B, K + 1)."""
+    judged_path: np.ndarray | None = None
+    """``path_BT`` as the acceptance rule returned it, (B, K), for a tree."""
+    drafted: np.ndarray | None = None
+    """The draft's tokens, (B, N)."""
+    parents: np.ndarray | None = None
+    """The draft's parents, (B, N), for a tree."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class Transfer:
+    """A draft with its verdict, and their numbers on the host.
+
+    The loop makes one for each round. :attr:`host` is the round's one synchronisation: whoever asks for it first waits, and
+    everything comes in one copy.
+    """
+
+    draft: Draft
+    verdict: Verdict
+    """What stands of the draft; no filler does."""
+    judged: Verdict = attrs.field()
+    """The acceptance rule's verdict, as it was returned."""
+    undecided_BT: torch.Tensor | None = None
+    """Whether no token can be chosen at a place, (B, K + 1), bool; None: one can be chosen at every place."""
+    check: Check | None = None
+    """Checks the numbers as soon as they are on the host, and raises an error for impossible ones; None: they have been checked."""
+    committed: bool = False
+    """Whether the verdict is the alignment's own, in the place of the acceptance rule's."""
+
+    @judged.default
+    def _as_it_stands(self) -> Verdict:
+        return self.verdict
+
+    def of(self, verdict: Verdict) -> Transfer:
+        """Return the transfer of an alignment's own verdict, in the place of this one's.
+
+        Numbers that are on the host already come once more: an alignment that changes a verdict does so before it asks for them.
+        """
+        return attrs.evolve(self, verdict=verdict, committed=True)
+
+    @functools.cached_property
+    def host(self) -> Numbers:
+        """The numbers on the host."""
+        verdict = self.verdict
+        if kinds.of(verdict.accepted_B.device).queues:
+            numbers = Numbers(**self._copied())
+        else:
+            counts_B, undecided_BT = self.draft.counts_B, self.undecided_BT
+            numbers = Numbers(
+                verdict.accepted_B.numpy(),
+                verdict.tokens_BT.numpy(),
+                None if verdict.path_BT is None else verdict.path_BT.numpy(),
+                None if counts_B is None else counts_B.numpy(),
+                None if undecided_BT is None else undecided_BT.numpy(),
+            )
+        if self.check:
+            self.check(self, numbers)
+        return numbers
+
+    def _copied(self) -> dict[str, np.ndarray]:
+        """Return the numbers by their names, brought from the device in one copy."""
+        parts = {name: part for name, part in self._parts().items() if part is not None}
+        columns_B = [part[:, None] if part.ndim == 1 else part for part in parts.values()]
+        packed = torch.cat(columns_B, dim=1).cpu().numpy()
+        copied, end = {}, 0
+        for (name, part), column_B in zip(parts.items(), columns_B, strict=True):
+            start, end = end, end + column_B.shape[1]
+            copied[name] = packed[:, start] if part.ndim == 1 else packed[:, start:end]
+        if "undecided" in copied:
+            copied["undecided"] = copied["undecided"].astype(bool)
+        return copied
+
+    def _parts(self) -> dict[str, torch.Tensor | None]:
+        """Return the tensors of all numbers, and of those that guards check where they do so."""
+        draft, verdict, undecided_BT = self.draft, self.verdict, self.undecided_BT
+        parts: dict[str, torch.Tensor | None] = {
+            "accepted": verdict.accepted_B,
+            "tokens": verdict.tokens_BT,
+            "path": verdict.path_BT,
+            "counts": draft.counts_B,
+            "undecided": None if undecided_BT is None else undecided_BT.to(torch.long),
+        }
+        if self.check:
+            parts["judged"] = self.judged.accepted_B
+            parts["judged_tokens"] = self.judged.tokens_BT
+            parts["judged_path"] = self.judged.path_BT
+            parts["drafted"] = draft.tokens_BN
+            parts["parents"] = None if draft.parents_BN is None else draft.parents_BN.expand_as(draft.tokens_BN)
+        return parts
+
+
+Check = Callable[[Transfer, Numbers], None]
+"""Checks the numbers of a transfer."""
+
+
+@attrs.frozen(eq=False)
 class Outcome:
     """A finished round for drafters, told before the next round; also a piece of a prompt that the target has read."""
 
@@ -214,30 +283,72 @@ class Outcome:
     """The rows, with their lengths before the round."""
     draft: Draft
     scores: Scores
-    verdict: Verdict | None
-    """None: a piece of a prompt was read, and more of it is to come."""
+    transfer: Transfer | None
+    """The verdict, with its numbers on the host; None: a piece of a prompt was read, and more of it is to come."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands; None: a piece of a prompt was read."""
+        return None if self.transfer is None else self.transfer.verdict
 
 
-@attrs.frozen(eq=False)
-class RoundReport:
-    """A finished round for observers. Arrays have one entry per row and are on the host."""
+@attrs.frozen(eq=False, kw_only=True)
+class Progress:
+    """A finished round as its rows gained by it, all on the host. Arrays and lists have one entry per row.
+
+    This is what clients of an engine are told, wherever it decodes.
+    """
 
     number: int
+    """Number of the round, from 1."""
     sequences: list[Sequence]
     prefill: bool
-    draft: Draft
-    verdict: Verdict
+    """Whether the round read prompts."""
     lengths: np.ndarray
     """Lengths before the round."""
+    depth: int
+    """Nodes of the draft's longest path."""
     drafted: np.ndarray
     """Number of real draft tokens of each row, up to the row's limit."""
     accepted: np.ndarray
     """Number of accepted draft tokens that were committed."""
     gained: np.ndarray
     """Number of tokens that each row gained, cut at its stop."""
+    tokens: list[list[int]]
+    """The tokens that each row gained."""
     finished: list[Sequence]
+    """The sequences that the round has ended."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class RoundReport(Progress):
+    """A finished round for observers: its progress and, where this process has decoded it, the detail."""
+
+    transfer: Transfer | None = None
+    """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
     logits_BTV: torch.Tensor | None = None
     """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
     them."""
     scores_BTV: torch.Tensor | None = None
     """The logits after each row's processors."""
+
+    @property
+    def detail(self) -> Transfer:
+        """The transfer of a round that this process has decoded.
+
+        Raises:
+            LookupError: another process has decoded it.
+        """
+        if self.transfer is None:
+            raise LookupError("the report has no draft and no verdict, since another process has decoded the round")
+        return self.transfer
+
+    @property
+    def draft(self) -> Draft:
+        """The round's draft; raises as :attr:`detail` does."""
+        return self.detail.draft
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict that stands; raises as :attr:`detail` does."""
+        return self.detail.verdict

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
@@ -48,8 +48,8 @@ class Engine(Protocol):
         Where there are several ranks, all of them call it, and the request of rank 0's call ends.
         """
 
-    def step(self) -> RoundReport | None:
-        """Decode one round and return its report; None: the step gave no token, or the engine is idle."""
+    def step(self) -> Progress | None:
+        """Decode one round and return its progress; None: the step gave no token, or the engine is idle."""
 
     def close(self) -> None:
         """Release the caches. Requests that have not finished are forgotten."""

@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from specframe.contracts.cache import KVShape, KVStore, KVView, Placement
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Transfer, Verdict
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
@@ -110,8 +110,12 @@ class Alignment(Started, Protocol):
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Drop rejected tokens from the target's cache and return the committed verdict."""
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        """Drop rejected tokens from the target's cache, and return the transfer of the committed verdict.
+
+        ``transfer.verdict`` is the rule's verdict without filler, on the device, and ``transfer.host`` its numbers on the host. An
+        alignment that commits another verdict returns ``transfer.of(verdict)``.
+        """
 
 
 class Scheduler(Strategy, Protocol):

@@ -57,9 +57,8 @@ class Sink(Watcher):
 
     def round(self, report: RoundReport) -> None:
         """Pass on the tokens that each row gained."""
-        _, tokens = report.verdict.host()
-        for row, sequence in enumerate(report.sequences):
-            self.tell(sequence.request.index, tokens[row, : report.gained[row]].tolist(), sequence.finished)
+        for sequence, tokens in zip(report.sequences, report.tokens, strict=True):
+            self.tell(sequence.request.index, tokens, sequence.finished)
 
     @abstractmethod
     def tell(self, row: int, tokens: Iterable[int], finished: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.requests import Chunk
 from specframe.contracts.round import Sequence
 from specframe.engine.results import Results
@@ -13,17 +13,16 @@ from specframe.text.streaming import TextStream
 
 
 class Chunks:
-    """Makes chunks of reports; ``results`` makes the results of sequences that have finished."""
+    """Makes chunks of what rounds tell; ``results`` makes the results of sequences that have finished."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
         self._texts: dict[tuple[int, int], TextStream] = {}
 
-    def of(self, report: RoundReport) -> Iterator[Chunk]:
+    def of(self, progress: Progress) -> Iterator[Chunk]:
         """Yield a chunk for every row of a round; a sequence's last chunk has its result."""
-        _, tokens = report.verdict.host()
-        for row, sequence in enumerate(report.sequences):
-            key, ids = sequence.request.key, tokens[row, : report.gained[row]].tolist()
+        for sequence, ids in zip(progress.sequences, progress.tokens, strict=True):
+            key = sequence.request.key
             text = self._texts.get(key) or self._texts.setdefault(key, self._begun(sequence))
             piece = text.put(ids, sequence.finished)
             if sequence.finished:

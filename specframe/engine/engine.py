@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 
 import attrs
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Check, RoundReport
 from specframe.contracts.engine import Agrees, Clock
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -19,7 +19,7 @@ from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
-from specframe.engine.guard import guard, guarded
+from specframe.engine.guard import guard, guarded, numbers_check
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.prompts import require_ids
@@ -51,6 +51,8 @@ class Opened:
     """Whether its rule was chosen for requests without a temperature."""
     most: int
     """Rows that it could have."""
+    check: Check | None
+    """Checks a round's numbers when they come to the host; None: they are checked at once."""
 
 
 class Engine:
@@ -160,7 +162,7 @@ class Engine:
             with self._joint() as stand, self._context(self._group):
                 opened = self._opened = self._opened or self._open(pool)
                 with opened.run.attending():
-                    report = loop.step(pool, opened.use, self._watch, self._agree, stand)
+                    report = loop.step(pool, opened.use, self._watch, self._agree, stand, opened.check)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -196,6 +198,7 @@ class Engine:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
         use = guarded(self._parts.strategies(self._recipe, greedy))
+        check = numbers_check(use) if kinds.of(self._parts.runner.device).queues else None
         use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
         self._warn_of_short_draft(longest)
@@ -207,7 +210,7 @@ class Engine:
         self._held.callback(run.release)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
-        return Opened(run, use, greedy, most)
+        return Opened(run, use, greedy, most, check)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts

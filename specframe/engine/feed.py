@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Request, Result
 from specframe.engine.results import Results
@@ -48,7 +48,7 @@ class Feed:
         self._held: Rows[Request | Result] = ()
         """Requests of a prompt that wait for other caches."""
 
-    def __iter__(self) -> Iterator[Result | RoundReport]:
+    def __iter__(self) -> Iterator[Result | Progress]:
         """Decode, and yield the report of every round, and the result of each request that cannot be decoded."""
         while True:
             yield from self._more()

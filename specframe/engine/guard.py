@@ -1,14 +1,16 @@
 """Guards around strategies: results are checked against the contract, and errors name the strategy and its distribution.
 
 :func:`guarded` puts an object around each strategy of a composition. It looks at types, shapes, dtypes and devices, which the
-host knows, in every round. Numbers are looked at where that costs no synchronisation: on a CPU, and where they come to the host
-anyway. What is at fault is told in one sentence; what the strategy raised is its cause. Built-in strategies are guarded alike.
+host knows, in every round. Numbers are looked at where that costs no synchronisation: on a CPU at once, and on other devices when
+the round's transfer brings them to the host. What is at fault is told in one sentence; what the strategy raised is its cause.
+Built-in strategies are guarded alike.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from specframe.contracts.drafts import Check, Numbers, Transfer
 from specframe.engine.guards.dealing import GuardedExecutor, GuardedScheduler
 from specframe.engine.guards.drafting import GuardedDrafter, GuardedPolicy
 from specframe.engine.guards.guard import Guard
@@ -55,3 +57,14 @@ def guarded(use: Composition) -> Composition:
         ),
         names=use.names,
     )
+
+
+def numbers_check(use: Composition) -> Check:
+    """Return what checks the numbers of a transfer, as the guards of a composition do: the draft's, the rule's, the alignment's."""
+    guards: tuple[Any, ...] = use.drafter, use.rule, use.alignment
+
+    def check(transfer: Transfer, numbers: Numbers) -> None:
+        for one in guards:
+            one.check_numbers(transfer, numbers)
+
+    return check

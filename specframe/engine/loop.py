@@ -10,7 +10,17 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Verdict, along
+from specframe.contracts.drafts import (
+    Budget,
+    Check,
+    Draft,
+    Outcome,
+    RoundReport,
+    Scores,
+    Transfer,
+    Verdict,
+    along,
+)
 from specframe.contracts.roles import AcceptanceRule
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
@@ -24,7 +34,12 @@ NOTHING = Budget(0)
 
 @torch.inference_mode()
 def step(
-    pool: Pool, use: Composition, watch: Watch, agree: Callable[[Budget], Budget], stand: Callable[[], None]
+    pool: Pool,
+    use: Composition,
+    watch: Watch,
+    agree: Callable[[Budget], Budget],
+    stand: Callable[[], None],
+    check: Check | None = None,
 ) -> RoundReport | None:
     """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
 
@@ -38,6 +53,7 @@ def step(
         watch: observers.
         agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
         stand: called before the round's tokens are taken over; other ranks may still fail until it returns.
+        check: checks the round's numbers when they come to the host; None: the strategies' guards have checked them at once.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
@@ -62,32 +78,31 @@ def step(
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
         shaped = Scores(shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN), scores.hidden)
-        verdict = judged(use.rule, batch, draft, shaped)
-        undecided_BT = undecided(batch, along(verdict, shaped.logits_BTV))
+        judged = verdict_of(use.rule, batch, draft, shaped)
+        verdict = judged.within(draft)
+        shaped_BTV = along(verdict, shaped.logits_BTV)
+        transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), check)
     with watch.stage("align"):
-        verdict = use.alignment.commit(batch, draft, verdict)
-        if undecided_BT is not None:
-            verdict.mark(undecided_BT)
-        if draft.counts_B is not None:
-            verdict.bring(draft.counts_B)
+        transfer = use.alignment.commit(batch, draft, transfer)
     with watch.stage("draft"):
-        use.drafter.observe(Outcome(batch, draft, scores, verdict))
+        use.drafter.observe(Outcome(batch, draft, scores, transfer))
     with watch.stage("accept"):
-        path = along(verdict, scores.logits_BTV), along(verdict, shaped.logits_BTV)
+        logits_BTV = along(transfer.verdict, scores.logits_BTV)
+        if transfer.verdict.path_BT is not verdict.path_BT:
+            shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
         stand()
-        report = pool.advance(batch, draft, verdict, *path)
+        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV)
     if decodes:
         use.policy.observe(report)
     watch.round(report)
     return report
 
 
-def judged(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
-    """Return the rule's verdict; filler does not stand."""
+def verdict_of(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
+    """Return the rule's verdict; a rule that samples is shown greedy rows as distributions."""
     if "samples" in rule.offers:
         scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
-    verdict = rule.judge(batch, draft, scores)
-    return verdict if draft.counts_B is None else verdict.within(draft.counts_B)
+    return rule.judge(batch, draft, scores)
 
 
 def without(draft: Draft, plain: list[bool]) -> Draft:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.drafts import RoundReport, Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
@@ -269,8 +269,7 @@ class Pool:
     def advance(
         self,
         batch: Batch,
-        draft: Draft,
-        verdict: Verdict,
+        transfer: Transfer,
         logits_BTV: torch.Tensor | None = None,
         scores_BTV: torch.Tensor | None = None,
     ) -> RoundReport:
@@ -278,25 +277,28 @@ class Pool:
 
         The logits and scores it was judged by are handed on to observers.
         """
+        draft, verdict = transfer.draft, transfer.verdict
         batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
         batch.lengths_B.add_(verdict.accepted_B + 1)
 
-        accepted, tokens = verdict.host()
+        numbers = transfer.host
+        accepted, tokens = numbers.accepted, numbers.tokens
         before = batch.lengths.copy()
         room = batch.limits - before
         gained = np.minimum(accepted + 1, room)
-        until_stop = up_to_stops(batch, tokens, gained)
+        ids = tokens.tolist()
+        until_stop = up_to_stops(batch, ids, gained)
         gained = np.minimum(gained, until_stop)
         places = before[:, None] + np.arange(tokens.shape[1])
         self._tokens[self._batch_rows][np.arange(len(before))[:, None], places] = tokens
         reasons = self._timed_out(batch)
         reasons |= dict.fromkeys((gained == room).nonzero()[0].tolist(), "length")
-        reasons |= cut_at_faults(verdict, gained)
+        reasons |= cut_at_faults(numbers.undecided, gained)
         reasons |= self._checked_stops(batch, gained)
         reasons |= dict.fromkeys((gained == until_stop).nonzero()[0].tolist(), "eos")
         self._lengths[self._batch_rows] += gained
 
-        drafted = np.full(len(room), draft.nodes) if verdict.counts is None else verdict.counts
+        drafted = np.full(len(room), draft.nodes) if numbers.counts is None else numbers.counts
         if draft.parents_BN is None:
             drafted = np.minimum(drafted, room - 1)  # as for the row alone: its token at the limit is the bonus token
         standing = np.minimum(np.minimum(accepted, gained), np.minimum(drafted, room - 1))
@@ -310,18 +312,19 @@ class Pool:
             self.live = [sequence for sequence in self.live if not sequence.finished]
         self._rounds += 1
         return RoundReport(
-            self._rounds,
-            batch.sequences,
-            batch.prefill,
-            draft,
-            verdict,
-            before,
-            drafted,
-            standing,
-            gained,
-            finished,
-            logits_BTV,
-            scores_BTV,
+            number=self._rounds,
+            sequences=batch.sequences,
+            prefill=batch.prefill,
+            lengths=before,
+            depth=draft.depth,
+            drafted=drafted,
+            accepted=standing,
+            gained=gained,
+            tokens=[row[:count] for row, count in zip(ids, gained.tolist(), strict=True)],
+            finished=finished,
+            transfer=transfer,
+            logits_BTV=logits_BTV,
+            scores_BTV=scores_BTV,
         )
 
     def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
@@ -364,13 +367,12 @@ def read_only(view: np.ndarray) -> np.ndarray:
     return view
 
 
-def up_to_stops(batch: Batch, tokens: np.ndarray, gained: np.ndarray) -> np.ndarray:
+def up_to_stops(batch: Batch, tokens: list[list[int]], gained: np.ndarray) -> np.ndarray:
     """Return how many tokens each row has up to the first of its own stop ids; one more than T where it has gained none."""
-    none = tokens.shape[1] + 1
     counts = []
-    for sequence, ids, count in zip(batch.sequences, tokens.tolist(), gained.tolist(), strict=True):
+    for sequence, ids, count in zip(batch.sequences, tokens, gained.tolist(), strict=True):
         stops = sequence.request.stop_token_ids
-        counts.append(none if stops.isdisjoint(ids[:count]) else first_in(stops, ids))
+        counts.append(len(ids) + 1 if stops.isdisjoint(ids[:count]) else first_in(stops, ids))
     return np.array(counts)
 
 
@@ -387,9 +389,9 @@ def begin_decoding(batch: Batch) -> None:
         sequence.state = State.DECODING
 
 
-def cut_at_faults(verdict: Verdict, gained: np.ndarray) -> dict[int, FinishReason]:
+def cut_at_faults(undecided: np.ndarray | None, gained: np.ndarray) -> dict[int, FinishReason]:
     """Return the rows in which no token can be chosen at some place, after cutting their gained tokens before the place."""
-    if (undecided := verdict.undecided) is None:
+    if undecided is None:
         return {}
     places = np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1])
     rows = np.flatnonzero(places < gained)

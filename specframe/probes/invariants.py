@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Scores, Verdict, along
+from specframe.contracts.drafts import Draft, RoundReport, Scores, Transfer, Verdict, along
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
@@ -65,10 +65,10 @@ class Checks(Accounts, Watcher, Listener):
             if not all(own[row][:accepted]) and account.sequence.request.plan.greedy:
                 self.fail("bonus", row, account, "an accepted token is not the target's choice")
 
-    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
+    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Transfer) -> None:
         """Check that what stands after the alignment is the rule's verdict, row by row, or a shorter part of it."""
-        host_accepted, host_tokens = stands.host()
-        accepted_B, tokens_BT = stands.accepted_B.cpu().numpy(), stands.tokens_BT.cpu().numpy()
+        host_accepted, host_tokens = stands.host.accepted, stands.host.tokens
+        accepted_B, tokens_BT = stands.verdict.accepted_B.cpu().numpy(), stands.verdict.tokens_BT.cpu().numpy()
         given_B, rule_BT = judged.accepted_B.cpu().numpy(), judged.tokens_BT.cpu().numpy()
         differ = []
         for row, sequence in enumerate(order):
@@ -111,8 +111,8 @@ class Checks(Accounts, Watcher, Listener):
         """Check each row's gained tokens, and that the row ended where it had to."""
         for row, sequence in enumerate(report.sequences):
             account, gained = self.account(sequence), int(report.gained[row])
-            accepted = int(report.verdict.host()[0][row])
-            offered = report.verdict.host()[1][row, : accepted + 1].tolist()
+            accepted = int(report.detail.host.accepted[row])
+            offered = report.detail.host.tokens[row, : accepted + 1].tolist()
             expected = account.continuation(offered)
             if gained > len(expected):
                 after = f"expected {len(expected)}: up to its first stop token, or to its limit of {account.limit}"

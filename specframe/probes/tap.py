@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Scores, Verdict
+from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
@@ -33,8 +33,15 @@ class Listener:
     def judged(self, verdict: Verdict, batch: Batch, draft: Draft, scores: Scores) -> None:
         """The acceptance rule has returned its verdict."""
 
-    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
-        """The alignment has returned what stands of a copy of the rule's verdict; ``order``: the batch's sequences before."""
+    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Transfer) -> None:
+        """The alignment has returned what stands of the rule's verdict.
+
+        Args:
+            batch: the rows.
+            order: the batch's sequences before.
+            judged: a copy of the rule's verdict without filler, made before the alignment could write to it.
+            stands: the committed verdict.
+        """
 
     def arranged(self, sequences: list[Sequence]) -> None:
         """A store has made these sequences its rows."""
@@ -88,11 +95,11 @@ class TappedAlignment(Tap):
         tapped_store = Tap(store, listener, arrange="arranged", move="moved")
         return Tap(self.__wrapped__.layout(tapped_store, rows, capacity), listener, place="placed", keep="kept")
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return what stands after telling it."""
-        order = list(batch.sequences)
+        order, verdict = list(batch.sequences), transfer.verdict
         judged = attrs.evolve(verdict, accepted_B=verdict.accepted_B.clone(), tokens_BT=verdict.tokens_BT.clone())
-        stands: Verdict = self.__wrapped__.commit(batch, draft, verdict)
+        stands: Transfer = self.__wrapped__.commit(batch, draft, transfer)
         self._listener.committed(batch, order, judged, stands)
         return stands
 

@@ -326,7 +326,7 @@ def test_a_path_that_is_not_followed_is_found(tmp_path: Path, monkeypatch: pytes
     asked, found, right = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [], features.on_path
 
     def first(outcome: Any, states_BTD: torch.Tensor) -> torch.Tensor:
-        return right(attrs.evolve(outcome, verdict=None), states_BTD)[:, : outcome.draft.depth + 1]
+        return right(attrs.evolve(outcome, transfer=None), states_BTD)[:, : outcome.draft.depth + 1]
 
     for followed in (right, first):
         monkeypatch.setattr(features, "on_path", followed)

@@ -43,7 +43,7 @@ class Live(Watcher):
         self._rounds.append((now, *counts, int((report.drafted > 0).sum())))
         while self._rounds[0][0] < now - WINDOW:
             self._rounds.popleft()
-        if now - self._asked < LOOKED_AT and not report.prefill:
+        if now - self._asked < LOOKED_AT and not report.prefill and report.transfer is not None:
             self._rows = self._drafts(report)
 
     def _drafts(self, report: RoundReport) -> list[dict[str, Any]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport
+from specframe.contracts.drafts import Budget, Draft, Numbers, Outcome, RoundReport, Transfer
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.devices import kinds
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard, versions
+from specframe.engine.guards.guard import Guard, on_host, readable, versions
+from specframe.engine.guards.numbers import draft_fault
 
 
 class GuardedDrafter(Guard):
@@ -35,30 +35,31 @@ class GuardedDrafter(Guard):
         self._tensor("propose", "tokens_BN", tokens_BN, words, right, batch.tokens_BS)
         if draft.logits_BNV is not None:
             self._floats("propose", "logits_BNV", draft.logits_BNV, tuple(tokens_BN.shape), "(B, N, V)")
-        if tokens_BN.numel() and (self._waits or not kinds.of(tokens_BN.device).queues):
-            least, most = map(int, tokens_BN.aminmax())
-            if least < 0 or most >= self._vocabulary:
-                asked = f"token ids from 0 to {self._vocabulary - 1} in tokens_BN"
-                self._refuse("propose", asked, least if least < 0 else most)
         self._check_tree(batch, draft, budget)
+        if draft.nodes and (self._waits or readable(tokens_BN)):
+            tokens, parents, counts = on_host(tokens_BN), on_host(draft.parents_BN), on_host(draft.counts_B)
+            self._sound("propose", draft_fault(draft, tokens, parents, counts, self._vocabulary))
         return draft
 
+    def check_numbers(self, transfer: Transfer, numbers: Numbers) -> None:
+        """Check the draft's numbers, which have come from a device."""
+        drafted: Any = numbers.drafted
+        fault = draft_fault(transfer.draft, drafted, numbers.parents, numbers.counts, self._vocabulary)
+        self._sound("propose", fault)
+
     def _check_tree(self, batch: Batch, draft: Draft, budget: Budget) -> None:
-        """Check the shapes of a draft's tensors, and their values if that needs no synchronisation."""
+        """Check the shapes of a draft's tensors, and its depth."""
         rows, nodes, like = len(batch), draft.nodes, batch.tokens_BS
         if draft.counts_B is not None:
             right = getattr(draft.counts_B, "shape", None) == (rows,)
             self._tensor("propose", "counts_B", draft.counts_B, f"(B,) = ({rows},)", right, like)
         if type(draft.depth) is not int or not 0 <= draft.depth <= min(budget.depth, nodes):
             self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", got(draft.depth))
-        if (parents_BN := draft.parents_BN) is None:
-            return
-        right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
-        self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
-        if nodes and (self._waits or not kinds.of(parents_BN.device).queues):
-            places_N = torch.arange(nodes, device=parents_BN.device)
-            if bool(((parents_BN >= places_N) | (parents_BN < -1)).any()):
-                self._refuse("propose", "parents_BN that are -1 or an earlier node", parents_BN.tolist()[0])
+        if (parents_BN := draft.parents_BN) is not None:
+            right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
+            self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
+        elif draft.depth != nodes:
+            self._refuse("propose", f"a depth of N = {nodes} for a chain", draft.depth)
 
     def observe(self, outcome: Outcome) -> None:
         """Let the drafter learn."""

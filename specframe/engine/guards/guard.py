@@ -7,14 +7,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Never
 
-import numpy as np
 import torch
 
 from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.devices import kinds
 from specframe.engine.blame import called, got, steps, told
 from specframe.engine.guards.calls import RUNNING, passes
+from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError
 
 
@@ -87,8 +88,8 @@ class Guard:
         if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
             self._refuse(member, f"{name} of shape {letters} = ({', '.join(map(str, shape))}, V)", tuple(given.shape))
 
-    def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft, vocabulary: int) -> None:
-        """Check a verdict: its shapes now, its numbers as soon as they are on the host."""
+    def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft) -> None:
+        """Check a verdict, but for its numbers."""
         if not isinstance(verdict, Verdict):
             self._refuse(member, "a specframe.contracts.drafts.Verdict", got(verdict))
         rows, drafted = len(batch), draft.depth
@@ -98,31 +99,24 @@ class Guard:
         self._tensor(member, "accepted_B", accepted_B, f"(B,) = ({rows},)", right, like)
         right = getattr(tokens_BT, "shape", None) == (rows, width)
         self._tensor(member, "tokens_BT", tokens_BT, f"(B, K + 1) = ({rows}, {width})", right, like)
-
-        if draft.parents_BN is not None:
+        if draft.parents_BN is not None or verdict.path_BT is not None:
             right = getattr(verdict.path_BT, "shape", None) == (rows, drafted)
             self._tensor(member, "path_BT", verdict.path_BT, f"(B, K) = ({rows}, {drafted})", right, like)
 
-        def check(accepted: np.ndarray, tokens: np.ndarray) -> None:
-            if beyond(accepted, drafted):
-                wrong = accepted[(accepted < 0) | (accepted > drafted)]
-                self._refuse(member, f"accepted_B from 0 to K = {drafted}", wrong[0])
-            if not beyond(tokens, vocabulary - 1):
-                return  # not even those that mean nothing
-            standing = tokens[np.arange(width) <= accepted[:, None]]
-            wrong = standing[(standing < 0) | (standing >= vocabulary)]
-            if wrong.size:
-                self._refuse(member, f"token ids from 0 to {vocabulary - 1} in tokens_BT", wrong[0])
-
-        verdict.once_on_host(check)
+    def _sound(self, member: str, fault: Fault | None) -> None:
+        """Refuse what a member returned if its numbers have a fault."""
+        if fault is not None:
+            self._refuse(member, *fault)
 
 
-def beyond(numbers: np.ndarray, most: int) -> bool:
-    """Return whether any of these whole numbers of 64 bits is negative or above ``most``.
+def readable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's numbers can be read without a wait."""
+    return not kinds.of(tensor.device).queues
 
-    One comparison tells both: bits of a negative number, read without its sign, make one above all others.
-    """
-    return bool(np.count_nonzero(numbers.view(np.uint64) > most))
+
+def on_host(tensor: torch.Tensor | None) -> Any:
+    """Return a tensor's numbers as an array; None as None."""
+    return None if tensor is None else tensor.cpu().numpy()
 
 
 def versions(batch: Batch) -> tuple[int, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from specframe.contracts.drafts import Draft, Scores, Verdict
+from specframe.contracts.drafts import Draft, Numbers, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard
+from specframe.engine.guards.guard import Guard, on_host, readable
+from specframe.engine.guards.numbers import unlike_draft, verdict_fault
 
 
 class GuardedVerifier(Guard):
@@ -41,5 +44,22 @@ class GuardedRule(Guard):
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the rule's verdict after checking it."""
         verdict = self._with_batch("judge", batch, draft, scores)
-        self._verdict("judge", verdict, batch, draft, scores.logits_BTV.shape[-1])
+        self._verdict("judge", verdict, batch, draft)
+        if readable(verdict.tokens_BT):
+            accepted, tokens, path = verdict.accepted_B.numpy(), verdict.tokens_BT.numpy(), on_host(verdict.path_BT)
+            drafted, parents = draft.tokens_BN.numpy(), on_host(draft.parents_BN)
+            self._check(draft, accepted, tokens, path, drafted, parents, scores.logits_BTV.shape[-1])
         return verdict
+
+    def check_numbers(self, transfer: Transfer, numbers: Numbers) -> None:
+        """Check the numbers of the rule's verdict, which have come from a device."""
+        tokens, path, drafted = numbers.judged_tokens, numbers.judged_path, numbers.drafted
+        self._check(transfer.draft, numbers.judged, tokens, path, drafted, numbers.parents, self._vocabulary)
+
+    def _check(
+        self, draft: Draft, accepted: Any, tokens: Any, path: Any, drafted: Any, parents: Any, vocabulary: int
+    ) -> None:
+        fault = verdict_fault(draft, accepted, tokens, path, parents, vocabulary)
+        if fault is None and draft.nodes:
+            fault = unlike_draft(accepted, tokens, path, drafted)
+        self._sound("judge", fault)

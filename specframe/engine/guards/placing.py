@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import STORES, Guard
+from specframe.engine.guards.guard import STORES, Guard, on_host, readable
+from specframe.engine.guards.numbers import verdict_fault
 
 
 class GuardedAlignment(Guard):
@@ -29,12 +30,28 @@ class GuardedAlignment(Guard):
             self._refuse("layout", asked, got(layout))
         return GuardedLayout(layout, self)
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Return the committed verdict after checking it."""
-        stands = self._with_batch("commit", batch, draft, verdict)
-        if stands is not verdict:
-            self._verdict("commit", stands, batch, draft, self._vocabulary)
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        """Return the transfer of the committed verdict after checking it."""
+        stands = self._with_batch("commit", batch, draft, transfer)
+        if not isinstance(stands, Transfer):
+            self._refuse(
+                "commit", "the specframe.contracts.drafts.Transfer it was given, or another verdict's", got(stands)
+            )
+        if stands.committed:
+            self._verdict("commit", stands.verdict, batch, draft)
+            numbers = stands.host  # whoever changes a verdict has asked for it anyway
+            if readable(stands.verdict.tokens_BT):
+                self._check(stands, numbers, on_host(draft.parents_BN))
         return stands
+
+    def check_numbers(self, transfer: Transfer, numbers: Numbers) -> None:
+        """Check the numbers of a verdict of the alignment's own, which have come from a device."""
+        if transfer.committed:
+            self._check(transfer, numbers, numbers.parents)
+
+    def _check(self, transfer: Transfer, numbers: Numbers, parents: np.ndarray | None) -> None:
+        accepted, tokens, path = numbers.accepted, numbers.tokens, numbers.path
+        self._sound("commit", verdict_fault(transfer.draft, accepted, tokens, path, parents, self._vocabulary))
 
 
 class GuardedLayout:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
-from specframe.contracts.drafts import Draft, RoundReport, Verdict
+from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
 from specframe.engine.workers.messages import Ended, Round
@@ -34,6 +32,13 @@ class Job:
     def request(self) -> Request:
         """The request."""
         return self.sequence.request
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Take the tokens of a worker's round, and return those that no report has told of."""
+        known = max(0, len(self.told) - self.had)
+        self.had += len(tokens)
+        self.told += tokens[known:]
+        return tokens[known:]
 
     def end(self, ended: Ended) -> Sequence:
         """Return the sequence at its end."""
@@ -97,63 +102,48 @@ def report_of(told: Round, jobs: dict[int, Job], number: int) -> RoundReport | N
     Returns:
         None: nothing is new.
     """
-    tokens_BT, gained, accepted = told.tokens_BT.copy(), told.gained.copy(), told.accepted.copy()
     ended = {one.ticket: one for one in told.ended}
-    rows, finished = [], []
+    rows, tokens, finished = [], [], []
     for row, ticket in enumerate(told.tickets):
         if (job := jobs.get(ticket)) is None:
             continue
-        known = len(job.told) - job.had
-        fresh = int(gained[row]) - max(0, min(known, int(gained[row])))
-        job.had += int(gained[row])
-        ids = tokens_BT[row, gained[row] - fresh : gained[row]].copy()
-        tokens_BT[row, :fresh], gained[row] = ids, fresh
-        accepted[row] = min(accepted[row], fresh)
-        job.told += ids.tolist()
+        ids = job.take(told.tokens[row])
         if ticket in ended:
             finished.append(job.end(ended[ticket]))
-        elif fresh:
+        elif ids:
             job.sequence.state = State.DECODING
-        if fresh or ticket in ended:
+        if ids or ticket in ended:
             rows.append(row)
+            tokens.append(ids)
     if not rows:
         return None
-
-    def kept(values: np.ndarray | None) -> torch.Tensor | None:
-        return None if values is None else torch.from_numpy(values[rows])
-
-    draft_BN, verdict_B, verdict_BT = kept(told.draft_BN), kept(told.verdict_B), kept(tokens_BT)
-    assert draft_BN is not None
-    assert verdict_B is not None
-    assert verdict_BT is not None
+    gained = np.array([len(ids) for ids in tokens], dtype=np.int64)
     return RoundReport(
-        number,
-        [jobs[told.tickets[row]].sequence for row in rows],
-        told.prefill,
-        Draft(draft_BN, parents_BN=kept(told.parents_BN), counts_B=kept(told.counts_B), depth=told.depth),
-        Verdict(verdict_B, verdict_BT, kept(told.path_BK)),
-        told.lengths[rows],
-        told.drafted[rows],
-        accepted[rows],
-        gained[rows],
-        finished,
+        number=number,
+        sequences=[jobs[told.tickets[row]].sequence for row in rows],
+        prefill=told.prefill,
+        lengths=told.lengths[rows],
+        depth=told.depth,
+        drafted=told.drafted[rows],
+        accepted=np.minimum(told.accepted[rows], gained),
+        gained=gained,
+        tokens=tokens,
+        finished=finished,
     )
 
 
 def report_of_failure(job: Job, number: int, error: str) -> RoundReport:
     """Return the report of a round in which nothing happened but that a request ended with an error."""
-    none_1, none_11 = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
-    length = len(job.request.prompt_ids) + len(job.told)
-    nothing: Any = np.zeros(1, dtype=np.int64)
+    nothing = np.zeros(1, dtype=np.int64)
     return RoundReport(
-        number,
-        [job.sequence],
-        True,
-        Draft(none_11[:, :0]),
-        Verdict(none_1, none_11),
-        np.array([length]),
-        nothing,
-        nothing,
-        nothing,
-        [job.fail(error)],
+        number=number,
+        sequences=[job.sequence],
+        prefill=True,
+        lengths=np.array([len(job.request.prompt_ids) + len(job.told)]),
+        depth=0,
+        drafted=nothing,
+        accepted=nothing,
+        gained=nothing,
+        tokens=[[]],
+        finished=[job.fail(error)],
     )

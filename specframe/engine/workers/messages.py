@@ -1,6 +1,6 @@
 """What this process and its workers tell each other, and how a request goes from one to the other.
 
-Messages are pickled. Arrays have one entry per row; B rows, N nodes of a draft, K nodes of its longest path, T tokens of a verdict.
+Messages are pickled. Arrays have one entry per row.
 """
 
 from __future__ import annotations
@@ -75,21 +75,15 @@ class Ended:
 
 @attrs.frozen(eq=False)
 class Round:
-    """A worker's round; see :class:`specframe.contracts.drafts.RoundReport`."""
+    """A worker's round; see :class:`specframe.contracts.drafts.Progress`."""
 
     tickets: list[int]
     prefill: bool
-    depth: int
-    draft_BN: np.ndarray
-    parents_BN: np.ndarray | None
-    counts_B: np.ndarray | None
-    verdict_B: np.ndarray
-    tokens_BT: np.ndarray
-    path_BK: np.ndarray | None
     lengths: np.ndarray
+    depth: int
     drafted: np.ndarray
     accepted: np.ndarray
-    gained: np.ndarray
+    tokens: list[list[int]]
     ended: list[Ended]
     forwards: list[tuple[str, int, int]]
     """Model, rows and tokens per row of each forward pass since the round before."""

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
@@ -176,7 +176,7 @@ class Worker:
     def _step(self, engine: Engine) -> None:
         """Decode a round and tell of it; an error that is not specframe's own is laid to the requests."""
         try:
-            report = engine.step()
+            progress = engine.step()
         except SpecframeError as error:
             self._close()
             self._send(m.Broken.by(error))
@@ -186,28 +186,20 @@ class Worker:
             self._open()
             self._send(m.Failed(held, sentence(error)))
         else:
-            if report is not None:
-                self._send(self._round(engine, report))
+            if progress is not None:
+                self._send(self._round(engine, progress))
 
-    def _round(self, engine: Engine, report: RoundReport) -> m.Round:
-        accepted, tokens = report.verdict.host()
-        tickets = [self._tickets[id(sequence.request)] for sequence in report.sequences]
-        ended = [self._ended(sequence) for sequence in report.finished]
-        draft, verdict = report.draft, report.verdict
+    def _round(self, engine: Engine, progress: Progress) -> m.Round:
+        tickets = [self._tickets[id(sequence.request)] for sequence in progress.sequences]
+        ended = [self._ended(sequence) for sequence in progress.finished]
         return m.Round(
             tickets=tickets,
-            prefill=report.prefill,
-            depth=draft.depth,
-            draft_BN=on_host(draft.tokens_BN),
-            parents_BN=on_host(draft.parents_BN),
-            counts_B=on_host(draft.counts_B),
-            verdict_B=accepted,
-            tokens_BT=tokens,
-            path_BK=on_host(verdict.path_BT),
-            lengths=report.lengths,
-            drafted=report.drafted,
-            accepted=report.accepted,
-            gained=report.gained,
+            prefill=progress.prefill,
+            lengths=progress.lengths,
+            depth=progress.depth,
+            drafted=progress.drafted,
+            accepted=progress.accepted,
+            tokens=progress.tokens,
             ended=ended,
             forwards=self._forwards.take(),
             stages=self._clock.stages() if ended else {},
@@ -220,11 +212,6 @@ class Worker:
         assert sequence.finish_reason is not None
         told = self._logprobs.take(sequence) if asked else None
         return m.Ended(ticket, sequence.finish_reason, sequence.token_ids, sequence.metrics, told)
-
-
-def on_host(values: torch.Tensor | None) -> Any:
-    """Return a tensor's values as an array; None as None."""
-    return None if values is None else values.cpu().numpy()
 
 
 def placed(recipe: Recipe, number: int) -> Recipe:

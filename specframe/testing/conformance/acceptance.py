@@ -48,12 +48,12 @@ class AcceptanceRuleSuite(DecodingSuite):
         assert verdict.path_BT is not None
         assert verdict.path_BT.shape == (len(drafted), max(deep))
         assert verdict.tokens_BT.shape == (len(drafted), max(deep) + 1)
-        accepted, tokens = verdict.host()
+        accepted, tokens = verdict.accepted_B.tolist(), verdict.tokens_BT.tolist()
         for row, count in enumerate(accepted):
             path = verdict.path_BT[row, :count].tolist()
             assert [parents[node] for node in path] == [-1, *path][:count], "the path is none"
-            assert [drafted[row][node] for node in path] == tokens[row, :count].tolist(), "the path has other tokens"
-        return [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+            assert [drafted[row][node] for node in path] == tokens[row][:count], "the path has other tokens"
+        return [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
 
     def require_trees(self) -> None:
         """Skip a test of trees for a rule that judges chains."""
@@ -144,8 +144,8 @@ class AcceptanceRuleSuite(DecodingSuite):
         verdict = rule.judge(batch, draft, Scores(logits_BTV))
         assert torch.equal(logits_BTV, before[0]), "judging changed the logits"
         assert torch.equal(tokens_BK, before[1]), "judging changed the draft"
-        accepted, tokens = verdict.host()
-        return verdict, [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+        accepted, tokens = verdict.accepted_B.tolist(), verdict.tokens_BT.tolist()
+        return verdict, [row[: count + 1] for count, row in zip(accepted, tokens, strict=True)]
 
     def test_full_acceptance(self) -> None:
         """A draft that is right in full yields K + 1 tokens."""
@@ -212,8 +212,9 @@ class AcceptanceRuleSuite(DecodingSuite):
         rule, batch = self.opened(ROWS)
 
         def judged(target_BTV: torch.Tensor, draft: Draft) -> list[list[int]]:
-            accepted, tokens = rule.judge(batch, draft, Scores(target_BTV)).host()
-            return [row[: count + 1].tolist() for count, row in zip(accepted, tokens, strict=True)]
+            verdict = rule.judge(batch, draft, Scores(target_BTV))
+            rows = zip(verdict.accepted_B.tolist(), verdict.tokens_BT.tolist(), strict=True)
+            return [tokens[: count + 1] for count, tokens in rows]
 
         return judged
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.pool import Pool
 from specframe.testing import harness, standard
@@ -71,7 +71,8 @@ def advance(pool: Pool, batch: Batch, gains: Gains) -> None:
         for sequence, length in zip(batch.sequences, batch.lengths, strict=True)
     ]
     tokens_BT = torch.ones(len(batch), count + 1, dtype=torch.long, device=harness.device())
-    pool.advance(batch, Draft(tokens_BT[:, :count]), Verdict(torch.tensor(gained, device=harness.device()), tokens_BT))
+    verdict = Verdict(torch.tensor(gained, device=harness.device()), tokens_BT)
+    pool.advance(batch, Transfer(Draft(tokens_BT[:, :count]), verdict))
 
 
 def workload(count: int, seed: int) -> tuple[list[int], list[int], Gains]:

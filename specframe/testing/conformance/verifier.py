@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine.blame import called
 from specframe.testing import fakes, harness, standard, zoo
@@ -32,9 +32,8 @@ class VerifierSuite(DecodingSuite):
         named = called(self.role, verifier)
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V.cpu(), whole(target, batch, batch.tokens_BS[:, :0]))
-        pool.advance(
-            batch, Draft(batch.tokens_BS[:, :0]), Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
-        )
+        first = Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))
+        pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), first))
 
         batch = pool.batch(pool.live)
         draft_BK = torch.arange(3 * draft_length, device=harness.device()).reshape(3, draft_length)
@@ -103,7 +102,7 @@ def begin(verifier: Any, pool: Any) -> None:
     batch = pool.batch(pool.admit(3))
     nothing = Draft(batch.tokens_BS[:, :0])
     logits_B1V = verifier.score(batch, nothing).logits_BTV
-    pool.advance(batch, nothing, Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1)))
+    pool.advance(batch, Transfer(nothing, Verdict(torch.zeros(3, dtype=torch.long), logits_B1V.argmax(-1))))
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ class Positions(Watcher):
         """Count one round; the first round of a run resets the counts. Draft tokens beyond a row's limit are not counted."""
         if report.number == 1:
             self.drafted = self.accepted = np.zeros(0, dtype=np.int64)
-        count = report.draft.depth
+        count = report.depth
         if count > len(self.drafted):
             self.drafted, self.accepted = (np.pad(n, (0, count - len(n))) for n in (self.drafted, self.accepted))
         room = (
@@ -39,14 +39,16 @@ class Branches(Watcher):
         self.counts: dict[tuple[int, int], list[int]] = {}
 
     def round(self, report: RoundReport) -> None:
-        """Count one round; the first round of a run resets the counts. Chains have no branches."""
+        """Count one round of this process; the first round of a run resets the counts. Chains have no branches."""
         if report.number == 1:
             self.counts = {}
+        if report.transfer is None:
+            return
         draft, path_BT = report.draft, report.verdict.path_BT
         if draft.parents_BN is None or path_BT is None:
             return
         parents, paths = draft.parents_BN.expand_as(draft.tokens_BN).cpu().numpy(), path_BT.cpu().numpy()
-        meant = report.verdict.counts
+        meant = report.transfer.host.counts
         for row, sequence in enumerate(report.sequences):
             own = parents[row] if meant is None else parents[row][: meant[row]]
             room = min(draft.depth, sequence.limit - int(report.lengths[row]) - 1)  # one is the bonus token

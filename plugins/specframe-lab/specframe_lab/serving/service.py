@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Clock, Engine, Executor, Value
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -93,7 +93,7 @@ class Client:
         self._flying.discard(key)
         return self._engine.abort(key)
 
-    def step(self) -> RoundReport | None:
+    def step(self) -> Progress | None:
         """Send what may be sent, and decode one round."""
         while self._held and len(self._flying) < (self._most or 0):
             self._send(self._held.pop(0))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, Draft, RoundReport, Scores, Verdict
+from specframe.contracts.drafts import Block, Draft, RoundReport, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
@@ -119,9 +119,9 @@ class Trace(Watcher, Listener):
             chances_BTV = scores.logits_BTV.float().softmax(-1)
             self._chances = chances_BTV[rows_B1, parents_BN + 1, draft.tokens_BN].tolist()
 
-    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Verdict) -> None:
+    def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Transfer) -> None:
         """Note the part of the draft that the acceptance rule let stand."""
-        self._judged = judged.host()
+        self._judged = judged.accepted_B.cpu().numpy(), judged.tokens_BT.cpu().numpy()
 
     def round(self, report: RoundReport) -> None:
         """Note the pass and its outcome."""
@@ -168,7 +168,8 @@ class Trace(Watcher, Listener):
 
     def _score(self, report: RoundReport, seen: _Pass, row: int) -> Score:
         assert self._judged is not None, "an alignment commits every round"
-        (accepted, tokens_BT), (judged, judged_BT) = report.verdict.host(), self._judged
+        host, (judged, judged_BT) = report.detail.host, self._judged
+        accepted, tokens_BT = host.accepted, host.tokens
         length, gained, end = int(report.lengths[row]), int(report.gained[row]), int(accepted[row]) + 1
         queries, keys = seen.queries[row], seen.keys[row]
         tree = self._tree(report, seen, row) if report.draft.parents_BN is not None else []

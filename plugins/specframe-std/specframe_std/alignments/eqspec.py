@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
@@ -29,12 +29,11 @@ class EqSpec:
         """Return the layout of one cache."""
         return LeftPadded(store, rows)
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Drop rejected tokens and shift every row until all end in the same column."""
-        accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted, verdict.path_BT)
+        self._target.keep(batch, batch.lengths + transfer.host.accepted, transfer.verdict.path_BT)
         self._target.layout.arrange(batch)
-        return verdict
+        return transfer
 
 
 class LeftPadded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec
 
@@ -16,8 +16,7 @@ class ExSpec(EqSpec):
 
     scheduler = "same-length"
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Drop rejected tokens; move nothing but the accepted path of a tree."""
-        accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted, verdict.path_BT)
-        return verdict
+        self._target.keep(batch, batch.lengths + transfer.host.accepted, transfer.verdict.path_BT)
+        return transfer

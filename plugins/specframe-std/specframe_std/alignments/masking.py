@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
@@ -40,11 +40,10 @@ class Masking:
         """Return the layout of one cache; no capacity bounds it."""
         return MaskedColumns(store, rows, self._content)
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Mask the rejected tokens."""
-        accepted, _ = verdict.host()
-        self._target.keep(batch, batch.lengths + accepted)
-        return verdict
+        self._target.keep(batch, batch.lengths + transfer.host.accepted)
+        return transfer
 
 
 class MaskedColumns:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.published import choice
@@ -38,9 +38,11 @@ class Padding(EqSpec):
         """Return the layout of one cache; no capacity bounds it."""
         return Inflating(store, rows, self._mask, self._positions)
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Realign the rows and return the verdict; unless fixed, the bonus token is the rejected draft token."""
-        return super().commit(batch, draft, verdict if self._bonus else with_draft_bonus(draft, verdict))
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        """Realign the rows; unless fixed, the bonus token is the rejected draft token."""
+        if not self._bonus:
+            transfer = transfer.of(with_draft_bonus(draft, transfer.verdict))
+        return super().commit(batch, draft, transfer)
 
 
 def with_draft_bonus(draft: Draft, verdict: Verdict) -> Verdict:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Verdict
+from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 
@@ -27,11 +27,11 @@ class Ragged:
         """Return the layout of one cache."""
         return RaggedLayout(store, capacity)
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Move the accepted path of a tree to the row's end; what was rejected lies beyond it, where no query looks."""
-        if verdict.path_BT is not None:
-            self._target.keep(batch, batch.lengths, verdict.path_BT)
-        return verdict
+        if transfer.verdict.path_BT is not None:
+            self._target.keep(batch, batch.lengths, transfer.verdict.path_BT)
+        return transfer
 
 
 class RaggedLayout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Draft, Verdict
+from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe_std.alignments.eqspec import EqSpec
 
@@ -14,7 +14,8 @@ class Rollback(EqSpec):
     row's last token is the next accepted one, and what came after it is drafted again.
     """
 
-    def commit(self, batch: Batch, draft: Draft, verdict: Verdict) -> Verdict:
-        """Return the verdict cut to the batch's minimum, with the caches cut alike."""
+    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
+        """Return the transfer of the verdict cut to the batch's minimum, with the caches cut alike."""
+        verdict = transfer.verdict
         fewest_B = verdict.accepted_B.amin().expand_as(verdict.accepted_B)
-        return super().commit(batch, draft, Verdict(fewest_B, verdict.tokens_BT, verdict.path_BT))
+        return super().commit(batch, draft, transfer.of(Verdict(fewest_B, verdict.tokens_BT, verdict.path_BT)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Verdict
+from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Transfer
 from specframe.contracts.round import Batch
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import CachedModel, Run
@@ -75,11 +75,11 @@ class ModelDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Read the piece of a prompt that the target has read, and keep a tree's accepted path; lengths tell all else."""
-        if outcome.verdict is None:
+        if outcome.transfer is None:
             if batch := self._speculating.batch(outcome.batch):
                 self._cache.read(batch)
-        elif self._fed_BN is not None and outcome.verdict.path_BT is not None:
-            self._keep(outcome.batch, outcome.verdict, outcome.verdict.path_BT, self._fed_BN)
+        elif self._fed_BN is not None and outcome.transfer.verdict.path_BT is not None:
+            self._keep(outcome.batch, outcome.transfer, self._fed_BN)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return ``budget.depth`` tokens per row, with the logits they were drawn by where the acceptance rule needs them."""
@@ -145,11 +145,12 @@ class ModelDrafter:
         self._fed_BN = grown.fed_BN
         return grown.draft
 
-    def _keep(self, whole: Batch, verdict: Verdict, path_BT: torch.Tensor, fed_BN: torch.Tensor) -> None:
+    def _keep(self, whole: Batch, transfer: Transfer, fed_BN: torch.Tensor) -> None:
         """Keep the accepted path but for its last node: it may have no children, and was not fed then."""
-        accepted, _ = verdict.host()
+        accepted, path_BT = transfer.host.accepted, transfer.verdict.path_BT
         batch = self._speculating.batch(whole)
         assert batch is not None
+        assert path_BT is not None
         if batch is not whole:
             rows = places(whole)
             accepted, path_BT = accepted[rows], path_BT[constant(tuple(rows), path_BT.device)]

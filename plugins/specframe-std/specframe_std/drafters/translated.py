@@ -91,10 +91,10 @@ class TranslatedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Read the piece of a prompt that the target has read, or the tokens of the round, which are on the host anyway."""
-        if outcome.verdict is None:
+        if outcome.transfer is None:
             self._follow(outcome.batch, outcome.batch.left, 0)
             return
-        accepted, tokens = outcome.verdict.host()
+        accepted, tokens = outcome.transfer.host.accepted, outcome.transfer.host.tokens
         for sequence, gained, ids in zip(outcome.batch.sequences, accepted + 1, tokens, strict=True):
             self._row(sequence).read(ids[:gained].tolist())
 

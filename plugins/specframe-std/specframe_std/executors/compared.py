@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-import numpy as np
-
 from specframe.contracts.drafts import RoundReport
 from specframe.observe.watch import Watcher
 from specframe_std.executors.ranks import Ranks
@@ -23,7 +21,5 @@ class Compared(Watcher):
 
     def round(self, report: RoundReport) -> None:
         """Add a checksum of the round."""
-        _, tokens = report.verdict.host()
-        gained = np.where(np.arange(tokens.shape[1]) < report.gained[:, None], tokens, -1)
         finished = [(sequence.request.key, sequence.finish_reason) for sequence in report.finished]
-        self._ranks.add(zlib.crc32(repr((gained.tolist(), finished)).encode()))
+        self._ranks.add(zlib.crc32(repr((report.tokens, finished)).encode()))

@@ -85,7 +85,7 @@ class Goodput:
     def observe(self, report: RoundReport) -> None:
         """Learn from a round. One that drafts after one that did not is not timed: the drafter had to catch up."""
         seconds = self.clock() - self._started
-        rows, drafted = len(report.sequences), report.draft.depth
+        rows, drafted = len(report.sequences), report.depth
         self._acceptance.add(report)
         typical = bool(self._drafted or not drafted)
         if typical and drafted and self._seconds.surprises(rows, drafted, seconds):

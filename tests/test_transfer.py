@@ -1,0 +1,91 @@
+"""The transfer of a round: one copy brings all numbers to the host, whatever the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.devices import kinds
+from specframe.models.loading import pick_device
+
+TREE = torch.tensor([[-1, 0, -1]])
+
+
+def transfer(device: str, check: Any = None) -> Transfer:
+    """Return the transfer of two rows: a tree of three nodes, filler in the second row, one place undecided."""
+
+    def on(values: Any) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    draft = Draft(on([[5, 6, 7], [8, 9, 0]]), parents_BN=TREE.to(device), counts_B=on([3, 2]), depth=2)
+    judged = Verdict(on([1, 2]), on([[7, 4, 0], [8, 9, 3]]), on([[2, 0], [0, 1]]))
+    undecided_BT = on([[False, True, False], [False] * 3])
+    return Transfer(draft, judged.within(draft), judged, undecided_BT, check)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_the_host_has_the_numbers_of_the_round(device: str) -> None:
+    """Counts, tokens, path, real draft tokens and undecided places come, each in its shape and type."""
+    pick_device(device)
+    numbers = transfer(device).host
+    assert numbers.accepted.tolist() == [1, 2]
+    assert numbers.tokens.tolist() == [[7, 4, 0], [8, 9, 3]]
+    assert numbers.path is not None
+    assert numbers.path.tolist() == [[2, 0], [0, 1]]
+    assert numbers.counts is not None
+    assert numbers.counts.tolist() == [3, 2]
+    assert numbers.undecided is not None
+    assert numbers.undecided.tolist() == [[False, True, False], [False] * 3]
+    assert str(numbers.undecided.dtype) == "bool"
+
+
+def test_everything_comes_in_one_copy() -> None:
+    """The host waits once, however often and by whom the numbers are asked for, and what guards check comes along."""
+    device = pick_device("sim")
+    seen: list[Any] = []
+    one = transfer("sim", lambda *given: seen.append(given))
+    before = kinds.of(device).traffic()
+    assert one.host is one.host
+    after = kinds.of(device).traffic()
+    assert before is not None
+    assert after is not None
+    assert after.waits - before.waits == 1
+    ((checked, numbers),) = seen
+    assert checked is one
+    assert numbers.judged.tolist() == [1, 2]
+    assert numbers.judged_path.tolist() == [[2, 0], [0, 1]]
+    assert numbers.drafted.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert numbers.parents.tolist() == [[-1, 0, -1]] * 2
+
+
+def test_filler_does_not_stand() -> None:
+    """Of a chain as many tokens stand as are real, of a path the nodes before its first filler."""
+    tokens_BT = torch.tensor([[5, 6, 7, 8]])
+    chain = Draft(tokens_BT[:, :3], counts_B=torch.tensor([1]))
+    assert Verdict(torch.tensor([3]), tokens_BT).within(chain).accepted_B.tolist() == [1]
+    tree = Draft(tokens_BT[:, :3], parents_BN=TREE, counts_B=torch.tensor([2]), depth=2)
+    path_BT = torch.tensor([[2, 0]])
+    assert Verdict(torch.tensor([1]), tokens_BT[:, :3], path_BT).within(tree).accepted_B.tolist() == [0]
+
+
+def test_nodes_that_mean_nothing_may_be_any_number() -> None:
+    """What follows the accepted nodes of a path is put inside the draft, where it is looked up by whoever follows the path."""
+    draft = Draft(torch.tensor([[5, 6, 7]]), parents_BN=TREE, depth=2)
+    verdict = Verdict(torch.tensor([1]), torch.tensor([[7, 4, 0]]), torch.tensor([[2, -(10**9)]]))
+    within = verdict.within(draft).path_BT
+    assert within is not None
+    assert within.tolist() == [[2, 0]]
+
+
+def test_a_verdict_of_an_alignment_is_transferred_in_the_place_of_the_rules() -> None:
+    """The numbers are those of the alignment's verdict, the judged ones stay the rule's, and the draft stays."""
+    rule = transfer("cpu")
+    other = Verdict(torch.tensor([0, 0]), rule.verdict.tokens_BT, rule.verdict.path_BT)
+    own = rule.of(other)
+    assert own.host.accepted.tolist() == [0, 0]
+    assert own.judged is rule.judged
+    assert own.draft is rule.draft
+    assert (rule.committed, own.committed) == (False, True)
