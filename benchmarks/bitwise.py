@@ -4,9 +4,9 @@
         [--device cpu|cuda] [--prompts FILE]
 
 Prompts are decoded plainly at batch 1, then with drafts of each shape at each batch size under each alignment, all with bitwise.
-All logits of all tokens have to be equal to the bit; *plain* says in how many prompts they are without bitwise. The price is the time of a run
-with bitwise over that of the same run without, taken in turns, a median over rounds; on a CPU processor time, for a machine others
-use too. Exits with 1 when a bit differs.
+All logits of all tokens have to be equal to the bit; *plain* says in how many prompts they are without bitwise. The price is the
+time of a run with bitwise over that of the same run without, taken in turns, a median over rounds; on a CPU processor time, for a
+machine others use too. Exits with 1 when a bit differs.
 """
 
 from __future__ import annotations

@@ -111,9 +111,7 @@ def test_whatever_attends_and_stores(options: dict[str, Any], fed: list[tuple[in
     """Stores, layouts and attention backends see the rectangle of rows, as ever."""
     target = zoo.build("gemma3")
     options = {"align": "ragged", "batch_size": 3, "draft_length": 3, **options}
-    harness.check(
-        harness.pipeline(target, zoo.good_draft(target), **options), harness.requests(PROMPTS, 8, {zoo.EOS})
-    )
+    harness.check(harness.pipeline(target, zoo.good_draft(target), **options), harness.requests(PROMPTS, 8, {zoo.EOS}))
     assert any(rows == 1 and tokens > 40 for rows, tokens in fed) or "piece" in str(options)
 
 

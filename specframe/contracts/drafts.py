@@ -89,8 +89,8 @@ class Block:
     def real(self) -> np.ndarray:
         """The places that hold a real token, (B, T), on the host.
 
-        In a block of a row's own tokens (``end`` up to 0) they come last: what precedes them is padding. In a block that goes beyond
-        a row's end they come first: what follows them is filler.
+        In a block of rows' own tokens (``end`` up to 0) they come last: what precedes them is padding. In a block that goes
+        beyond a row's end they come first: what follows them is filler.
         """
         places_T, (rows, width) = np.arange(self.width), self.ids_BT.shape
         if self.counts is None:

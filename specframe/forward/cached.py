@@ -163,7 +163,9 @@ class CachedModel:
         while ahead > left:
             step = min(ahead - left, chunk)
             ahead -= step
-            scores = self.feed(batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=batch.last_counts(step, -ahead)))
+            scores = self.feed(
+                batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=batch.last_counts(step, -ahead))
+            )
             pieces.append(scores.hidden)
         if len(pieces) < 2 or not self._hidden:
             return scores

@@ -9,8 +9,6 @@ Tensor names carry their shape: B rows, T places of a row, N real tokens of all 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -34,7 +32,9 @@ class Unpadded:
         self.rows, self.width = real_BT.shape
         self.tokens = int(real_BT.sum())
         at_N = np.flatnonzero(real_BT)
-        token_BT = np.maximum(np.cumsum(real_BT) - 1, 0)  # filler repeats the real token before it: its values are finite
+        token_BT = np.maximum(
+            np.cumsum(real_BT) - 1, 0
+        )  # filler repeats the real token before it: its values are finite
         both = on_device(np.concatenate([at_N, token_BT]), device)  # in one copy
         self._at_N, self._token_BT = both[: self.tokens], both[self.tokens :]
 
@@ -56,7 +56,7 @@ class Unpadded:
         return self._last(keep) if self.rows * keep < self.tokens else 0
 
     def logits(self, logits_1MV: torch.Tensor, keep: int) -> torch.Tensor:
-        """Return the logits of the last ``keep`` places of each row, (B, keep, V), of those asked for or of all tokens, (1, M, V)."""
+        """Return the logits of each row's last ``keep`` places, (B, keep, V), of those that the model returned, (1, M, V)."""
         kept_MV = logits_1MV[0]
         if len(kept_MV) != self.rows * keep or self.rows * keep >= self.tokens:
             kept_MV = kept_MV.index_select(0, self._last(keep))

@@ -21,9 +21,7 @@ class StoreCache(Cache):
         unpadded: the places of tokens that the model has in one row, (1, N); None: it has a rectangle.
     """
 
-    def __init__(
-        self, store: KVStore, extent: int, contiguous: bool = False, unpadded: Unpadded | None = None
-    ) -> None:
+    def __init__(self, store: KVStore, extent: int, contiguous: bool = False, unpadded: Unpadded | None = None) -> None:
         super().__init__(layers=[])
         self._store, self._extent, self._contiguous, self._unpadded = store, extent, contiguous, unpadded
         self.paged: dict[int, Paged] = {}
