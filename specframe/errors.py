@@ -63,7 +63,7 @@ class InvariantError(SpecframeError):
     """A run broke an invariant.
 
     Args:
-        invariant: "position", "mask", "cache", "bonus", "stop" or "row".
+        invariant: "position", "slot", "mask", "cache", "bonus", "stop" or "row".
         round: number of the round, from 1.
         row: row of the batch.
         index: index of the row's prompt.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import architectures
 import attrs
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.errors import InvariantError
+from specframe.observe.watch import Watcher
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
 from specframe.testing import fakes, harness, zoo
@@ -168,7 +170,20 @@ class Foresight(Ragged):
         return self.Layout(store, capacity)
 
 
+class Overwriting(Ragged):
+    """Writes the padding before a prompt to the slot of its first token, which is written after it on a CPU."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
+            return attrs.evolve(placement, slots_BT=placement.order_BT.clamp(min=0))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
 OTHERS = {
+    "overwriting": (Overwriting, "slot"),
     "swapped-verdicts": (SwappedVerdicts, "row"),
     "swapped-in-place": (SwappedInPlace, "row"),
     "reordered": (Reordered, "row"),
@@ -250,6 +265,25 @@ def test_a_rules_wrong_bonus_token_is_named() -> None:
     drafter = fakes.always_right(harness.truth(TARGET, asked()))
     with pytest.raises(InvariantError, match="the bonus token is not the target's choice"):
         decode(draft=drafter, accept=AnotherBonus())
+
+
+@pytest.mark.parametrize("name", ["falcon", "llama"])
+def test_a_model_that_is_called_during_a_round_attends_as_ever(name: str) -> None:
+    """Checks, observers and other threads get the model's own logits; Falcon compares the name of its attention with sdpa."""
+    model, ids_BT = architectures.build(name), torch.tensor(PROMPTS[:1])
+    found: list[torch.Tensor] = []
+
+    class Calling(Watcher):
+        """Calls the model as it is before each of its forwards."""
+
+        def forward(self, role: str, rows: int, tokens: int) -> None:
+            found.append(model(input_ids=ids_BT, use_cache=False).logits)
+
+    with torch.inference_mode():
+        expected = model(input_ids=ids_BT, use_cache=False).logits
+        harness.decode(harness.pipeline(model, None, observers=[Calling()]), harness.requests(PROMPTS[:1], 3))
+    assert len(found) == 3
+    assert all(torch.allclose(one, expected, atol=1e-4) for one in found)
 
 
 @pytest.mark.parametrize("name", FIVE)

@@ -171,6 +171,23 @@ def test_memory_is_counted_and_limited() -> None:
         torch.zeros(500, device=SIM)
 
 
+@pytest.mark.parametrize("way", ["index_copy", "index_put", "scatter"])
+def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
+    """What a GPU leaves open is decided otherwise than on a CPU, where the last write stands; other places are written alike."""
+    found = {}
+    for device in ("cpu", "sim"):
+        into, index = torch.zeros(4, device=device), torch.tensor([2, 0, 2, 3]).to(device)
+        source = torch.tensor([1.0, 2.0, 3.0, 4.0]).to(device)
+        if way == "index_copy":
+            into.index_copy_(0, index, source)
+        elif way == "index_put":
+            into[index] = source
+        else:
+            into.scatter_(0, index, source)
+        found[device] = into.tolist()
+    assert found == {"cpu": [2.0, 0.0, 3.0, 4.0], "sim": [2.0, 0.0, 1.0, 4.0]}
+
+
 def test_allocations_are_counted() -> None:
     """A new tensor is an allocation; a view and a write are none."""
     made = torch.zeros(4, device=SIM)

@@ -12,15 +12,19 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 import torch
+from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
+from specframe.forward import graphs
 from specframe.forward.attention import selftest
 from specframe.forward.attention.packed import Packed
 from specframe.testing import fakes, harness, where, zoo
@@ -230,6 +234,42 @@ def test_forwards_and_chains_are_recorded() -> None:
     assert SimRecording.replays - replays > pipe.report.rounds
 
 
+@pytest.fixture
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Shelf]:
+    """The shelves of recordings that are made in a test: target, its chains, draft, its chains."""
+    made: list[graphs.Shelf] = []
+
+    class Noted(graphs.Shelf):
+        def __init__(self, record: Any) -> None:
+            super().__init__(record)
+            made.append(self)
+
+    monkeypatch.setattr(graphs, "Shelf", Noted)
+    return made
+
+
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.Shelf]) -> None:
+    """Drafts of any number of rows have recordings of 1, 2, 4 or all rows; rows that are not in the batch are not written to."""
+    target, draft = pair("fake")
+    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
+    harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
+    assert {2, 4} <= {key[0] for key in shelves[3]._kept} <= {1, 2, 4, 7}
+    schedule = "same-length,window=7"  # batches of three of seven rows
+    harness.check(harness.pipeline(target, draft, batch_size=3, schedule=schedule, draft_length=3, graphs="on"), asked)
+    assert {key[0] for key in shelves[7]._kept if key[-1]} == {4}
+
+
+def test_recordings_are_bounded(shelves: list[graphs.Shelf], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recordings that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
+    monkeypatch.setattr(graphs, "MOST", 2)
+    target, draft = pair("fake")
+    asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
+    made = SimRecording.made
+    harness.check(harness.pipeline(target, draft, batch_size=7, draft_length=3, graphs="on"), asked)
+    assert [len(shelf) for shelf in shelves] == [2, 0, 0, 2]
+    assert SimRecording.made - made > 4
+
+
 def test_packed_attention() -> None:
     """In half precision "auto" packs, as on CUDA; the tokens are those of masks, but for ties."""
     shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -352,6 +392,27 @@ def test_a_fault_that_costs_waits_is_counted(fault: str) -> None:
         harness.check(harness.pipeline(target, drafter, batch_size=3, observers=[watched]), asked())
     assert all(one.waits > 1 for one in watched.steady)
     assert "test_on_device.py" in str(watched.steady[0])
+
+
+class Overwriting(Ragged):
+    """Writes the padding before a prompt, which repeats its first token, to the slot of its second one."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
+            return attrs.evolve(placement, slots_BT=placement.order_BT.where(placement.order_BT >= 0, 1))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, capacity)
+
+
+def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
+    """An alignment that counts on a CPU's order of writes decodes right there, and not on the device."""
+    target, _ = pair("fake")
+    with where.running_on("cpu"):
+        harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
+    with pytest.raises(AssertionError):
+        harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
 
 
 def test_a_fault_that_mixes_devices_is_refused() -> None:

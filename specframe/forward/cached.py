@@ -46,7 +46,7 @@ class CachedModel:
             pack = self._attention.packs
             self._forward = Recorded(self._execute, store.rows, slots, record, pack)
             if layout.static:
-                self._chain = RecordedChain(self._execute, layout, slots, record, pack)
+                self._chain = RecordedChain(self._execute, layout, store.rows, slots, record, pack)
 
     def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
         """Return another model on this one's cache; ``how``: the further arguments, which say how its forwards are run."""

@@ -18,7 +18,7 @@ from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards
-from specframe.forward.ongoing import Ongoing, own, running, using
+from specframe.forward.ongoing import Ongoing, by_interface, own, running, using
 from specframe.forward.rope import Rope
 from specframe.forward.unpadded import Unpadded
 from specframe.forward.views import StoreCache, Unwritten
@@ -59,6 +59,8 @@ class Feeder:
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
         self.rope = Rope(model, self.context, str(self))
+        self.interface = by_interface(model)
+        """Whether the model attends by transformers' interface, so that our attention function can take the place of ``sdpa``."""
         self.dense = False
         """Whether layers need keys and values that are contiguous."""
 
@@ -110,7 +112,7 @@ class Feeder:
         cache = StoreCache(store, extent, self.dense, unpadded)
         shown = Unwritten(extent) if compiles else cache
         state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded)
-        with compiling(), running(self.config, state):
+        with compiling(), running(self.config, state, self.interface):
             output = self.model(
                 input_ids=ids_BT,
                 attention_mask=masks,

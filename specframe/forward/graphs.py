@@ -2,7 +2,7 @@
 
 A recording reads its inputs from buffers that never move and writes its output to one, so the shapes of a round are rounded up to
 buckets: rows to a power of two, attended slots to an eighth of their power of two. What pads a bucket writes to the spare slot that
-ends each row of a slab, where no query looks.
+ends each row of a slab, where no query looks. The recordings of the shapes that came up last are kept.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Forward(Protocol):
 
 LONGEST = 32
 """Tokens per row from which a forward counts as reading prompts. Shapes of prompts hardly repeat, so they are not recorded."""
+
+
+MOST = 64
+"""Recordings of one kind that a cache keeps. Each takes some megabytes, for its outputs and its nodes; a run of one draft length
+uses about ten, one for each bucket of rows and slots that it passes through."""
 
 
 class EagerRecording:
@@ -98,12 +103,13 @@ class Buffers:
 
 
 class Shelf:
-    """Recordings by key: made the second time a key comes up, until one cannot be made."""
+    """Recordings by key: made the second time a key comes up, until one cannot be made; at most :data:`MOST` are kept."""
 
     def __init__(self, record: Callable[..., Recording]) -> None:
         self._record = record
         self._seen: set[tuple[Any, ...]] = set()
         self._kept: dict[tuple[Any, ...], tuple[Any, Recording]] = {}
+        """The one that was used last at the end."""
         self._given_up = False
 
     def __len__(self) -> int:
@@ -119,13 +125,19 @@ class Shelf:
         if self._given_up or key not in self._seen:
             self._seen.add(key)
             return None
-        if key not in self._kept:
-            buffers, function = prepare()
-            try:
-                self._kept[key] = buffers, self._record(function)
-            except RuntimeError as error:
-                self._give_up(error)
-                return None
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # the last one of all
+            return self._kept[key]
+        while len(self._kept) >= MOST:
+            unused = next(iter(self._kept))
+            del self._kept[unused]
+            self._seen.remove(unused)
+        buffers, function = prepare()
+        try:
+            self._kept[key] = buffers, self._record(function)
+        except RuntimeError as error:
+            self._give_up(error)
+            return None
         return self._kept[key]
 
     def _give_up(self, error: RuntimeError) -> None:
@@ -193,6 +205,40 @@ class Recorded:
         return Scores(logits_BTV, dict(zip(hidden, states, strict=True)))
 
 
+@attrs.frozen(eq=False)
+class ChainBuffers:
+    """The inputs of one recorded chain: the first T tokens fed to R rows, and a batch whose tensors never move."""
+
+    ids_RT: torch.Tensor
+    batch: Batch
+    live_R1: torch.Tensor | None
+    """Whether a row is one of the batch's; None: all are."""
+
+    @classmethod
+    def of(cls, batch: Batch, width: int, rows: int, extent: int) -> ChainBuffers:
+        """Return buffers for so many rows of up to ``extent`` tokens; rows after the batch's are padding."""
+        ids_RT = batch.lengths_B.new_zeros(rows, width)
+        still = attrs.evolve(
+            batch,
+            sequences=(batch.sequences * rows)[:rows],
+            lengths_B=batch.lengths_B.new_full((rows,), width),
+            lengths=np.full(rows, extent),
+            streams_B=batch.streams_B.new_zeros(rows),
+        )
+        padded = rows > len(batch)
+        return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if padded else None)
+
+    def fill(self, batch: Batch, ids_BT: torch.Tensor) -> None:
+        """Write a chain's inputs."""
+        rows = len(batch)
+        self.ids_RT[:rows].copy_(ids_BT)
+        self.batch.lengths_B[:rows].copy_(batch.lengths_B)
+        self.batch.streams_B[:rows].copy_(batch.streams_B)
+        if self.live_R1 is not None:
+            self.live_R1[:rows].fill_(True)
+            self.live_R1[rows:].fill_(False)
+
+
 class RecordedChain:
     """Several forwards in one recording; each is fed the tokens chosen after the previous one.
 
@@ -201,46 +247,51 @@ class RecordedChain:
     Args:
         forward: one of the forwards.
         layout: tells where tokens go.
-        slots: of the slab, the spare slot included.
+        rows, slots: of the slab, the spare slot included.
         record: makes a recording.
         pack: whether it attends by lengths alone, to all slots.
     """
 
     def __init__(
-        self, forward: Forward, layout: Layout, slots: int, record: Callable[..., Recording], pack: bool = False
+        self,
+        forward: Forward,
+        layout: Layout,
+        rows: int,
+        slots: int,
+        record: Callable[..., Recording],
+        pack: bool = False,
     ) -> None:
-        self._forward, self._layout, self._slots, self._pack = forward, layout, slots, pack
+        self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
         self.recordings = Shelf(record)
 
     def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         """Return the tokens chosen, (B, count)."""
-        width = ids_BT.shape[1]
+        width, rows = ids_BT.shape[1], min(power_of_two(len(batch)), self._rows)
         extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
 
-        def prepare() -> tuple[tuple[torch.Tensor, Batch], Callable[[], Outputs]]:
-            still = attrs.evolve(
-                batch,
-                lengths_B=batch.lengths_B.clone(),
-                lengths=np.full(len(batch), extent),
-                streams_B=batch.streams_B.clone(),
-            )
-            ids = ids_BT.clone()
-            return (ids, still), lambda: (self._run(still, ids, count, choose),)
+        def prepare() -> tuple[ChainBuffers, Callable[[], Outputs]]:
+            buffers = ChainBuffers.of(batch, width, rows, extent)
+            buffers.fill(batch, ids_BT)
+            return buffers, lambda: (self._run(buffers.batch, buffers.ids_RT, count, choose, buffers.live_R1),)
 
         found = None
         if width <= min(LONGEST, int(batch.lengths.min())):
-            found = self.recordings.take((len(batch), width, count, extent), prepare)
+            found = self.recordings.take((rows, width, count, extent, rows > len(batch)), prepare)
         if found is None:
             return self._run(batch, ids_BT, count, choose)
-        (ids, still), recording = found
-        ids.copy_(ids_BT)
-        still.lengths_B.copy_(batch.lengths_B)
-        still.streams_B.copy_(batch.streams_B)
+        buffers, recording = found
+        buffers.fill(batch, ids_BT)
         return recording.replay(len(batch))[0]
 
-    def _run(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+    def _run(
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, live_B1: torch.Tensor | None = None
+    ) -> torch.Tensor:
         def step(block: Block) -> torch.Tensor:
-            return self._forward(block, self._layout.place(batch, block), 1).logits_BTV
+            placement = self._layout.place(batch, block)
+            if live_B1 is not None:  # the other rows may be those of sequences that are not in the batch
+                slots_BT = placement.slots_BT.where(live_B1, self._slots - 1)
+                placement = attrs.evolve(placement, slots_BT=slots_BT)
+            return self._forward(block, placement, 1).logits_BTV
 
         return chain(step, batch, ids_BT, count, choose)
 

@@ -8,6 +8,7 @@ whose forward it is decides the context variable.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -149,8 +150,18 @@ def alone(config: Any) -> Iterator[None]:
             _changing.notify_all()
 
 
+def by_interface(model: torch.nn.Module) -> bool:
+    """Return whether a model attends by transformers' interface, which finds attention functions by their names.
+
+    Falcon does not: it compares the name with ``sdpa``, and under another name expects another kind of mask.
+    """
+    return any(hasattr(sys.modules.get(type(one).__module__), "ALL_ATTENTION_FUNCTIONS") for one in model.modules())
+
+
 def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
     """Have models attend by the function called :data:`NAME` inside the block, those of the configurations set to ``sdpa``.
+
+    The configurations are of models that attend :func:`by_interface`.
 
     Every forward sees to that itself, in :func:`running`. Around several forwards the change is made once: transformers takes long
     to write to a configuration.
@@ -160,15 +171,20 @@ def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]
 
 
 @contextlib.contextmanager
-def running(config: Any, state: Ongoing) -> Iterator[None]:
+def running(config: Any, state: Ongoing, interface: bool = True) -> Iterator[None]:
     """Run a forward of the model of a configuration inside the block.
 
     A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone.
+
+    Args:
+        config: the configuration of the language model.
+        state: of the forward.
+        interface: whether the model attends :func:`by_interface`.
     """
     modules = [*state.forwards]
     with using(config):
         with _lock:  # once for all changes: this is done for every forward
-            sdpa = own(config, "_attn_implementation") == "sdpa"
+            sdpa = interface and own(config, "_attn_implementation") == "sdpa"
             if sdpa:
                 _change(config, "_attn_implementation", lambda _: NAME)
             for module in modules:

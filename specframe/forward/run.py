@@ -97,7 +97,7 @@ class Run:
         A drafter's cache may have a runner of the drafter's own, which sees to its model itself.
         """
         runners = [cached.runner for cached in (*self.caches, *self._sharing)]
-        return attending(runner.config for runner in runners if isinstance(runner, ModelRunner))
+        return attending(runner.config for runner in runners if isinstance(runner, ModelRunner) and runner.interface)
 
     def release(self) -> None:
         """Let go of all caches."""

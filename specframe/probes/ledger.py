@@ -114,6 +114,7 @@ class Ledger(Listener):
         depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
         places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
         self._check_positions(accounts, places_BT, placement)
+        self._check_slots(accounts, places_BT, placement)
         self._check_visible(accounts, places_BT, block, placement)
 
     def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
@@ -166,6 +167,17 @@ class Ledger(Listener):
             if len(wrong):
                 place, got = places_BT[row, wrong[0]], positions_BT[row, wrong[0]]
                 self._fail("position", row, account, f"the token with {place} tokens before it has position {got}")
+
+    def _check_slots(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
+        """Check that nothing else is written to the slot of a token; padding may share a slot that holds none."""
+        slots_BT = placement.slots_BT.expand(places_BT.shape).cpu().numpy()
+        for row, account in enumerate(accounts):
+            slots, times = np.unique(slots_BT[row], return_counts=True)
+            taken = np.intersect1d(slots[times > 1], slots_BT[row][places_BT[row] >= 0])
+            if len(taken):
+                self._fail(
+                    "slot", row, account, f"slot {taken[0]} is written twice by one forward: on a GPU either may stand"
+                )
 
     def _check_visible(
         self, accounts: list[Account], places_BT: np.ndarray, block: Block, placement: Placement

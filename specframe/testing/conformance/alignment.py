@@ -113,6 +113,13 @@ class AlignmentSuite(DecodingSuite, StopSuite):
         drafter = self.tree_drafter(target, asked, BY_ROW)
         self.verify(self.pipeline(target, drafter, draft_length=3), asked)
 
+    def test_no_slot_is_written_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Padding before a row's first token has a slot of its own in every forward; so do the invariants hold in all others."""
+        self.require_lossless()
+        monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
+        target, draft = fake_pair()
+        self.verify(self.pipeline(target, draft, check=True), usual_requests(target))
+
     def test_longest_row_leaves(self) -> None:
         """When the longest row has ended, the rows aligned to it decode on correctly."""
         target, draft = fake_pair()

@@ -5,6 +5,7 @@ Devices ``sim:0`` and ``sim:1`` are there as soon as one is asked for by name: `
 :mod:`specframe.testing.device.kind`.
 Their tensors are of a type of their own. An operation on tensors of the host and of a device is refused. Waits of the host and
 copies to the device are counted, with the file and line they happen in. Functions are recorded and replayed as CUDA graphs are.
+Of several values that are written to one place at once the first one stands, where a CPU keeps the last one and a GPU any.
 
 ==================================================  ===========================================================
 :mod:`specframe.testing.device.ledger`              waits, copies and allocations: count them, or refuse them
@@ -13,6 +14,7 @@ copies to the device are counted, with the file and line they happen in. Functio
 :mod:`specframe.testing.device.tensor`              the tensors
 :mod:`specframe.testing.device.operators`           the rules of each operator
 :mod:`specframe.testing.device.recording`           graphs
+:mod:`specframe.testing.device.indexed`             writes by index
 :mod:`specframe.testing.device.packed`              variable-length attention
 :mod:`specframe.testing.device.kind`                the answers to :mod:`specframe.devices.kinds`
 ==================================================  ===========================================================

@@ -10,7 +10,7 @@ from torch.nn.attention import varlen
 from torch.utils import backend_registration
 
 from specframe.devices.kinds import Cuda, Kind, Traffic
-from specframe.testing.device import packed
+from specframe.testing.device import indexed, packed
 from specframe.testing.device.ledger import COPY, LEDGER, WAIT
 from specframe.testing.device.recording import SimRecording
 from specframe.testing.device.tensor import KERNELS, PARTS, SimTensor, aten
@@ -117,6 +117,9 @@ def register() -> Simulated:
         LIBRARY.impl(name, on_sim(operator), "PrivateUse1")
     KERNELS[aten.histc.default] = lambda counted, *bounds: aten.histc(counted.float(), *bounds).to(counted.dtype)
     KERNELS[aten._flash_attention_forward.default] = packed.flash
+    KERNELS[aten.index_copy_.default] = indexed.index_copy
+    KERNELS[aten.index_put_.default] = indexed.index_put
+    KERNELS[aten.scatter_.src] = indexed.scatter
     PARTS[torch.ops.torch_attn._varlen_attn.default] = varlen._varlen_attn._init_fn
     return Simulated()
 

@@ -13,7 +13,7 @@ from specframe.testing.device.operators import Rules, aten, rules
 from specframe.testing.device.recording import tape
 
 KERNELS: dict[Any, Callable[..., Any]] = {}
-"""Kernels that the CPU does not have, by operator: called with tensors of the CPU."""
+"""Kernels that the CPU does not have, or has in another way, by operator: called with tensors of the CPU."""
 
 PARTS: dict[Any, Callable[..., Any]] = {}
 """Operators of Python functions: called with tensors of the device, so that their parts come here."""

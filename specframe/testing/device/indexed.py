@@ -1,0 +1,35 @@
+"""Writes by index: where several go to one place, the first of them stands.
+
+On a GPU any of them may stand. A CPU writes one after the other, so that the last one does, and code that counts on that is right
+there and wrong on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def index_copy(into: torch.Tensor, dim: int, index_N: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``index_copy_``."""
+    return aten.index_copy_(into, dim, index_N, source)
+
+
+def scatter(into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``scatter_`` of a tensor that has the shape of the index."""
+    source = source[tuple(slice(count) for count in index.shape)]
+    return aten.scatter_.src(into, dim, index.flip(dim), source.flip(dim))
+
+
+def index_put(into: torch.Tensor, indices: list[Any], values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """``index_put_``; where a dimension is taken whole, or chosen by a mask, or numbers are added up, it is the CPU's."""
+    plain = not accumulate and all(one is not None and one.dtype not in (torch.bool, torch.uint8) for one in indices)
+    if plain and indices[0].numel() > 1:
+        indices = torch.broadcast_tensors(*indices)
+        shape = (*indices[0].shape, *into.shape[len(indices) :])
+        dims = list(range(indices[0].ndim))
+        indices, values = [one.flip(dims) for one in indices], values.expand(shape).flip(dims)
+    return aten.index_put_(into, indices, values, accumulate)
