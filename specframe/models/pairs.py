@@ -45,7 +45,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
                 f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or {PLAIN!r} for plain decoding"
             )
     if isinstance(drafter, str):
-        name, _ = parse_specification(drafter)
+        name, options = split(drafter)
         drafters = registry().names("drafter")
         if name in drafters:
             paired = aliases.paired_drafter(target) if name == by_model() and isinstance(target, str) else None
@@ -54,9 +54,19 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
             location = aliases.resolve(name)
         except UnknownNameError as fault:
             raise unknown(name, [*drafters, *fault.known]) from None
-        options, head = drafter.removeprefix(name), recognised(location)
+        head = recognised(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
+
+
+def split(drafter: str) -> tuple[str, str]:
+    """Return the name of a drafter or model, and its options with the comma before them. A directory's name may have commas."""
+    ends = [len(drafter), *(place for place in range(len(drafter) - 1, 0, -1) if drafter[place] == ",")]
+    for end in ends:
+        if "," in drafter[:end] and os.path.isdir(os.path.expanduser(drafter[:end])):
+            return drafter[:end], drafter[end:]
+    name, _ = parse_specification(drafter)
+    return name, drafter.removeprefix(name)
 
 
 def by_model() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import importlib.metadata
 import os
@@ -176,8 +177,11 @@ def is_plugin_folder(folder: Path) -> bool:
 
 
 def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such."""
-    name, *pairs = (part.strip() for part in text.split(","))
+    """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such.
+
+    A part with a comma of its own stands in double quotes, as in CSV: ``name,"key=a,b"``, see :func:`quoted`.
+    """
+    name, *pairs = (part.strip() for part in parts_of(text))
     if not name:
         raise OptionError(f"expected a name before its options, as in 'name,key=value', got {text!r}")
     options: dict[str, Any] = {}
@@ -189,6 +193,23 @@ def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
             raise OptionError(f"option {key!r} of {name!r} is given twice: expected one value, got {text!r}")
         options[key] = parse_value(value)
     return name, options
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the parts of a specification; raise :class:`OptionError` where a quotation mark has no partner."""
+    if '"' not in text:
+        return text.split(",")
+    try:
+        return next(csv.reader([text], skipinitialspace=True, strict=True))
+    except csv.Error as error:
+        raise OptionError(
+            f"expected a part with a comma in double quotes, as in 'name,\"key=a,b\"', got {shown(text)}: {sentence(error)}"
+        ) from error
+
+
+def quoted(part: str) -> str:
+    """Return a part of a specification as :func:`parse_specification` reads it again."""
+    return '"' + part.replace('"', '""') + '"' if "," in part or '"' in part else part
 
 
 def discover() -> Registry:

@@ -8,6 +8,8 @@ layer ids that mean other hidden states.
 from __future__ import annotations
 
 import math
+import statistics
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,9 +19,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.requests import Result
-from specframe.errors import ModelError
+from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.models import loading
 from specframe.pipeline import Pipeline
+from specframe.plugins.registry import quoted
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
@@ -34,6 +37,19 @@ CLEARLY, ERRORS = 0.1, 3
 """An offset has to be accepted more than the file as read, to be told as the right one: by so many tokens per round, and by so many
 standard errors. Less may be chance over a few prompts."""
 
+RIGHT = 1
+"""The file as read has to be accepted more than with any offset by so many standard errors, to be told as right: few files are
+wrong, and one that is wrong would have to be so lucky twice, since another offset is right then."""
+
+PAIRS = 4
+"""Prompts whose differences are enough for a standard error. Texts differ more in how well they are foreseen than offsets do."""
+
+SHIFTS = (0, -1, 1)
+"""The shifts of layer ids that are measured. Formats differ by one."""
+
+MOST_TOLD = 3
+"""The most tensors that are not needed of which each is told with the reason."""
+
 
 @attrs.frozen
 class Finding:
@@ -42,11 +58,13 @@ class Finding:
     subject: str
     text: str
     wrong: bool = False
+    unsure: bool = False
+    """Whether what was measured allows no conclusion."""
 
     @property
     def mark(self) -> str:
         """A word for the first column."""
-        return "WRONG" if self.wrong else "ok"
+        return "WRONG" if self.wrong else "UNSURE" if self.unsure else "ok"
 
 
 @attrs.frozen(eq=False)
@@ -75,16 +93,17 @@ def examine(drafter: str, target: str | PreTrainedModel, device: str = "auto", d
     format = format_of(checkpoint)
     place = loading.pick_device(device)
     model = loading.load_model(target, "target", place, loading.pick_dtype(dtype, place))
-    tokenizer = loading.load_tokenizer(target)
     findings = [Finding("format", f"{format.name}, for the drafter {format.drafter!r}")]
-    findings += [*layers_of(checkpoint, format, Target(model)), *mapping_of(checkpoint), *flags_of(checkpoint)]
     try:
-        format.made(checkpoint, Target(model))
-        findings.append(
-            Finding("tensors", f"all that the configuration asks for, of the target's sizes{unused(checkpoint)}")
-        )
+        findings += [*layers_of(checkpoint, format, Target(model)), *mapping_of(checkpoint), *flags_of(checkpoint)]
+        findings += tensors_of(checkpoint, format, Target(model))
     except ModelError as error:
         findings.append(Finding("tensors", str(error), wrong=True))
+    tokenizer = None
+    try:
+        tokenizer = loading.load_tokenizer(target)
+    except ModelError as error:
+        findings.append(Finding("prompts", f"token ids instead of texts: {error}"))
     return Patient(checkpoint, format, model, tokenizer, findings)
 
 
@@ -131,17 +150,21 @@ def flags_of(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("flags", told)
 
 
-def unused(checkpoint: Checkpoint) -> str:
-    """Return a clause on tensors of other layers than the configuration has."""
-    layers = checkpoint.config.get("transformer_layer_config") or checkpoint.config
-    count = layers.get("num_hidden_layers") if isinstance(layers, dict) else None
-    numbers = {
-        int(name.split(".")[1])
-        for name in checkpoint.names
-        if name.startswith("layers.") and name.split(".")[1].isdecimal()
-    }
-    more = sorted(one for one in numbers if isinstance(count, int) and one >= count)
-    return f"; layers {more} in the file are beyond the configuration's {count} and not used" if more else ""
+def tensors_of(checkpoint: Checkpoint, format: Format, target: Target) -> Iterator[Finding]:
+    """Make the head, and say which keys are not known and which tensors are not needed.
+
+    Raises:
+        ModelError: the head cannot be made, or has a tensor that is not read.
+    """
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", SpecframeWarning)
+        _, tensors = format.read(checkpoint, target)
+    yield from (Finding("keys", str(one.message), unsure=True) for one in told if one.category is SpecframeWarning)
+    left = "".join(f"; {name} is not needed: {why}" for name, why in sorted(tensors.ledger.left.items())[:MOST_TOLD])
+    more = len(tensors.ledger.left) - MOST_TOLD
+    yield Finding(
+        "tensors", f"all are read, of the target's sizes{left}{f'; {more} more are not needed' if more > 0 else ''}"
+    )
 
 
 def measured(patient: Patient, draft_length: int, new: int, limit: int) -> Iterator[Finding]:
@@ -150,24 +173,39 @@ def measured(patient: Patient, draft_length: int, new: int, limit: int) -> Itera
     Yields:
         A line with the figures, and one with what follows from them.
     """
-    known = {shift: acceptance(patient, shift, draft_length, new, limit) for shift in (0, -1, 1)}
-    best = max(known, key=lambda shift: known[shift].length)
+    shifts = SHIFTS if patient.format.layers(patient.checkpoint, Target(patient.model).layers) else SHIFTS[:1]
+    known = {shift: acceptance(patient, shift, draft_length, new, limit) for shift in shifts}
     told = ", ".join(
         f"{'as read' if not shift else f'ids {shift:+d}'} {f'{one.length:.2f}' if one.rounds else 'not possible'}"
         for shift, one in known.items()
     )
-    yield Finding("acceptance", f"mean acceptance length of {draft_length} drafted: {told}")
-    as_read, other = known[0], known[best]
-    chance = ERRORS * math.hypot(as_read.error, other.error)
-    if best and other.length > as_read.length + max(CLEARLY, chance):
+    yield Finding("acceptance", f"mean acceptance length of {draft_length} drafted in {known[0].rounds} rounds: {told}")
+    yield from concluded(patient.format, known)
+
+
+def concluded(format: Format, known: dict[int, Acceptance]) -> Iterator[Finding]:
+    """Say what follows from acceptance by the shift of layer ids, if anything does; nothing where the file is read rightly."""
+    as_read = known[0]
+    best = max(
+        (shift for shift in known if shift and known[shift].rounds), key=lambda shift: known[shift].length, default=0
+    )
+    more, error = known[best].beyond(as_read)
+    if best and more > max(CLEARLY, ERRORS * error):
         yield Finding(
             "layer ids",
             f"more is accepted with ids shifted by {best:+d}: the file was written for another meaning of its ids, expected those "
-            f"of {patient.format.name}; run it with shift={best}",
+            f"of {format.name}; run it with shift={best}",
             wrong=True,
         )
     elif as_read.length < 1 + CLEARLY:
         yield Finding("acceptance", "hardly anything is accepted: expected a head trained for this target", wrong=True)
+    elif best and more > -RIGHT * error:
+        yield Finding(
+            "layer ids",
+            f"cannot tell whether ids shifted by {best:+d} are the right ones: {more:+.2f} tokens a round are accepted with them, "
+            f"give or take {error:.2f}; expected a larger difference, so measure more tokens",
+            unsure=True,
+        )
 
 
 @attrs.frozen
@@ -179,26 +217,44 @@ class Acceptance:
     """The mean acceptance length."""
     error: float = 0.0
     """Its standard error, rounds taken as independent."""
+    each: tuple[float, ...] = ()
+    """That of each prompt."""
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> Acceptance:
         """Return that of results."""
-        counts = sum((Counter(one.metrics.acceptance_histogram) for one in results), Counter[int]())
+        each = [Counter[int](one.metrics.acceptance_histogram) for one in results]
+        counts = sum(each, Counter[int]())
         if not (rounds := counts.total()):
             return cls()
-        mean = sum(accepted * count for accepted, count in counts.items()) / rounds
+        mean = mean_of(counts)
         squares = sum((accepted - mean) ** 2 * count for accepted, count in counts.items())
-        return cls(rounds, 1 + mean, math.sqrt(squares) / rounds)
+        return cls(rounds, 1 + mean, math.sqrt(squares) / rounds, tuple(1 + mean_of(one) for one in each))
+
+    def beyond(self, other: Acceptance) -> tuple[float, float]:
+        """Return by how much more is accepted than in another run over the same texts, and the standard error of that."""
+        differences = [mine - its for mine, its in zip(self.each, other.each, strict=False)]
+        if len(differences) < PAIRS:
+            return self.length - other.length, math.hypot(self.error, other.error)
+        return statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def mean_of(counts: Counter[int]) -> float:
+    """Return the mean of values with these counts; 0 where there are none."""
+    return sum(value * count for value, count in counts.items()) / max(1, counts.total())
 
 
 def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> Acceptance:
     """Return what is accepted with layer ids shifted."""
-    drafter = f"{patient.format.drafter},checkpoint={patient.checkpoint.name},shift={shift}"
+    drafter = f"{patient.format.drafter},{quoted(f'checkpoint={patient.checkpoint.name}')}"
+    drafter += f",shift={shift}" if shift else ""
     options: dict[str, Any] = {"tokenizer": patient.tokenizer, "batch_size": 4, "draft_length": draft_length}
     try:
-        pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
-        return Acceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
-    except ModelError:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"the config\.json of drafter", SpecframeWarning)  # findings have told it
+            pipe = Pipeline(target=patient.model, drafter=drafter, accept="greedy", generation_config=None, **options)
+            return Acceptance.of(pipe.generate(prompts(patient)[:limit], max_new_tokens=new))
+    except (ModelError, OptionError):
         if shift:
             return Acceptance()
         raise

@@ -173,6 +173,8 @@ class PairDrafter(HeadDrafter):
     head: PairHead
     trees: Trees
     _runner: ModelRunner | None = None
+    _spare = 0
+    """The slots of a row that trees take beyond those of their nodes, for the budgets that were asked for."""
 
     def __init__(
         self,
@@ -189,7 +191,11 @@ class PairDrafter(HeadDrafter):
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length."""
-        return None if self.trees.chain else self.trees.budget(depth)
+        if self.trees.chain:
+            return None
+        found = self.trees.budget(depth)
+        self._spare = max(self._spare, self.trees.spare(found))
+        return found
 
     def start(self, run: Run) -> None:
         """Open the head's cache."""
@@ -204,7 +210,7 @@ class PairDrafter(HeadDrafter):
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""
-        return 1
+        return 1 + self._spare
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of the cache."""
@@ -271,7 +277,7 @@ class PairDrafter(HeadDrafter):
             return shape(batch, level.tokens_BM, full(self.head.logits(level_BFD)), level.parents_BM)
 
         first_B1V = shape(batch, batch.tokens_BS[:, :0], full(self.head.logits(states_B1D)))
-        return self.trees.grow(batch, budget, self.rule, first_B1V, run).draft
+        return self.trees.grow(batch, budget, self.rule, first_B1V, run, self._spare).draft
 
 
 def pairs_of(batch: Batch) -> Batch:

@@ -17,7 +17,7 @@ from specframe_heads.formats.recognised import drafter_of, format_of
 from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
 from specframe.plugins.offers import Entry
-from specframe.plugins.registry import registry
+from specframe.plugins.registry import parse_specification, registry
 from specframe.testing import harness, zoo
 
 MAKERS = {
@@ -35,6 +35,23 @@ def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
     assert format_of(Checkpoint.open(str(folder))).name == name
     assert choose("tiny", str(folder)) == ("tiny", f"eagle,checkpoint={folder}", None)
     assert choose("tiny", f"{folder},tree=dynamic")[1] == f"eagle,checkpoint={folder},tree=dynamic"
+
+
+def test_a_folder_with_commas_is_a_drafter(tmp_path: Path) -> None:
+    """The path of a head may have commas and quotation marks, with options behind it and without."""
+    folder = testing.eagle3(tmp_path / 'a, "b",c=1', zoo.build("qwen3"))
+    for options in ("", ",tree=dynamic,nodes=8"):
+        drafter = choose("tiny", f"{folder}{options}")[1]
+        assert parse_specification(drafter)[1]["checkpoint"] == str(folder)
+        assert registry().make("drafter", drafter).trees.chain == (not options)
+    zoo.build("llama").save_pretrained(tmp_path / "a,b")
+    assert choose("tiny", f"{tmp_path}/a,b,tree=static") == ("tiny", "model,tree=static", f"{tmp_path}/a,b")
+
+
+def test_a_quotation_mark_without_a_partner_is_refused() -> None:
+    """A specification whose quotation marks do not fit is one sentence."""
+    with pytest.raises(OptionError, match=r"^expected a part with a comma in double quotes, as in "):
+        parse_specification('eagle,"checkpoint=a,b')
 
 
 def test_language_models_are_left_alone(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 from specframe_heads import features, testing
 from specframe_heads.eagle.drafter import Eagle
 from specframe_heads.features import Features, Waiting
+from specframe_std.trees import growing
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
@@ -155,6 +156,20 @@ def test_paths_of_trees_stand(align: str, tree: str, tmp_path: Path) -> None:
     whole = [key for key in alone.keys() & beside.keys() if len(alone[key]) == len(beside[key])]
     assert len(whole) >= 10
     assert all(alone[key] == beside[key] for key in whole)
+
+
+def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level of a dynamic tree runs as many nodes as asked for, far more than the tree has: the cache has slots for them."""
+    target, tops, grow = zoo.build("qwen3"), list[tuple[int, int]](), growing.dynamic
+    monkeypatch.setattr(
+        growing, "dynamic", lambda budget, top, *rest: tops.append((budget.depth, top)) or grow(budget, top, *rest)
+    )
+    folder = testing.eagle3(tmp_path, target)
+    asked = harness.requests(harness.random_prompts([3, 1, 7], zoo.VOCABULARY), 9)
+    drafter = f"eagle,checkpoint={folder},tree=dynamic,nodes=6,top=20"
+    harness.check(harness.pipeline(target, drafter, batch_size=3, draft_length=4), asked)
+    assert (4, 20) in tops
+    assert {top for _, top in tops} == {20}
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.drafters.model import ModelDrafter
 from specframe_std.trees import growing
 from specframe_std.trees.asked import Trees
 from specframe_std.trees.choosing import likeliest
@@ -125,6 +126,21 @@ def test_wrong_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError) as error:
         Trees(**options)
     assert str(error.value) == said
+
+
+def test_a_given_top_has_room_or_is_refused() -> None:
+    """A drafter whose cache has slots for the tree's nodes alone refuses a larger ``top``; left open, it is what has room."""
+    assert Trees("dynamic", nodes=16).top(Budget(5, 16)) == 4
+    assert Trees("dynamic", nodes=59).top(Budget(3, 59)) == 10
+    trees = Trees("dynamic", nodes=59, top=10)
+    assert (trees.spare(Budget(8, 59)), trees.top(Budget(8, 59), spare=11), trees.top(Budget(8, 59), spare=None)) == (
+        11,
+        10,
+        10,
+    )
+    with pytest.raises(OptionError, match=r"^top: expected at most 4 for 16 nodes and depth 5, since .*, got 8$"):
+        ModelDrafter("dynamic", nodes=16, top=8).budget(5)
+    assert ModelDrafter("dynamic", nodes=16, top=8).budget(3) == Budget(3, 16)
 
 
 # ---- growing ---------------------------------------------------------------------------------------------------------

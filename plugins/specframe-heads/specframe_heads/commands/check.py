@@ -22,8 +22,8 @@ from specframe.models.aliases import paired_target
 @click.option("--device", metavar="D", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", metavar="P", type=click.Choice(DTYPES), default="auto", show_default=True, help="Precision.")
 @whole("--draft-length", "Draft tokens per round, for measuring acceptance.", 4)
-@whole("--max-new-tokens", "Tokens per prompt, for measuring acceptance.", 32)
-@whole("--limit", "Only the first N of the built-in prompts.", 4)
+@whole("--max-new-tokens", "Tokens per prompt, for measuring acceptance.", 128)
+@whole("--limit", "Only the first N of the 8 built-in prompts.", 8)
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -38,7 +38,8 @@ def check(
     """Check a head DRAFTER for a target: what its file says, what does not fit, and how much is accepted.
 
     Acceptance is measured as the file is read, and with its layer ids shifted by one in both directions: a wrong offset lowers
-    acceptance and is no error otherwise. The exit status is 2 where something does not fit.
+    acceptance and is no error otherwise. The exit status is 2 where something does not fit, and 3 where too little was measured
+    to tell.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -52,5 +53,4 @@ def check(
     if patient.fits:
         findings = [*findings, *measured(patient, draft_length, max_new_tokens, limit)]
     show_table(("", "subject", "finding"), [(one.mark, one.subject, one.text) for one in findings])
-    if any(one.wrong for one in findings):
-        ctx.exit(2)
+    ctx.exit(2 if any(one.wrong for one in findings) else 3 if any(one.unsure for one in findings) else 0)

@@ -17,7 +17,8 @@ class Eagle(PairDrafter):
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists;
             without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     name = "eagle"

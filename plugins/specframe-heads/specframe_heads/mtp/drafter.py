@@ -88,7 +88,7 @@ class Mtp(PairDrafter):
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""
-        return 1 + len(self.head.backbones)
+        return len(self.head.backbones) + super().beyond()
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of all caches."""

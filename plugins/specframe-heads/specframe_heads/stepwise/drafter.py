@@ -48,7 +48,7 @@ class StepDrafter(PairDrafter):
         if self.trees.chain:
             return self._chain(batch, states_B1D, depth)
         path = Path(self, batch, states_B1D)
-        return self.trees.grow(batch, Budget(depth, budget.nodes), self.rule, path.first(), path.run).draft
+        return self.trees.grow(batch, Budget(depth, budget.nodes), self.rule, path.first(), path.run, spare=None).draft
 
     def _chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
         drafted, kept, token_B1 = [batch.tokens_BS[:, :0]], list[torch.Tensor](), batch.last_tokens(1)
@@ -101,7 +101,8 @@ class Medusa(StepDrafter):
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
             (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     name = "medusa"
@@ -128,7 +129,8 @@ class Hydra(StepDrafter):
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
             (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     name = "hydra"
@@ -144,7 +146,8 @@ class Clover(StepDrafter):
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
             (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     name = "clover"
@@ -160,7 +163,8 @@ class Clover2(StepDrafter):
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
             (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     name = "clover2"

@@ -35,7 +35,8 @@ class ModelDrafter:
         branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists, as
             Medusa's medusa_choices; without it the most promising nodes are taken.
         nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; at most 10.
+        top: nodes that each level of a dynamic tree runs, and children of each; all levels together
+            have room for as many as the tree has nodes. Without it as many as have room, up to 10.
     """
 
     needs: frozenset[str] = frozenset()
@@ -51,8 +52,16 @@ class ModelDrafter:
         self._fed_BN: torch.Tensor | None = None
 
     def budget(self, depth: int | None = None) -> Budget | None:
-        """Return the budget of a tree; None: a chain of any length."""
-        return None if self._trees.chain else self._trees.budget(depth)
+        """Return the budget of a tree; None: a chain of any length.
+
+        Raises:
+            OptionError: the levels of a dynamic tree take more slots of a row than the tree's nodes, which the cache has not.
+        """
+        if self._trees.chain:
+            return None
+        found = self._trees.budget(depth)
+        self._trees.require_room(found)
+        return found
 
     def open(self, run: Run) -> CachedModel:
         """Return the draft model with its cache."""

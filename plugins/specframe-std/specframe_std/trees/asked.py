@@ -87,19 +87,42 @@ class Trees:
             return Shape.line(budget.depth)
         return self._shape.cut(budget.depth, budget.nodes) if self._shape else Shape.usual(budget.depth, budget.nodes)
 
-    def top(self, budget: Budget) -> int:
-        """Return the nodes that each level of a dynamic tree runs: all of them together have room in a draft's slots."""
-        room = budget.nodes // max(1, budget.depth - 1)
-        return max(1, min(room, MOST_CHILDREN if self._top is None else self._top))
+    def spare(self, budget: Budget) -> int:
+        """Return the slots of a row that the levels of a dynamic tree take beyond those of its nodes, where ``top`` was given."""
+        if self._top is None or self.kind != "dynamic":
+            return 0
+        return max(0, self._top * (budget.depth - 1) - budget.nodes)
 
-    def grow(self, batch: Batch, budget: Budget, rule: Rule, logits_B1V: torch.Tensor, run: Run) -> Grown:
+    def require_room(self, budget: Budget) -> None:
+        """Raise :class:`OptionError` where the levels take more slots than the tree's nodes, for a drafter without others."""
+        if self.spare(budget):
+            raise OptionError(
+                f"top: expected at most {max(1, budget.nodes // (budget.depth - 1))} for {budget.nodes} nodes and depth "
+                f"{budget.depth}, since the nodes that all levels run lie in the slots of the tree's nodes, got {self._top}"
+            )
+
+    def top(self, budget: Budget, spare: int | None = 0) -> int:
+        """Return the nodes that each level of a dynamic tree runs: all of them together have room in a draft's slots.
+
+        Args:
+            spare: slots of a row beyond those of the tree's nodes; None: as many as are wanted.
+        """
+        most = MOST_CHILDREN if self._top is None else self._top
+        if spare is None and self._top is not None:
+            return most
+        return max(1, min((budget.nodes + (spare or 0)) // max(1, budget.depth - 1), most))
+
+    def grow(
+        self, batch: Batch, budget: Budget, rule: Rule, logits_B1V: torch.Tensor, run: Run, spare: int | None = 0
+    ) -> Grown:
         """Return a tree within a budget of at least one node, its nodes chosen as the acceptance rule asks.
 
         Args:
             logits_B1V: the scores after each row's last token, shaped by the row's processors.
             run: runs the nodes of one level, see :data:`specframe_std.trees.growing.Run`.
+            spare: as for :meth:`top`.
         """
         choose = by_rule(rule, batch)
         if self.kind == "dynamic":
-            return growing.dynamic(budget, self.top(budget), logits_B1V, run, choose)
+            return growing.dynamic(budget, self.top(budget, spare), logits_B1V, run, choose)
         return growing.static(self.shape(budget), logits_B1V, run, choose)
