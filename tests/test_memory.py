@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.policies.fixed import FixedLength
 
 from specframe.errors import ContractError, ModelError
-from specframe.testing import harness, zoo
+from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
@@ -112,3 +113,75 @@ def test_not_enough_for_one_row_is_one_sentence() -> None:
         pytest.raises(ModelError, match="does not suffice for one sequence: CUDA out of"),
     ):
         list(pipe.generate(PROMPTS[:2], 4))
+
+
+class Greedy:
+    """An observer that needs more memory than there is, in one of its members and from one round on."""
+
+    def __init__(self, member: str, finished: bool) -> None:
+        self._member, self._finished, self.called = member, finished, 0
+
+    def _fall(self, member: str, due: bool = True) -> None:
+        if member == self._member and due:
+            self.called += 1
+            raise OUT
+
+    def enter(self, stage: str) -> None:
+        self._fall("enter")
+
+    def leave(self, stage: str) -> None:
+        self._fall("leave")
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        self._fall("forward")
+
+    def round(self, report: Any) -> None:
+        self._fall("round", bool(report.finished) or not self._finished)
+
+
+@pytest.mark.parametrize(
+    ("member", "finished"), [("enter", False), ("leave", False), ("forward", False), ("round", False), ("round", True)]
+)
+def test_an_observer_without_memory_loses_nothing(member: str, finished: bool) -> None:
+    """Sequences that end in the round are returned with the others, no batch is halved, and the observer is called no more."""
+    target, greedy = fakes.fake_target(), Greedy(member, finished)
+    pipe = harness.pipeline(target, fakes.fake_draft(target), batch_size=3, draft_length=3, observers=[greedy])
+    with pytest.warns(
+        RuntimeWarning, match="observer Greedy is told nothing more: the device's memory ran out in it"
+    ) as found:
+        harness.check(pipe, harness.requests(harness.random_prompts([3, 5, 1], 61), [2, 9, 4]))
+    assert (len(found), greedy.called) == (1, 1)
+
+
+def test_a_policy_without_memory_misses_a_round() -> None:
+    """A policy that cannot learn from a round does not have it decoded again."""
+
+    class Forgetful(FixedLength):
+        def observe(self, report: Any) -> None:
+            raise OUT
+
+    target = fakes.fake_target()
+    pipe = harness.pipeline(target, fakes.fake_draft(target), batch_size=3, draft_length=Forgetful(3))
+    with pytest.warns(RuntimeWarning, match="draft-length policy was told of a round, which it misses"):
+        harness.check(pipe, harness.requests(harness.random_prompts([3, 5, 1], 61), [2, 9, 4]))
+
+
+def test_log_probabilities_are_computed_where_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device has no room for a round's log-probabilities they are the host's, and no result is without them."""
+    target, how = fakes.fake_target(), Sampling(logprobs=2)
+    pipe = harness.pipeline(target, fakes.fake_draft(target), batch_size=3, draft_length=3)
+    prompts = harness.random_prompts([3, 5, 1], 61)
+    free = [(one.token_ids, one.logprobs, one.top_logprobs) for one in pipe.generate(prompts, 6, sampling=how)]
+    right, left = torch.Tensor.log_softmax, [OUT]
+
+    def cramped(self: torch.Tensor, *given: Any) -> torch.Tensor:
+        if left:
+            raise left.pop()
+        return right(self, *given)
+
+    monkeypatch.setattr(torch.Tensor, "log_softmax", cramped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [(one.token_ids, one.logprobs, one.top_logprobs) for one in pipe.generate(prompts, 6, sampling=how)]
+    assert found == free
+    assert not left

@@ -326,6 +326,8 @@ class RoundReport(Progress):
 
     transfer: Transfer | None = None
     """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
+    starts: bool = False
+    """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
     logits_BTV: torch.Tensor | None = None
     """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
     them."""

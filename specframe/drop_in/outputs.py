@@ -10,8 +10,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Result
+from specframe.devices.memory import with_room
 from specframe.drop_in.call import Call
 from specframe.drop_in.reading import read, wanted
+from specframe.observe.logprobs import joined
 from specframe.observe.watch import Watcher
 
 if TYPE_CHECKING:
@@ -32,14 +34,16 @@ class StepOutputs(Watcher):
             given_BTV = report.scores_BTV if kind == "scores" else report.logits_BTV
             assert given_BTV is not None
             for row, sequence in enumerate(report.sequences):
-                values_TV = given_BTV[row, : report.gained[row]].to(torch.float32, copy=True)
+                values_TV = with_room(
+                    lambda given_TV: given_TV.to(torch.float32, copy=True), given_BTV[row, : report.gained[row]]
+                )
                 self._kept[kind][sequence.request.index].append(values_TV)
 
     def steps(self, kind: str, rows: int, count: int) -> tuple[torch.Tensor, ...] | None:
         """Return one (B, V) tensor for each of ``count`` generated tokens; None if ``generate`` was not asked for them."""
         if kind not in self._kinds:
             return None
-        values = [torch.cat(self._kept[kind][row]) for row in range(rows)]
+        values = [joined(self._kept[kind][row]) for row in range(rows)]
         padded = torch.nn.utils.rnn.pad_sequence(values)
         return tuple(padded[:count].unbind(0))
 

@@ -17,13 +17,14 @@ from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds
+from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.guard import guard, guarded, numbers_check
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.prompts import require_ids
-from specframe.engine.retry import out_of_memory, too_small
+from specframe.engine.retry import too_small
 from specframe.engine.tolerated import installed_observers
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.bitwise.mode import bitwise
@@ -157,14 +158,16 @@ class Engine:
         if not self._pools[self._group].unfinished:
             self._shut()
             self._group = not self._group
-        pool = self._pools[self._group]
+        pool, report = self._pools[self._group], None
         try:
             with self._joint() as stand, self._context(self._group):
                 opened = self._opened = self._opened or self._open(pool)
                 with opened.run.attending():
                     report = loop.step(pool, opened.use, self._watch, self._agree, stand, opened.check)
+                if report is not None:
+                    loop.tell(report, opened.use.policy, self._watch)
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if report is not None or not out_of_memory(error):
                 raise
             self._batch_size = min(self._batch_size, pool.rows) // 2
             if not self._batch_size:

@@ -5,6 +5,7 @@ Nothing here knows a strategy's name, reads a clock or prints. ``watch.stage(nam
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import attrs
@@ -21,9 +22,11 @@ from specframe.contracts.drafts import (
     Verdict,
     along,
 )
-from specframe.contracts.roles import AcceptanceRule
+from specframe.contracts.roles import AcceptanceRule, BudgetPolicy
 from specframe.contracts.round import Batch
+from specframe.devices.memory import out_of_memory
 from specframe.engine.pool import Pool
+from specframe.errors import SpecframeWarning
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided
@@ -50,7 +53,7 @@ def step(
     Args:
         pool: the sequences.
         use: the strategies.
-        watch: observers.
+        watch: told of stages; of the round, :func:`tell` tells.
         agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
         stand: called before the round's tokens are taken over; other ranks may still fail until it returns.
         check: checks the round's numbers when they come to the host; None: the strategies' guards have checked them at once.
@@ -91,11 +94,25 @@ def step(
         if transfer.verdict.path_BT is not verdict.path_BT:
             shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
         stand()
-        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV)
-    if decodes:
-        use.policy.observe(report)
+        return pool.advance(batch, transfer, logits_BTV, shaped_BTV)
+
+
+@torch.inference_mode()
+def tell(report: RoundReport, policy: BudgetPolicy, watch: Watch) -> None:
+    """Tell the policy and the observers of a round.
+
+    The round has been taken over by then: it is not tried again, and no sequence that it has ended is lost, whatever they raise. A
+    policy without memory misses the round.
+    """
+    if not (report.prefill or report.starts):
+        try:
+            policy.observe(report)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            why = "the device's memory ran out when the draft-length policy was told of a round, which it misses"
+            warnings.warn(why, SpecframeWarning, stacklevel=2)
     watch.round(report)
-    return report
 
 
 def verdict_of(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores) -> Verdict:

@@ -323,6 +323,7 @@ class Pool:
             tokens=[row[:count] for row, count in zip(ids, gained.tolist(), strict=True)],
             finished=finished,
             transfer=transfer,
+            starts=batch.starts,
             logits_BTV=logits_BTV,
             scores_BTV=scores_BTV,
         )

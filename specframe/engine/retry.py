@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from specframe.errors import ModelError
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Return whether a device had no memory left; on a CPU that is no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def too_small(error: RuntimeError) -> ModelError:

@@ -14,6 +14,7 @@ from specframe.contracts.drafts import RoundReport
 from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
+from specframe.devices.memory import with_room
 from specframe.observe.watch import Watcher
 
 
@@ -29,8 +30,8 @@ class _Part:
 class Logprobs(Watcher):
     """Observer that keeps log-probabilities for the sequences that ask for them.
 
-    They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation. Those of a
-    sequence that was aborted go with it.
+    They stay on the device until their sequence ends or is streamed, so that a round needs no further synchronisation. Where the
+    device has no memory for them, they are computed on the host. Those of a sequence that was aborted go with it.
     """
 
     def __init__(self) -> None:
@@ -41,11 +42,15 @@ class Logprobs(Watcher):
         asking = [row for row, sequence in enumerate(report.sequences) if sequence.request.logprobs is not None]
         if not asking or report.logits_BTV is None:
             return
-        asking_A = constant(tuple(asking), report.logits_BTV.device)
-        logprobs_ATV = report.logits_BTV[asking_A].float().log_softmax(-1)
-        chosen_AT = logprobs_ATV.gather(2, report.verdict.tokens_BT[asking_A][..., None])[..., 0]
         most = max(report.sequences[row].request.logprobs or 0 for row in asking)
-        top_ATN, top_ids_ATN = logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
+
+        def values(logits_BTV: torch.Tensor, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            asking_A = constant(tuple(asking), logits_BTV.device)
+            logprobs_ATV = logits_BTV[asking_A].float().log_softmax(-1)
+            chosen_AT = logprobs_ATV.gather(2, tokens_BT[asking_A][..., None])[..., 0]
+            return chosen_AT, *logprobs_ATV.topk(min(most, logprobs_ATV.shape[-1]), dim=-1)
+
+        chosen_AT, top_ATN, top_ids_ATN = with_room(values, report.logits_BTV, report.verdict.tokens_BT)
         for place, row in enumerate(asking):
             gained = int(report.gained[row])
             part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
@@ -58,9 +63,16 @@ class Logprobs(Watcher):
             return sequence.logprobs
         if count is None or not parts:
             return None, None
-        chosen = torch.cat([part.chosen_T for part in parts]).tolist()
+        chosen = joined([part.chosen_T for part in parts]).tolist()
         if not count:
             return chosen, None
-        values = torch.cat([part.top_TN[:, :count] for part in parts]).tolist()
-        ids = torch.cat([part.top_ids_TN[:, :count] for part in parts]).tolist()
+        values = joined([part.top_TN[:, :count] for part in parts]).tolist()
+        ids = joined([part.top_ids_TN[:, :count] for part in parts]).tolist()
         return chosen, [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors one after the other: on their device, or on the host where some are there or the device has no memory."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    return with_room(lambda *parts: torch.cat(parts), *tensors)

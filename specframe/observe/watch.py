@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.roles import Observer
+from specframe.devices.memory import out_of_memory
+from specframe.errors import SpecframeWarning
 
 _NOTHING = contextlib.nullcontext()
 
@@ -15,32 +18,45 @@ _NOTHING = contextlib.nullcontext()
 class Stage:
     """A stage of a round, told to observers when it begins and when it ends."""
 
-    def __init__(self, observers: list[Observer], name: str) -> None:
-        self._observers, self._name = observers, name
+    def __init__(self, watch: Watch, name: str) -> None:
+        self._watch, self._name = watch, name
 
     def __enter__(self) -> None:
-        for observer in self._observers:
-            observer.enter(self._name)
+        for observer in self._watch.observers:
+            try:
+                observer.enter(self._name)
+            except RuntimeError as error:
+                self._watch.dismiss(observer, error)
 
     def __exit__(self, *_: object) -> None:
-        for observer in self._observers:
-            observer.leave(self._name)
+        for observer in self._watch.observers:
+            try:
+                observer.leave(self._name)
+            except RuntimeError as error:
+                self._watch.dismiss(observer, error)
 
 
 class Watch:
-    """The observers of one run. Stages nest: time in an inner stage counts for the inner stage only."""
+    """The observers of one run. Stages nest: time in an inner stage counts for the inner stage only.
+
+    An observer for which the device has no memory is told nothing more, with a warning, and the run goes on: the round is neither
+    lost nor decoded again for it.
+    """
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = list(observers)
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark everything inside the ``with`` block as part of stage ``name``."""
-        return Stage(self.observers, name) if self.observers else _NOTHING
+        return Stage(self, name) if self.observers else _NOTHING
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
         for observer in self.observers:
-            observer.forward(model, rows, tokens)
+            try:
+                observer.forward(model, rows, tokens)
+            except RuntimeError as error:
+                self.dismiss(observer, error)
 
     def spent(self, stages: Mapping[str, float]) -> None:
         """Report seconds of stages that passed in other processes, to the observers that count them."""
@@ -51,7 +67,20 @@ class Watch:
     def round(self, report: RoundReport) -> None:
         """Report a finished round."""
         for observer in self.observers:
-            observer.round(report)
+            try:
+                observer.round(report)
+            except RuntimeError as error:
+                self.dismiss(observer, error)
+
+    def dismiss(self, observer: Observer, error: RuntimeError) -> None:
+        """Tell an observer nothing more if it raised for lack of the device's memory; raise any other error."""
+        if not out_of_memory(error):
+            raise error
+        self.observers = [
+            one for one in self.observers if one is not observer
+        ]  # a list that is gone through stays as it is
+        why = f"observer {type(observer).__qualname__} is told nothing more: the device's memory ran out in it"
+        warnings.warn(why, SpecframeWarning, stacklevel=2)
 
 
 class Watcher:

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from specframe.engine.retry import out_of_memory
+from specframe.devices.memory import out_of_memory
 from specframe.errors import SpecframeError
 
 Call = tuple[Any, str, float]

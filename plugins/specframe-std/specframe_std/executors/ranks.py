@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers.utils.logging import disable_progress_bar
 
-from specframe.engine.retry import out_of_memory
+from specframe.devices.memory import out_of_memory
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe_std.executors.links import Links
 
