@@ -17,7 +17,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test nightly bounds mutants test-ray kernels fuzz check docs wheels bench clean
+.PHONY: run install test nightly bounds mutants test-ray test-clients kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -63,6 +63,19 @@ bounds-%: .venv-bounds/%/installed
 	.venv-bounds/$*/bin/pip install --quiet --no-compile -c .venv-bounds/$*/bounds.txt -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
+test-clients: install .venv-guidellm/installed .venv-aiperf/installed  ## load generators measure the server, each in an environment of its own
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q plugins/specframe-serve/clients
+
+.venv-guidellm/installed: constraints.txt
+	$(PYTHON) -m venv .venv-guidellm
+	.venv-guidellm/bin/pip install --quiet --no-compile $(shell grep ^torch== constraints.txt) guidellm==0.8.1
+	touch $@
+
+.venv-aiperf/installed:
+	$(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/pip install --quiet --no-compile aiperf==0.13.0
+	touch $@
+
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
 
@@ -87,4 +100,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-bounds dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
