@@ -82,6 +82,7 @@ def test_a_wrong_name_is_told_without_torch(arguments: list[str], tmp_path: Path
 @pytest.mark.parametrize("kind", ROLES)
 def test_the_source_says_what_the_class_says(kind: str) -> None:
     """Read from its source, every strategy has the docstring, traits and options that its class has."""
+    assert registry().of(kind)
     for entry in registry().of(kind):
         assert isinstance(entry.reference, str)
         assert facts.of_reference(entry.reference) == facts.of_object(entry.factory)

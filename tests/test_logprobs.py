@@ -49,7 +49,9 @@ def assert_own(result, count):
 def test_they_are_the_targets(align, draft_length):
     """Whatever the draft length and the alignment, they are those of the target fed with the tokens one pass at a time."""
     pipe = pipeline(align=align, draft_length=draft_length)
-    for result in pipe.generate(PROMPTS, NEW, sampling=Sampling(logprobs=3)):
+    results = list(pipe.generate(PROMPTS, NEW, sampling=Sampling(logprobs=3)))
+    assert [result.index for result in results] == list(range(len(PROMPTS)))
+    for result in results:
         assert_own(result, 3)
         assert [next(iter(top)) for top in result.top_logprobs] == result.token_ids, "greedy takes the most likely"
 
@@ -81,6 +83,7 @@ def test_each_prompt_is_told_what_it_asks_for():
 def test_more_than_there_are():
     """Of all tokens there are no more than the vocabulary has; their probabilities add up to 1."""
     (result,) = pipeline().generate(PROMPTS[:1], 3, sampling=Sampling(logprobs=1000))
+    assert len(result.top_logprobs) == 3
     for top in result.top_logprobs:
         assert sorted(top) == list(range(zoo.VOCABULARY))
         assert list(top.values()) == sorted(top.values(), reverse=True)

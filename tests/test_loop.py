@@ -48,7 +48,7 @@ def test_draft_is_fed_at_most_k_plus_one_tokens_per_row(align, schedule):
 def test_prompts_are_read_once(align):
     """Over a whole run, the target and the draft are each fed every prompt once, in the round that reads it."""
     _, feeds = watched(DRAFT, harness.requests(PROMPTS, 12), align=align)
-    for round in (r for r in feeds.rounds if r.report.prefill):
+    for round in feeds.reading:
         longest = int(round.report.lengths.max())
         assert sum(tokens for _, tokens in round.target) == longest
         assert sum(tokens for _, tokens in round.draft) == longest - 1

@@ -92,6 +92,7 @@ def test_samples_and_noise_survive() -> None:
     pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=4, draft_length=3, verify=Cramped(2, {3}))
     with pytest.warns(RuntimeWarning):
         cramped = [result.token_ids for result in pipe.generate(PROMPTS[:3], 10, sampling=how)]
+    assert len(cramped) == 3 * 3
     assert cramped == [result.token_ids for result in free.generate(PROMPTS[:3], 10, sampling=how)]
 
 

@@ -185,17 +185,22 @@ def test_as_on_the_cpu(kind: str) -> None:
             pipe = piped("qwen3", seed=3, **options)
             results = list(pipe.generate(prompts, NEW, sampling=Sampling(**sampling)))
             found.append([(one.index, one.sample, one.token_ids, one.finish_reason) for one in results])
+    assert len(found[0]) == len(prompts) * sampling.get("samples", 1)
     assert found[0] == found[1]
 
 
 def test_streaming() -> None:
     """Chunks on the device add up to what the reference decoder gives."""
-    pipe, tokens = piped("qwen3"), {}
+    pipe, tokens, ends = piped("qwen3"), {}, {}
     for chunk in pipe.stream([request.prompt_ids for request in asked("qwen3")], NEW):
         tokens.setdefault(chunk.index, []).extend(chunk.token_ids)
+        if chunk.result:
+            ends[chunk.index] = chunk.result.finish_reason
     for request in harness.requests([one.prompt_ids for one in asked("qwen3")], NEW):
-        assert tokens[request.index] == harness.expected(pair("qwen3")[0], request)[0][: len(tokens[request.index])]
-        assert tokens[request.index]
+        found = tokens[request.index]
+        assert found == harness.expected(pair("qwen3")[0], request)[0][: len(found)]
+        assert ends[request.index] == ("length" if len(found) == NEW else "eos")
+        assert len(found) == NEW or found[-1] == zoo.EOS
 
 
 def test_the_drop_in() -> None:

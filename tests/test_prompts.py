@@ -208,7 +208,7 @@ FAULTS: list[tuple[Any, str]] = [
 def test_faults_of_single_entries() -> None:
     """An entry that holds no prompt has a fault with its place; the others are prompts."""
     found = written(json.dumps([entry for entry, _ in FAULTS] + ["fine"]), "p.json")
-    for number, (prompt, (entry, reason)) in enumerate(zip(found, FAULTS, strict=False), start=1):
+    for number, (prompt, (entry, reason)) in enumerate(zip(found[:-1], FAULTS, strict=True), start=1):
         assert prompt.fault, entry
         assert prompt.fault.startswith(f"p.json entry {number}: "), prompt.fault
         assert reason in prompt.fault

@@ -104,7 +104,9 @@ def test_sampled_tokens_are_those_of_a_run_without_stops(align):
     choose = random.Random(align)
     asked = [some_strings(choose, text(tokens)) for tokens in unstopped]
     samplings = [WARM.with_parameters({"stop": strings}) for strings in asked]
-    for result in pipe.generate(PROMPTS, NEW, sampling=samplings):
+    results = list(pipe.generate(PROMPTS, NEW, sampling=samplings))
+    assert [result.index for result in results] == list(range(len(PROMPTS)))
+    for result in results:
         expected = looked_for(unstopped[result.index], asked[result.index])
         assert (result.token_ids, result.text) == expected
 
@@ -175,7 +177,9 @@ def test_a_criterion_ends_where_it_would_one_token_at_a_time(align):
     """A user's criterion is asked after every token, in order, with the exact prefix; it ends the row where it holds."""
     criteria = [Divides(divisor) for divisor in (2, 3, 5, 7, 11, 13, 17, 19)]
     samplings = [Sampling(criteria=(criterion,)) for criterion in criteria]
-    for result in pipeline(align=align).generate(PROMPTS, NEW, sampling=samplings):
+    results = list(pipeline(align=align).generate(PROMPTS, NEW, sampling=samplings))
+    assert [result.index for result in results] == list(range(len(PROMPTS)))
+    for result in results:
         prompt, tokens, criterion = PROMPTS[result.index], TRUTH[result.index][:NEW], criteria[result.index]
         prefixes = [prompt + tokens[: count + 1] for count in range(NEW)]
         ends = next((n for n, ids in enumerate(prefixes) if sum(ids) % criterion.divisor == 0), NEW - 1)

@@ -198,8 +198,17 @@ class Feeds(Watcher):
 
     @property
     def decoding(self) -> list[Round]:
-        """The rounds that did not read prompts."""
-        return [round for round in self.rounds if not round.report.prefill]
+        """The rounds that did not read prompts; AssertionError where there is none, since whatever is said of all would hold."""
+        found = [round for round in self.rounds if not round.report.prefill]
+        assert found, "no round that decodes was seen"
+        return found
+
+    @property
+    def reading(self) -> list[Round]:
+        """The rounds that read prompts; AssertionError where there is none."""
+        found = [round for round in self.rounds if round.report.prefill]
+        assert found, "no round that reads prompts was seen"
+        return found
 
 
 def open_run(

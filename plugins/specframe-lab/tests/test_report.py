@@ -356,11 +356,13 @@ def test_csv_of_the_speed_up_holds_what_the_results_hold(folder: Path):
 
 def test_csv_of_latencies_and_equality_holds_what_the_results_hold(folder: Path):
     kept = {(one["scheme"], str(one["cell"]["batch_size"]), one["repeat"]): one for one in results(folder)}
+    assert len(rows(folder, "latency")) == len({(scheme, size) for scheme, size, _ in kept})
     for row in rows(folder, "latency"):
         tails = [np.percentile(kept[row["scheme"], row["batch_size"], repeat]["latencies"], 99) for repeat in (0, 1)]
         assert float(row["p99"]) == pytest.approx(np.median(tails))
     reference = kept["plain", "1", 0]["token_ids"]
     found = {(row["scheme"], row["batch_size"]): int(row["exact"]) for row in rows(folder, "equality")}
+    assert {scheme for scheme, _ in found} >= {"masking", "ragged"}
     for (scheme, size), exact in found.items():
         assert exact == sum(a == b for a, b in zip(kept[scheme, size, 0]["token_ids"], reference, strict=True))
         assert exact == 4 or scheme == "masking"

@@ -98,6 +98,7 @@ def test_results_follow_from_the_frames(align: str) -> None:
 def test_slots_hold_the_tokens_of_their_row(align: str) -> None:
     """Every frame shows each standing token of a row once, in order, with its id; drafts are marked by fate."""
     trace = traced(align)
+    assert {lane.prompt for lane in lanes(trace)} == set(range(len(trace.prompts)))
     for lane in lanes(trace):
         row = [*trace.prompts[lane.prompt], *trace.outputs[lane.prompt]]
         standing = [trace.cells[n] for n, mark in zip(lane.slots, lane.marks) if mark in KEPT + INPUT + ACCEPTED]
@@ -150,7 +151,9 @@ class Witness(Trace):
 def test_book_is_what_the_cache_holds(align: str) -> None:
     """On every KV backend, each slot of the real cache holds the token and position that the trace says it does."""
     alignment = strategy(registry(), "alignment", align)
-    for kv in able(registry(), "KV backend", alignment.needs):
+    backends = able(registry(), "KV backend", alignment.needs)
+    assert alignment.kv in backends
+    for kv in backends:
         witness = Witness()
         options = {"align": witness.around(alignment), "kv": kv, "observers": [witness], "draft_length": 4}
         pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET), batch_size=2, **options)

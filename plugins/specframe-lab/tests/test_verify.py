@@ -135,7 +135,9 @@ def test_bfloat16_bugs_in_no_lossless_alignment(architecture: str) -> None:
     target = zoo.build(architecture).bfloat16()
     draft = zoo.good_draft(zoo.build(architecture)).bfloat16()
     prompts = harness.random_prompts([1, 26, 9, 3, 17], zoo.VOCABULARY, seed=6)
-    for one in outcomes(target, draft, prompts, align="ragged,exspec,rollback", batch_size=3, new=12):
+    found = outcomes(target, draft, prompts, align="ragged,exspec,rollback", batch_size=3, new=12)
+    assert len(found) == 3
+    for one in found:
         assert one.sound, one.batch_one and one.batch_one.worst
         assert one.same_batch is not None
         assert one.same_batch.bugs == 0

@@ -43,7 +43,8 @@ class TestModel(DrafterSuite):
                 tokens = [*PROMPTS[index], *results[index].token_ids][: round.report.lengths[row]]
                 own = harness.continuation(draft, tokens, self.draft_length)
                 proposed = round.report.draft.tokens_BN[row].tolist()
-                assert proposed == own[: len(proposed)]
+                assert proposed == own[: round.report.draft.depth]
+        assert {round.report.draft.depth for round in feeds.decoding} >= {self.draft_length}
 
     @pytest.mark.parametrize("tree", [{}, {"branch": "2/1"}], ids=["chain", "tree"])
     @pytest.mark.parametrize("align", ["ragged", "eqspec"])
@@ -58,6 +59,7 @@ class TestModel(DrafterSuite):
         for round in feeds.rounds:
             drafting = sum(sequence.request.speculate for sequence in round.report.sequences)
             assert {rows for rows, _ in round.draft} <= {drafting}
+        assert any(round.draft for round in feeds.decoding)
         if not tree:
             assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 

