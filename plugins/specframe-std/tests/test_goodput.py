@@ -83,7 +83,7 @@ def round_report(accepted: np.ndarray, length: int) -> Any:
         lengths=np.full(len(accepted), 10),
         accepted=accepted,
         drafted=np.full(len(accepted), length),
-        draft=types.SimpleNamespace(depth=length),
+        depth=length,
     )
 
 
