@@ -19,6 +19,7 @@ from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.ongoing import own
 from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
 from specframe.forward.unpadded import Unpadded
+from specframe.models.precision import eps
 from specframe.values import unwrapped
 
 PROBED_PAGE = 16
@@ -247,10 +248,10 @@ class SelfTests:
         if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
             raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")
 
-    @property
+    @functools.cached_property
     def _tolerance(self) -> float:
         """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
-        return 0.02 if self._feeder.dtype == torch.float32 else 0.5
+        return 0.02 if eps(self._feeder.model) <= torch.finfo(torch.float32).eps else 0.5
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

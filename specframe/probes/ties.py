@@ -2,7 +2,8 @@
 
 A decoder layer rounds the residual stream twice, after attention and after its feed-forward block; with the embedding
 and the head that is 2 L + 2 roundings for L layers. A rounding has a relative error of up to eps / 2, with a standard
-deviation of eps / sqrt(12), where eps is the distance from 1 to the next number of the dtype. The errors of different
+deviation of eps / sqrt(12), where eps is the distance from 1 to the next number of the dtype, or of the steps that activations
+are quantised to. The errors of different
 roundings are nearly independent, so they add up like a random walk, and two logits may err in opposite directions:
 the distance between two logits of size M has a standard deviation of sqrt(2) * sqrt(2 L + 2) * eps / sqrt(12) * M.
 The bound is five standard deviations,
@@ -30,6 +31,8 @@ import attrs
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from specframe.models.precision import eps
+
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
 """Shapes of the forwards whose errors are measured: rows, and tokens fed at once (None: all)."""
 
@@ -40,7 +43,7 @@ STEPPED = 16
 def roundings(model: PreTrainedModel) -> float:
     """Return the relative error that all roundings of one forward add up to."""
     layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", 1))
-    return math.sqrt(2 * layers + 2) * torch.finfo(model.dtype).eps
+    return math.sqrt(2 * layers + 2) * eps(model)
 
 
 def tie_bound(model: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
@@ -91,7 +94,9 @@ class Scales:
         return Weighed(best - second, short, bound)
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
-        """Return the float64 logits after some tokens, (V,)."""
+        """Return the float64 logits after some tokens, (V,); a model that quantises its activations has none but its own."""
+        if eps(self._model) > torch.finfo(self._model.dtype).eps:  # its quantiser is part of what it computes
+            return _forward(self._model, ids, 1, None)[0].double()
         if self._copy is None:
             with torch.inference_mode(False):
                 self._copy = copy.deepcopy(self._model).double()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
@@ -61,7 +62,12 @@ class Target:
             raise ModelError(
                 f"{whose} has no {part} of its own: expected the target to have one of size {size}, got {got}"
             )
-        return weight.detach()
+        return in_one_piece(weight.detach())
+
+
+def in_one_piece(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight as a plain tensor; all ranks gather one that is split over them, and each of them has all of it then."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def require_hidden(whose: str, expected: int, target: Target) -> None:

@@ -42,7 +42,7 @@ NEW = [12, 9, 14, 6, 11]
 def pipeline(target: str = "target", **options: Any) -> Any:
     usual = {"drafter": str(FOLDER / "drafter"), "executor": "tp", "draft_length": 3, "generation_config": None}
     usual |= {"batch_size": 3, "device": "cpu"}
-    return Pipeline(target=str(FOLDER / target), **usual | options)
+    return Pipeline(target=target if target == "tiny" else str(FOLDER / target), **usual | options)
 
 
 def tokens(pipe: Any, **more: Any) -> Any:
@@ -55,6 +55,10 @@ def tokens(pipe: Any, **more: Any) -> Any:
 
 def exact(align: str, policy: str, target: str = "target") -> Any:
     return tokens(pipeline(target, align=align, draft_length=policy))
+
+
+def head(name: str) -> Any:
+    return tokens(pipeline("tiny", drafter=name))
 
 
 def pieces() -> Any:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 from specframe_std.executors import heads, place
@@ -25,6 +26,7 @@ from specframe_std.executors.tp import TensorParallel
 
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError
+from specframe.models.loading import load_model
 from specframe.testing import harness, zoo
 from specframe.testing.conformance import ExecutorSuite
 
@@ -38,7 +40,9 @@ SECONDS = 120
 
 ALIGNMENTS = ("ragged", "eqspec", "exspec")
 EXACT = ["exact:ragged:3", *(f"exact:{align}:goodput,maximum=4" for align in ALIGNMENTS)]
-FAST = [*EXACT, "late", "aborted", "command", "out_of_memory", "failing", "three_heads"]
+HEADS = ["head:tiny-eagle3", "head:tiny-clover2"]
+"""Heads that have the target's embedding, or its language modelling head, which the ranks have in parts."""
+FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "failing", "three_heads"]
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
 """Further architectures, with heads that two ranks share."""
 ALSO_EXACT = [
@@ -53,6 +57,7 @@ ALSO_EXACT = [
 SLOW = [
     *ALSO_EXACT,
     *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
+    "head:tiny-medusa",
     *("sharded", "drawn", "no_memory_to_open", "bitwise", "device", "parted", "no_plan", "whole"),
 ]
 
@@ -121,6 +126,16 @@ def expected(name: str = "qwen3") -> list[Any]:
 def test_equals_one_process(found: Found, case: str) -> None:
     """Both ranks have the reference's tokens, under every alignment and policy, and where a clock of rank 1 is hours ahead."""
     assert found(case) == [expected()] * 2
+
+
+@pytest.mark.parametrize("case", [*HEADS, pytest.param("head:tiny-medusa", marks=pytest.mark.slow)])
+def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.FixtureRequest, case: str) -> None:
+    """A head that borrows parts of a target whose weights the ranks share has the tokens of one process on both ranks."""
+    tiny = load_model("tiny", "target", torch.device("cpu"), torch.float32)
+    asked = harness.requests(PROMPTS, NEW, {zoo.EOS})
+    wanted = [[list(ids), reason] for ids, reason in (harness.expected(tiny, one) for one in asked)]
+    found: Found = request.getfixturevalue("found" if case in HEADS else "also_found")
+    assert found(case) == [wanted] * 2
 
 
 @pytest.mark.slow

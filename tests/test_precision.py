@@ -1,0 +1,101 @@
+"""A model that quantises its activations is held to its own precision, and one that quantises weights alone to its dtype's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specframe.forward.runner import ModelRunner
+from specframe.models.precision import STEP, eps, quantised
+from specframe.probes.ties import Scales, roundings
+from specframe.testing import harness, zoo
+
+FINE = torch.finfo(torch.float32).eps
+PROMPTS = harness.random_prompts((5, 9, 3), zoo.VOCABULARY, seed=1)
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear layer with weights of eight bits; ``dynamic``: its inputs are rounded to eight bits of the token's largest."""
+
+    def __init__(self, linear: torch.nn.Linear, dynamic: bool) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self._dynamic = dynamic
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, in the precision of the input."""
+        if self._dynamic:
+            step = x.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
+            x = (x / step).round() * step
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+def int8(model: PreTrainedModel, dynamic: bool) -> PreTrainedModel:
+    """Return a model whose linear layers, the head aside, are quantised."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, Int8Linear(module, dynamic))
+    return model
+
+
+def test_a_quantised_model_is_told_by_its_tensors() -> None:
+    """Matrices of integers, or of eight bits, count; embeddings, masks of truth values and ids do not."""
+    plain = zoo.build("gpt2")
+    assert not [*quantised(plain)]
+    assert eps(plain) == FINE
+    assert eps(zoo.build("gpt2").bfloat16()) == torch.finfo(torch.bfloat16).eps
+    coarse = int8(zoo.build("llama"), dynamic=True)
+    assert len([*quantised(coarse)]) == 14
+    assert eps(coarse) == STEP
+    assert roundings(coarse) == pytest.approx(roundings(zoo.build("llama")) * STEP / FINE)
+
+
+def test_weights_that_say_that_activations_are_not_quantised_leave_the_precision() -> None:
+    """Where every quantised weight says so, as torchao's do, the model is held to its dtype."""
+    model = int8(zoo.build("llama"), dynamic=False)
+    for weight in quantised(model):
+        weight.act_quant_kwargs = None  # type: ignore[attr-defined]
+    assert eps(model) == FINE
+    assert roundings(model) == roundings(zoo.build("llama"))
+    next(quantised(model)).act_quant_kwargs = object()  # type: ignore[attr-defined]
+    assert eps(model) == STEP
+
+
+def test_rounded_activations_are_no_reason_to_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference of a step, where the same tokens have other slots, is rounding in a quantised model, and a fault in another."""
+    tried: list[Any] = []
+    usual = ModelRunner.call
+
+    def stepping(self: ModelRunner, *given: Any, **named: Any) -> torch.Tensor:
+        tried.append(given)
+        logits = usual(self, *given, **named)
+        return logits + 0.04 * logits.std() * (len(tried) % 2)
+
+    monkeypatch.setattr(ModelRunner, "call", stepping)
+    assert ModelRunner(int8(zoo.build("llama"), dynamic=True), "target").kv_shapes
+    tried.clear()
+    with pytest.raises(Exception, match=r"gives other logits when the same tokens have other slots, off by 0\.04"):
+        assert ModelRunner(zoo.build("llama"), "target").kv_shapes
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["weights", "activations"])
+def test_a_quantised_target_is_decoded(dynamic: bool) -> None:
+    """Drafts leave the tokens of a quantised target as they are, but where it has a tie in its own precision."""
+    target = int8(zoo.build("qwen3"), dynamic)
+    found = harness.decode(
+        harness.pipeline(target, zoo.good_draft(zoo.build("qwen3")), batch_size=3, draft_length=3),
+        harness.requests(PROMPTS, 8),
+    )
+    for one, prompt in zip(found, PROMPTS, strict=True):
+        wanted = list(harness.continuation(target, prompt, 8))
+        parted = next((n for n, (a, b) in enumerate(zip(one.token_ids, wanted, strict=True)) if a != b), None)
+        if parted is not None:
+            assert dynamic
+            ids = [*prompt, *wanted[:parted]]
+            assert Scales(target).weigh(ids, [one.token_ids[parted], wanted[parted]]).tie
