@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -86,9 +87,14 @@ def test_a_stream_ends_with_the_error() -> None:
     assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
 
 
-def test_nothing_is_looked_at_without_processors_of_ones_own() -> None:
-    """Rows whose processors are transformers' alone cost no look at their scores, not even where those are nan."""
+def test_infinity_is_a_choice_of_ones_own_processors() -> None:
+    """A processor may set one score to infinity, to have this token chosen; without one, infinity is the target's overflow."""
     pipe = harness.pipeline(TARGET, DRAFT)
-    asked, _ = pipe.requests.make(PROMPTS, NEW, None, False, Sampling(repetition_penalty=1.2))
-    batch = SimpleNamespace(sequences=[SimpleNamespace(request=request) for request in asked])
-    assert undecided(batch, torch.full((len(asked), 1, 3), float("nan"))) is None  # type: ignore[arg-type]
+    found = {}
+    for name, processors in (("own", (Breaks(99, "nan"),)), ("none", ())):
+        asked, _ = pipe.requests.make(PROMPTS[:1], NEW, None, False, Sampling(processors=processors))
+        batch: Any = SimpleNamespace(sequences=[SimpleNamespace(request=asked[0])])
+        scores_BTV = torch.zeros(1, 4, 3)
+        scores_BTV[0, 1, 2], scores_BTV[0, 2, 0], scores_BTV[0, 3] = float("inf"), float("nan"), float("-inf")
+        found[name] = undecided(batch, scores_BTV)[0].tolist()
+    assert found == {"own": [False, False, True, True], "none": [False, True, True, True]}

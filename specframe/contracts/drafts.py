@@ -176,6 +176,8 @@ class Numbers:
     """Number of real draft tokens, (B,); None: no filler."""
     undecided: np.ndarray | None = None
     """Whether no token can be chosen at a place, (B, K + 1); None: one can be chosen at every place."""
+    undrawn: np.ndarray | None = None
+    """Whether draft tokens were drawn from logits that are no distribution, (B,); None: none could be."""
     judged: np.ndarray | None = None
     """``accepted_B`` as the acceptance rule returned it, filler included, (B,). Like all that follows, it comes only where guards
     check it."""
@@ -204,6 +206,8 @@ class Transfer:
     """The acceptance rule's verdict, as it was returned."""
     undecided_BT: torch.Tensor | None = None
     """Whether no token can be chosen at a place, (B, K + 1), bool; None: one can be chosen at every place."""
+    undrawn_B: torch.Tensor | None = None
+    """Whether a row's draft tokens were drawn from logits that are no distribution, (B,), bool; None: none could be."""
     check: Check | None = None
     """Checks the numbers as soon as they are on the host, and raises an error for impossible ones; None: they have been checked."""
     committed: bool = False
@@ -227,13 +231,14 @@ class Transfer:
         if kinds.of(verdict.accepted_B.device).queues:
             numbers = Numbers(**self._copied())
         else:
-            counts_B, undecided_BT = self.draft.counts_B, self.undecided_BT
+            counts_B, undecided_BT, undrawn_B = self.draft.counts_B, self.undecided_BT, self.undrawn_B
             numbers = Numbers(
                 verdict.accepted_B.numpy(),
                 verdict.tokens_BT.numpy(),
                 None if verdict.path_BT is None else verdict.path_BT.numpy(),
                 None if counts_B is None else counts_B.numpy(),
                 None if undecided_BT is None else undecided_BT.numpy(),
+                None if undrawn_B is None else undrawn_B.numpy(),
             )
         if self.check:
             self.check(self, numbers)
@@ -248,8 +253,9 @@ class Transfer:
         for (name, part), column_B in zip(parts.items(), columns_B, strict=True):
             start, end = end, end + column_B.shape[1]
             copied[name] = packed[:, start] if part.ndim == 1 else packed[:, start:end]
-        if "undecided" in copied:
-            copied["undecided"] = copied["undecided"].astype(bool)
+        for name in ("undecided", "undrawn"):
+            if name in copied:
+                copied[name] = copied[name].astype(bool)
         return copied
 
     def _parts(self) -> dict[str, torch.Tensor | None]:
@@ -261,6 +267,7 @@ class Transfer:
             "path": verdict.path_BT,
             "counts": draft.counts_B,
             "undecided": None if undecided_BT is None else undecided_BT.to(torch.long),
+            "undrawn": None if self.undrawn_B is None else self.undrawn_B.to(torch.long),
         }
         if self.check:
             parts["judged"] = self.judged.accepted_B

@@ -20,6 +20,7 @@ from specframe.devices import kinds
 from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
+from specframe.engine.blame import called
 from specframe.engine.guard import guard, guarded, numbers_check
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -103,6 +104,7 @@ class Engine:
         self._room = 0
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
+        self._undrawn_told = False
 
     def _pool(self) -> Pool:
         runner = self._parts.runner
@@ -173,9 +175,13 @@ class Engine:
             if not self._batch_size:
                 raise too_small(error) from error
         else:
+            if report:
+                self._warn_of_undrawn(report, opened.use)
             if report and report.finished:
                 opened.run.forget_finished()
                 self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
+                if leaves_nan(report):
+                    self._shut()
             return report
         self._recover()
         return None
@@ -249,6 +255,19 @@ class Engine:
             f"the device's memory ran out: going on in batches of {self._batch_size}", SpecframeWarning, stacklevel=3
         )
 
+    def _warn_of_undrawn(self, report: RoundReport, use: Composition) -> None:
+        """Name the drafter, once, if it has drawn tokens from logits that are no distribution."""
+        undrawn = report.detail.host.undrawn
+        if self._undrawn_told or undrawn is None or not undrawn.any():
+            return
+        self._undrawn_told = True
+        warnings.warn(
+            f"{called('drafter', use.drafter)}: expected logits with a highest one, got nan or infinity; rows go on as if nothing "
+            "had been drafted there, so the tokens are drawn from the target's distribution all the same",
+            SpecframeWarning,
+            stacklevel=3,
+        )
+
     def _warn_of_short_draft(self, longest: int) -> None:
         """Say that a draft model drafts badly beyond its context, where sequences of ``longest`` tokens come there."""
         context = self._parts.draft_context
@@ -259,3 +278,16 @@ class Engine:
                 SpecframeWarning,
                 stacklevel=2,
             )
+
+
+def leaves_nan(report: RoundReport) -> bool:
+    """Return whether a row has ended of which the target's logits are no distribution at some place.
+
+    Its keys and values are nan then. Attention multiplies what a query does not see by 0, and 0 times nan is nan: a sequence
+    that had these slots next would end like this one.
+    """
+    undecided = report.detail.host.undecided
+    if undecided is None or not undecided.any() or report.logits_BTV is None:
+        return False
+    rows = [row for row, one in enumerate(report.sequences) if one.finished and undecided[row].any()]
+    return bool(rows) and not bool(report.logits_BTV[rows].amax(-1).isfinite().all())

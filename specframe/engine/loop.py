@@ -29,7 +29,7 @@ from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
-from specframe.text.sampling import shape, sharpen, undecided
+from specframe.text.sampling import shape, sharpen, undecided, undrawn
 
 NOTHING = Budget(0)
 """The budget of rounds that draft nothing: they read prompts, or start from others' rows."""
@@ -84,7 +84,7 @@ def step(
         judged = verdict_of(use.rule, batch, draft, shaped)
         verdict = judged.within(draft)
         shaped_BTV = along(verdict, shaped.logits_BTV)
-        transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), check)
+        transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), undrawn(batch, draft), check)
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
     with watch.stage("draft"):

@@ -18,8 +18,13 @@ from specframe.text.streaming import text_before
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-UNDECIDED = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
-"""The error of a sequence after whose last token none can be chosen."""
+NO_SCORES = "processors: expected scores of which one is the highest, got nan, or minus infinity for every token, from a processor"
+"""The error of a sequence with processors of the user's own after whose last token none can be chosen."""
+NO_LOGITS = (
+    "the target's logits are no distribution: expected a highest one, got nan or infinity (weights with nan, or a precision that "
+    "does not hold their products)"
+)
+"""The error of any other sequence after whose last token none can be chosen."""
 
 
 class Results:
@@ -47,7 +52,8 @@ class Results:
         """Return the result of a sequence that has finished."""
         request = sequence.request
         assert sequence.finish_reason is not None
-        error = (sequence.error or UNDECIDED) if sequence.finish_reason == "error" else None
+        undecided = NO_SCORES if request.plan.own else NO_LOGITS
+        error = (sequence.error or undecided) if sequence.finish_reason == "error" else None
         self.errors += error is not None
         logprobs, top_logprobs = self._logprobs.take(sequence)
         return Result(

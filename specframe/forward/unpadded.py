@@ -32,10 +32,11 @@ class Unpadded:
         self.rows, self.width = real_BT.shape
         self.tokens = int(real_BT.sum())
         at_N = np.flatnonzero(real_BT)
-        token_BT = np.maximum(
-            np.cumsum(real_BT) - 1, 0
-        )  # filler repeats the real token before it: its values are finite
-        both = on_device(np.concatenate([at_N, token_BT]), device)  # in one copy
+        first_B = np.cumsum(real_BT.sum(1)) - real_BT.sum(1)
+        # filler repeats a real token of its own row: another row's may be nan, which would be cached among this row's
+        token_BT = np.maximum(np.cumsum(real_BT).reshape(real_BT.shape) - 1, first_B[:, None])
+        token_BT = np.minimum(token_BT, self.tokens - 1)
+        both = on_device(np.concatenate([at_N, token_BT.ravel()]), device)  # in one copy
         self._at_N, self._token_BT = both[: self.tokens], both[self.tokens :]
 
     def row(self, values_BT: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
+from specframe.contracts.drafts import Draft
 from specframe.contracts.plan import Plan
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
@@ -213,17 +214,36 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     return torch.where(greedy_B11, peaks, scores_BTV)
 
 
-def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor | None:
-    """Return the positions at which a user's processors leave no token to choose, as a bool tensor (B, T).
+def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
+    """Return the positions at which there is no token to choose, as a bool tensor (B, T).
 
-    At such a position a score is nan, or all scores are minus infinity. None if no row has user processors. The result stays
-    on the device.
+    At such a position a score is nan, or the highest one is infinite; a user's processors may set it to infinity, to have this
+    token chosen. The result stays on the device.
     """
+    best_BT = scores_BTV.amax(-1)  # nan if there is one
+    faults_BT = (best_BT - best_BT) != 0  # not 0 for nan and infinity alone
     own = [sequence.request.plan.own for sequence in batch.sequences]
-    if not any(own):
+    if any(own):
+        faults_BT &= (best_BT != float("inf")) | ~constant(tuple(own), best_BT.device)[:, None]
+    return faults_BT
+
+
+def undrawn(batch: Batch, draft: Draft) -> torch.Tensor | None:
+    """Return the rows of which a draft token was drawn from logits that are no distribution, as a bool tensor (B,).
+
+    The token with the highest of its logits was drawn, so where one is nan or infinite, so is its own. Rows with processors of the
+    user's own are left out: these shape a drafter's logits, too. None if a draft has no logits. The result stays on the device.
+    """
+    if draft.logits_BNV is None or not draft.nodes:
         return None
-    best_BT = scores_BTV.amax(-1)
-    return constant(tuple(own), best_BT.device)[:, None] & (best_BT.isnan() | (best_BT == float("-inf")))
+    own_BN = draft.logits_BNV.gather(2, draft.tokens_BN[..., None])[..., 0]
+    faults_BN = ~(own_BN < float("inf"))  # nan is not
+    if draft.counts_B is not None:
+        faults_BN &= torch.arange(draft.nodes, device=own_BN.device) < draft.counts_B[:, None]
+    own = [sequence.request.plan.own for sequence in batch.sequences]
+    if any(own):
+        faults_BN &= ~constant(tuple(own), own_BN.device)[:, None]
+    return faults_BN.any(1)
 
 
 def _lead(plan: Plan, batch: Batch) -> torch.Tensor:
