@@ -176,15 +176,19 @@ class Engine:
                 raise too_small(error) from error
         else:
             if report:
-                self._warn_of_undrawn(report, opened.use)
-            if report and report.finished:
-                opened.run.forget_finished()
-                self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
-                if leaves_nan(report):
-                    self._shut()
+                self._conclude(report, opened)
             return report
         self._recover()
         return None
+
+    def _conclude(self, report: RoundReport, opened: Opened) -> None:
+        """Clear up after a round, whose tokens stand."""
+        self._warn_of_undrawn(report, opened.use)
+        if report.finished:
+            opened.run.forget_finished()
+            self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
+            if leaves_nan(report):
+                self._shut()
 
     def close(self) -> None:
         """Release the caches. Requests that have not finished are forgotten."""
