@@ -29,9 +29,10 @@ from transformers import (
 )
 
 import specframe
+from specframe.drop_in import kept
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
-from specframe.testing import harness, zoo
+from specframe.testing import fakes, harness, zoo
 
 transformers.logging.set_verbosity_error()
 
@@ -332,6 +333,22 @@ def test_a_model_may_change_between_two_calls():
         plain = model.generate(**inputs, max_new_tokens=9, do_sample=False)
         drafted = model.generate(**inputs, max_new_tokens=9, do_sample=False, custom_generate=assisted)
         assert torch.equal(plain, drafted)
+
+
+def test_a_models_state_is_all_that_a_pipeline_depends_on():
+    """Another dtype, device, attention or configuration is another state, whatever the configuration says of the dtype."""
+    model, states = fakes.fake_target(), []
+    for change in (
+        lambda: None,
+        lambda: model.half(),
+        lambda: model.to("meta"),
+        lambda: setattr(model.config, "max_position_embeddings", 7),
+        lambda: model.set_attn_implementation("eager"),
+    ):
+        change()
+        states.append(kept.state_of(model))
+        assert kept.state_of(model) == states[-1]
+    assert all(one != other for place, one in enumerate(states) for other in states[:place])
 
 
 def test_a_model_no_longer_used_is_let_go_of():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Folder
 from specframe_lab.report import page as report_page
 
+from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.files import ENDS, MARK, Output, claimed, decoded, made, put
@@ -164,6 +166,22 @@ def test_a_lock_outlives_replacement() -> None:
         Output("out").replace("new")
         with pytest.raises(OptionError, match="another run"), Output("out").locked():
             pass
+
+
+def test_a_lock_file_that_was_deleted_meanwhile_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever locks a file that its last holder deletes locks the file that is then there: nobody else can have it."""
+    path, flock = tmp_path / "lock", fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    descriptor = files.acquired(path)
+    assert isinstance(descriptor, int)
+    assert os.path.samestat(path.stat(), os.fstat(descriptor))
+    os.close(descriptor)
 
 
 def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,3 +203,23 @@ def test_requests_arrive_when_they_say():
     assert pool.admit(1) == []
     gain(pool, pool.batch(pool.live), [[3]])
     assert [s.request.index for s in pool.admit(2)] == [0]
+
+
+def test_rows_given_back_are_taken_up_in_their_order():
+    """Sequences that gave their rows back are the next to come to rows, before those that wait, in the order they had."""
+    pool, _ = started(requests([[1]] * 3, 4))
+    pool.add(requests([[1]] * 4, 4)[3])
+    pool.put_back(4)
+    assert [sequence.request.index for sequence in pool.admit(4)] == [0, 1, 2, 3]
+
+
+def test_samples_of_an_aborted_reader_read_the_prompt_themselves():
+    """A sample whose parent was aborted in the middle of the prompt has nothing to copy: it reads all of it."""
+    pool = open_pool([Request(0, [1, 2, 3, 4], 3), Request(0, [1, 2, 3, 4], 3, sample=1)])
+    (parent,) = pool.admit(2)
+    fork = pool.live[1]
+    assert pool.batch([parent], 2).left == 2
+    pool.abort((0, 0))
+    assert pool.admit(2) == [fork]
+    batch = pool.batch([fork])
+    assert (fork.parent, batch.prefill, batch.unread) == (None, True, 4)
