@@ -310,3 +310,14 @@ def test_room_for_requests_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
         done += report.finished if report else []
     assert_exact([*done, *run(one)], requests)
     assert len(opened) == 1
+
+
+def test_a_closed_engine_has_forgotten_its_requests() -> None:
+    """An engine that is closed in the middle of a run is idle, and gives no further token."""
+    one = engine()
+    for request in asked():
+        one.add(request)
+    one.step()
+    one.close()
+    assert one.idle
+    assert one.step() is None
