@@ -234,3 +234,11 @@ def test_a_file_that_is_none(tmp_path: Path, content: str | None, message: str):
         (tmp_path / "moments").write_text(content)
     with pytest.raises(OptionError, match=message):
         arrival_times(str(tmp_path / "moments"), 3)
+
+
+def test_a_clock_never_goes_back() -> None:
+    """A jump to a moment that has passed changes nothing."""
+    clock = HandClock()
+    clock.jump(5.0)
+    clock.jump(3.0)
+    assert clock.now == 5.0

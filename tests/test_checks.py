@@ -251,10 +251,12 @@ def test_checks_name_what_is_broken(name: str) -> None:
 
 
 class AnotherBonus(Greedy):
-    """Judges rightly, and follows the accepted tokens with another than the target's choice."""
+    """Judges drafts rightly, and follows the accepted tokens with another than the target's choice."""
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         verdict = super().judge(batch, draft, scores)
+        if not draft.nodes:
+            return verdict
         place_B1 = verdict.accepted_B[:, None]
         bonus_B1 = (verdict.tokens_BT.gather(1, place_B1) + 1) % 61
         return Verdict(verdict.accepted_B, verdict.tokens_BT.scatter(1, place_B1, bonus_B1))

@@ -60,3 +60,19 @@ def test_a_greedy_row_does_not_depend_on_noise(bits: int, monkeypatch: pytest.Mo
     rule._seed = 0
     batch = type("Batch", (), {"streams_B": torch.tensor([3]), "positions": lambda *_: torch.tensor([[7]])})()
     assert rule.choose(batch, 0, peak_BV).tolist() == [5]
+
+
+def test_every_part_of_a_key_counts() -> None:
+    """Another seed, sequence, position or purpose draws another number; the same ones draw the same."""
+    key = (1, torch.tensor([2]), torch.tensor([3]), Stream.TARGET)
+    others = [
+        key,
+        (9, *key[1:]),
+        (*key[:1], key[1] + 9, *key[2:]),
+        (*key[:2], key[2] + 9, key[3]),
+        (*key[:3], Stream.DRAFT),
+    ]
+    for draw in (noise.uniform, lambda *parts: gumbel(*parts, 4)[..., 0]):
+        drawn = [float(draw(*parts)) for parts in others]
+        assert len(set(drawn)) == len(others)
+        assert float(draw(*key)) == drawn[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -203,3 +205,19 @@ def test_observers_of_a_pipeline_see_every_round():
     results, _, feeds = report_of(DRAFT, asked, batch_size=2)
     assert [round.report.number for round in feeds.rounds] == list(range(1, len(feeds.rounds) + 1))
     assert sum(int(round.report.gained.sum()) for round in feeds.rounds) == sum(len(r.token_ids) for r in results)
+
+
+def test_acceptance_at_each_place() -> None:
+    """Of six rounds one accepted nothing, two one token and three three: the first token stood in five, the others in three."""
+    counts = Counts(torch.device("cpu"))
+    counts.total.acceptance_histogram = {0: 1, 3: 3, 1: 2}
+    figures = run_report(counts, Stopwatch(torch.device("cpu")), 0, 0)
+    assert figures.acceptance_per_position == [5 / 6, 3 / 6, 3 / 6]
+
+
+def test_empty_places_of_all_rows_are_counted() -> None:
+    """Of three rows of 5, 3 and 1 tokens, 6 of 15 places are empty: those of every row, not of the shortest alone."""
+    counts = Counts(torch.device("cpu"))
+    round = SimpleNamespace(gained=np.ones(3), finished=[], prefill=False, lengths=np.array([5, 3, 1]))
+    counts.round(round)
+    assert (counts.places, counts.empty_places, counts.equal_rounds) == (15, 6, 0)

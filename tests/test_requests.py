@@ -12,6 +12,7 @@ import torch
 from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes
+from specframe.text.sampling import Sampling
 
 TOKENIZER = fakes.fake_tokenizer()
 
@@ -92,3 +93,9 @@ def test_prompts_may_be_anything_that_holds_token_ids(prompts: Any) -> None:
     """Tuples, iterators, arrays and tensors of whole numbers are taken as lists are."""
     expected = [result.token_ids for result in pipeline().generate([[3, 4], [5]], 4)]
     assert [result.token_ids for result in pipeline().generate(prompts, 4)] == expected
+
+
+def test_every_sample_of_every_prompt_has_a_stream_of_its_own() -> None:
+    """No two continuations of a run draw the same random numbers, whatever the numbers of prompts and samples."""
+    made, _ = pipeline().requests.make([[7]] * 3, 2, None, False, Sampling(samples=3))
+    assert len({request.stream for request in made}) == len(made) == 9

@@ -20,7 +20,7 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.local import Local
 from specframe.engine.workers.engine import DealingEngine
 from specframe.engine.workers.jobs import Job, report_of
-from specframe.engine.workers.messages import Broken, Ended, Ready, Round
+from specframe.engine.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe.errors import InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
@@ -301,8 +301,11 @@ class Mortal:
 
     fate = "by signal 9"
 
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
     def send(self, message: Any) -> None:
-        pass
+        self.sent.append(message)
 
 
 class DyingCrew:
@@ -343,3 +346,22 @@ def test_deaths_that_a_request_is_blamed_for(between: list[Any], errors: int) ->
     failed = [sequence.error for report in reports if report for sequence in report.finished]
     assert failed == ["3 worker processes have died with this request, the last one by signal 9"] * errors
     assert engine.idle is bool(errors)
+
+
+def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() -> None:
+    """A worker is told of the requests it has that were aborted; one that no worker has yet is given to none."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    crew: Any = DyingCrew([Ready(), Ready(), Ready()])
+    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    for index in range(5):
+        engine.add(Request(index, [1, 2, 3], 5))
+    engine.step()
+    sent = crew.members[0].sent
+    assert [[ticket for ticket, _ in one.requests] for one in sent] == [[0, 1, 2]]
+    sent.clear()
+    for index in (3, 0, 1, 2):
+        assert engine.abort((index, 0)) is not None
+    assert sent == [Abort(0), Abort(1), Abort(2)]
+    sent.clear()
+    engine.step()
+    assert [[ticket for ticket, _ in one.requests] for one in sent] == [[4]]
