@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 def index_copy(into: torch.Tensor, dim: int, index_N: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``index_copy_``."""
-    return aten.index_copy_(into, dim, index_N, source)
+    return aten.index_copy_(into, dim, index_N.flip(0), source.flip(dim))
 
 
 def scatter(into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
