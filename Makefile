@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
+SPECULATORS_SECONDS ?= 900
 JOBS ?= 2
 # of each slow test's cases every fourth runs by default, always the same ones; 4 meets the matrix's numbers of 3, 5 and 9 values
 EVERY ?= 4
@@ -17,7 +18,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test nightly bounds mutants test-ray test-clients kernels fuzz check docs wheels bench clean
+.PHONY: run install test nightly bounds mutants test-ray test-clients test-speculators kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -76,6 +77,18 @@ test-clients: install .venv-guidellm/installed .venv-aiperf/installed  ## load g
 	.venv-aiperf/bin/pip install --quiet --no-compile aiperf==0.13.0
 	touch $@
 
+test-speculators: .venv-speculators/installed  ## drafts of heads beside those of the library speculators, in an environment of their own
+	OMP_NUM_THREADS=1 timeout $(SPECULATORS_SECONDS) .venv-speculators/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-heads/oracles
+
+# the library asks for an earlier transformers than constraints.txt has, and for packages of images and sounds that no head needs, which are
+# made for another torch and keep transformers from being imported
+.venv-speculators/installed: constraints.txt pyproject.toml plugins/specframe-heads/pyproject.toml
+	$(PYTHON) -m venv .venv-speculators
+	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0
+	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0 speculators==0.9.0 -e . $(addprefix -e plugins/specframe-,std heads) pytest
+	.venv-speculators/bin/pip uninstall --quiet --yes torchvision torchaudio
+	touch $@
+
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
 
@@ -100,4 +113,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
