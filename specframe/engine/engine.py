@@ -171,7 +171,7 @@ class Engine:
         except RuntimeError as error:
             if report is not None or not out_of_memory(error):
                 raise
-            self._batch_size = min(self._batch_size, pool.rows) // 2
+            self._batch_size = min(self._batch_size, pool.rows or self._batch_size) // 2  # no rows: the first opening
             if not self._batch_size:
                 raise too_small(error) from error
         else:
