@@ -147,6 +147,22 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
+class Wrapper:
+    """An object around another one, with all members of it that it has none of its own for.
+
+    Names of the language, such as ``__deepcopy__``, are not looked up in the other object: a copy of a wrapper is a wrapper
+    around a copy.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.__wrapped__ = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.__wrapped__, name)
+
+
 def unwrapped(strategy: Any) -> Any:
     """Return a strategy without the guards around it."""
     return inspect.unwrap(strategy)

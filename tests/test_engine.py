@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable
 from typing import Any
 
 import attrs
 import pytest
+from specframe_std.kv.slab import Slab
 
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
+from specframe.engine.guard import guard
 from specframe.engine.local import Local
 from specframe.engine.parts import parts_of
 from specframe.engine.results import Results
-from specframe.errors import PromptError
+from specframe.errors import ContractError, PromptError
 from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
 from specframe.testing import fakes, harness, zoo
@@ -321,3 +324,60 @@ def test_a_closed_engine_has_forgotten_its_requests() -> None:
     one.close()
     assert one.idle
     assert one.step() is None
+
+
+class Releases(Slab):
+    """A backend whose stores note which requests they have been told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[int] = []
+
+    def open(self, *given: Any) -> Any:
+        store = super().open(*given)
+        right = store.release
+
+        def release(sequence: Sequence) -> None:
+            self.released.append(sequence.request.index)
+            right(sequence)
+
+        store.release = release  # type: ignore[method-assign]
+        return store
+
+
+def test_an_aborted_sequence_gives_its_memory_back_at_once() -> None:
+    """Stores are told of the end of an aborted sequence when it is aborted, and not when another one finishes."""
+    kv = Releases()
+    one = engine(draft=None, kv=kv, check=False)
+    for request in asked(20)[:3]:
+        one.add(request)
+    one.step()
+    assert kv.released == []
+    one.abort((1, 0))
+    assert kv.released == [1]
+
+
+def test_a_key_is_one_requests_alone() -> None:
+    """A request with the key of an unfinished one is refused, waiting or live; the key is free again after the end."""
+    one, request = engine(check=False), harness.requests(PROMPTS[:1], 30)[0]
+    why = "request 0, sample 0: expected a key of its own, got that of an unfinished request"
+    one.add(request)
+    for _ in range(2):
+        with pytest.raises(PromptError, match=why):
+            one.add(request)
+        one.step()
+    assert_exact(run(one), [request])
+    one.add(request)
+    assert_exact(run(one), [request])
+
+
+def test_every_member_of_an_engine_is_looked_for() -> None:
+    """An executor whose engine lacks a member of the contract is refused by the member's name."""
+
+    class Lacking:
+        idle, peak_kv_bytes = True, 0
+        add = abort = step = close = print
+
+    executor = guard("executor", types.SimpleNamespace(open=lambda *_: Lacking()))
+    with pytest.raises(ContractError, match=r"open\(\) must return an engine with .*, make_room among them, got"):
+        executor.open(None, None, [], None)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 
+from specframe.engine import retry
 from specframe.errors import ContractError, ModelError
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
@@ -186,3 +188,51 @@ def test_log_probabilities_are_computed_where_there_is_memory(monkeypatch: pytes
         found = [(one.token_ids, one.logprobs, one.top_logprobs) for one in pipe.generate(prompts, 6, sampling=how)]
     assert found == free
     assert not left
+
+
+class Slabs(Slab):
+    """A backend whose device has memory for so many rows."""
+
+    def __init__(self, fit: int) -> None:
+        super().__init__()
+        self.fit, self.asked = fit, list[int]()
+
+    def open(self, shapes: Any, rows: int, *given: Any) -> Any:
+        self.asked.append(rows)
+        if rows > self.fit:
+            raise OUT
+        return super().open(shapes, rows, *given)
+
+
+def test_the_rows_that_are_halved_are_those_there_were() -> None:
+    """A scheduler that keeps more rows than a batch has goes on with half of them: what does not fit is not tried again."""
+    target, kv = fakes.fake_target(), Slabs(8)
+    pipe = harness.pipeline(target, batch_size=4, schedule="same-length,window=16", kv=kv)
+    with pytest.warns(RuntimeWarning, match="going on in batches of 2 with 8 sequences in memory$"):
+        harness.check(pipe, harness.requests(harness.random_prompts([3] * 16, 61), 5))
+    assert kv.asked == [16, 8]
+
+
+def test_rows_grow_again_after_a_passing_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After enough calm rounds twice the rows are tried, up to all; each further lack doubles the wait."""
+    monkeypatch.setattr(retry, "CALM", 4)
+    target, kv = fakes.fake_target(), Slabs(4)
+    pipe = harness.pipeline(target, batch_size=8, kv=kv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        harness.check(pipe, harness.requests(harness.random_prompts([3] * 40, 61), 9))
+    assert kv.asked[:5] == [8, 4, 8, 4, 8]
+    limits = retry.Limits(8)
+    assert limits.of(8) == 8
+    assert limits.shrink(8)
+    assert [limits.grow(True) for _ in range(4)] == [False, False, False, True]
+    assert (limits.of(8), limits.batch_size) == (8, 8)
+
+
+def test_limits_do_not_grow_where_nothing_waits() -> None:
+    """Rows that nobody waits for are not opened: live sequences would be read in again for nothing."""
+    limits = retry.Limits(4)
+    limits.of(4)
+    limits.shrink(4)
+    assert not any(limits.grow(False) for _ in range(2 * retry.CALM))
+    assert limits.grow(True)

@@ -29,6 +29,27 @@ def started(asked, **options):
     return pool, pool.batch(pool.live)
 
 
+def test_a_waiting_request_is_aborted_without_looking_at_the_others():
+    """Requests that wait are found by their key: those before and after it are not looked at, and keep their order."""
+    pool = Pool([], 1, 64, 64)
+    looked = []
+
+    class Watched(Request):
+        @property
+        def key(self):
+            looked.append(self.index)
+            return super().key
+
+    for index in range(50):
+        pool.add(Watched(index, [1], 4))
+    looked.clear()
+    ended = pool.abort((30, 0))
+    assert (ended.request.index, ended.finish_reason) == (30, "abort")
+    assert looked == []
+    assert [request.index for request in pool.waiting] == [*range(30), *range(31, 50)]
+    assert (pool.abort((30, 0)), pool.unfinished) == (None, 49)
+
+
 def test_admits_in_order_as_far_as_there_are_rows():
     """Requests become live in the order of arrival, no more than asked for and than rows are free."""
     pool = open_pool(requests([[1]] * 5, 4), rows=3)

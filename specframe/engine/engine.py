@@ -24,8 +24,8 @@ from specframe.engine.blame import called
 from specframe.engine.guard import guard, guarded, numbers_check
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
-from specframe.engine.prompts import require_ids
-from specframe.engine.retry import too_small
+from specframe.engine.prompts import require_ids, taken
+from specframe.engine.retry import Limits, too_small
 from specframe.engine.tolerated import installed_observers
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.bitwise.mode import bitwise
@@ -63,7 +63,8 @@ class Engine:
     Caches are opened by the first step, with room for the requests that there are. A request that does not fit (it is longer, it is
     one more than there are rows, or it has a temperature where the rule was chosen for none) makes the next step open them anew:
     live sequences are read in again with the tokens they have, and go on. The same happens, with half the rows, when the device's
-    memory runs out. Greedy tokens, and those of rules whose tokens are the same whatever was drafted, stay as they are.
+    memory runs out, and with twice as many when it has sufficed for a while. Greedy tokens, and those of rules whose tokens are
+    the same whatever was drafted, stay as they are.
 
     Requests whose prompts need other rotary factors than those being decoded wait until these have finished.
 
@@ -87,7 +88,7 @@ class Engine:
     ) -> None:
         self.peak_kv_bytes = 0
         self._recipe, self._parts, self._rope = recipe, parts, parts.runner.rope
-        self._batch_size = recipe.batch_size
+        self._limits = Limits(recipe.batch_size)
         self._context = self._rope.decoding
         if recipe.bitwise:
             self._context = self._bitwise
@@ -119,12 +120,14 @@ class Engine:
         """Take a request; it is decoded from its arrival on, as soon as there is a row.
 
         Raises:
-            PromptError: it has no tokens, more than the context holds, ids outside of the vocabulary, or lengths at which the
-                rotary factors change. The other requests are not affected.
+            PromptError: it has no tokens, more than the context holds, ids outside of the vocabulary, lengths at which the
+                rotary factors change, or the key of an unfinished request. The other requests are not affected.
         """
         require_ids(request.prompt_ids, self._parts.runner)
         if why := self._rope.refusal(request):
             raise PromptError(why)
+        if any(pool.holds(request.key) for pool in self._pools.values()):
+            raise PromptError(taken(request))
         group = self._rope.group(request)
         self._pools[group].add(request)
         self._joined = self._joined or self._opened is not None
@@ -143,8 +146,10 @@ class Engine:
             report tells of it, and the tokens of the other rows stay as they are.
         """
         key = self._agree(key)
-        ended = (pool.abort(key) for pool in self._pools.values())
-        return next((one for one in ended if one is not None), None)
+        ended = next((one for pool in self._pools.values() if (one := pool.abort(key)) is not None), None)
+        if ended is not None and self._opened:
+            self._opened.run.forget_finished()
+        return ended
 
     def step(self) -> RoundReport | None:
         """Decode one round and return its report.
@@ -171,12 +176,13 @@ class Engine:
         except RuntimeError as error:
             if report is not None or not out_of_memory(error):
                 raise
-            self._batch_size = min(self._batch_size, pool.rows or self._batch_size) // 2  # no rows: the first opening
-            if not self._batch_size:
+            if not self._limits.shrink(pool.rows or self._limits.batch_size):  # no rows: the first opening
                 raise too_small(error) from error
         else:
             if report:
                 self._conclude(report, opened)
+            if self._limits.grow(pool.unfinished > pool.rows):
+                self._shut()
             return report
         self._recover()
         return None
@@ -184,7 +190,7 @@ class Engine:
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a round, whose tokens stand."""
         self._warn_of_undrawn(report, opened.use)
-        if report.finished:
+        if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             opened.run.forget_finished()
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
             if leaves_nan(report):
@@ -215,7 +221,7 @@ class Engine:
         use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
         self._warn_of_short_draft(longest)
-        most = use.scheduler.rows(self._batch_size)
+        most = self._limits.of(use.scheduler.rows(self._limits.batch_size))
         pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
@@ -255,9 +261,7 @@ class Engine:
         self._shut()
         gc.collect()
         kinds.free()
-        warnings.warn(
-            f"the device's memory ran out: going on in batches of {self._batch_size}", SpecframeWarning, stacklevel=3
-        )
+        warnings.warn(f"the device's memory ran out: going on {self._limits}", SpecframeWarning, stacklevel=3)
 
     def _warn_of_undrawn(self, report: RoundReport, use: Composition) -> None:
         """Name the drafter, once, if it has drawn tokens from logits that are no distribution."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from specframe.contracts.round import Batch, Sequence, State
 from specframe.contracts.rows import RowMap
 from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
+from specframe.engine.waiting import Key, Queue
 
 
 class Pool:
@@ -42,9 +41,8 @@ class Pool:
         device: torch.device | str = "cpu",
         clock: Clock | None = None,
     ) -> None:
-        self._coming = deque(sorted(requests, key=lambda request: request.arrival))
-        self._waiting: deque[Request] = deque()
-        self._returned: deque[Sequence] = deque()
+        self._queue = Queue(requests)
+        self._returned: OrderedDict[Key, Sequence] = OrderedDict()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
         self.reserve: Callable[[Sequence, int], int] = lambda sequence, tokens: 0
@@ -78,10 +76,16 @@ class Pool:
         for sequence in self.live:
             self._keep_tokens(sequence)
             sequence.wait()
-        self._returned.extendleft(reversed(self.live))
+        self._return(self.live)
         self.live = []
         self.capacity = self.capacity if capacity is None else capacity
         self._furnish(rows)
+
+    def _return(self, sequences: list[Sequence]) -> None:
+        """Have sequences wait before all others, in their order."""
+        for sequence in reversed(sequences):
+            self._returned[sequence.request.key] = sequence
+            self._returned.move_to_end(sequence.request.key, last=False)
 
     def _keep_tokens(self, sequence: Sequence) -> None:
         """Let a live sequence hold the tokens that it has generated."""
@@ -90,9 +94,13 @@ class Pool:
 
     def add(self, request: Request) -> None:
         """Take another request. It is seen when it has arrived, after those that arrive together with it."""
-        bisect.insort(self._coming, request, key=lambda one: one.arrival)
+        self._queue.add(request)
 
-    def abort(self, key: tuple[int, int]) -> Sequence | None:
+    def holds(self, key: Key) -> bool:
+        """Return whether there is an unfinished request of this key."""
+        return key in self._queue or key in self._returned or any(one.request.key == key for one in self.live)
+
+    def abort(self, key: Key) -> Sequence | None:
         """End a request that has not finished, and return its sequence; None: there is no such request.
 
         Its row is free, except as long as other samples of its prompt still start from there. Samples that wait for it to read the
@@ -105,16 +113,11 @@ class Pool:
             sequence.finish("abort")
         return sequence
 
-    def _found_waiting(self, key: tuple[int, int]) -> Sequence | None:
+    def _found_waiting(self, key: Key) -> Sequence | None:
         """Take a request that waits for a row out of its queue, and return its sequence."""
-        queues: tuple[deque[Any], ...] = (self._coming, self._waiting, self._returned)
-        for queue in queues:
-            for place, waiting in enumerate(queue):
-                request = waiting.request if isinstance(waiting, Sequence) else waiting
-                if request.key == key:
-                    del queue[place]
-                    return waiting if isinstance(waiting, Sequence) else Sequence(request, self.limit(request))
-        return None
+        if (request := self._queue.drop(key)) is not None:
+            return Sequence(request, self.limit(request))
+        return self._returned.pop(key, None)
 
     def _withdraw(self, sequence: Sequence) -> None:
         """Take a sequence from the live ones."""
@@ -127,16 +130,15 @@ class Pool:
             self.live = [one for one in self.live if one.parent is not sequence]
             for one in orphans:
                 one.wait()
-            self._returned.extendleft(reversed(orphans))
+            self._return(orphans)
             sequence.forks = 0
 
     @property
     def requests(self) -> Iterator[Request]:
         """The requests that have not finished, arrived or not."""
-        for sequence in (*self.live, *self._returned):
+        for sequence in (*self.live, *self._returned.values()):
             yield sequence.request
-        yield from self._waiting
-        yield from self._coming
+        yield from self._queue
 
     def limit(self, request: Request) -> int:
         """Return the length at which a request's sequence ends: never beyond the target's context."""
@@ -145,22 +147,15 @@ class Pool:
     @property
     def unfinished(self) -> int:
         """Number of unfinished sequences, arrived or not."""
-        return len(self.live) + len(self._returned) + len(self._waiting) + len(self._coming)
+        return len(self.live) + len(self._returned) + len(self._queue)
 
     @property
-    def waiting(self) -> deque[Request]:
+    def waiting(self) -> Collection[Request]:
         """Requests that have arrived and have no row yet. When there is nothing else to do, the next to arrive has."""
-        if self._coming:
-            self._let_in()
-        return self._waiting
-
-    def _let_in(self) -> None:
-        now, idle = self._clock.now, not (self.live or self._waiting or self._returned)
-        if idle and now < (following := self._coming[0].arrival):
-            self._clock.jump(following)
-            now = following
-        while self._coming and self._coming[0].arrival <= now:
-            self._waiting.append(self._coming.popleft())
+        if self._queue.coming:
+            idle = not (self.live or self._queue.arrived or self._returned)
+            self._queue.let_in(self._clock, idle)
+        return self._queue.arrived.values()
 
     def admit(self, count: int) -> list[Sequence]:
         """Make up to ``count`` waiting requests live, as many as there are free rows.
@@ -169,9 +164,11 @@ class Pool:
             Those whose prompt has to be read: the next batch. The others are forks of a sequence of the same prompt.
         """
         reading: list[Sequence] = []
-        waiting = self.waiting
-        for _ in range(min(count, len(self._returned) + len(waiting), self.rows - self._taken)):
-            sequence = self._returned.popleft() if self._returned else self._taken_up(waiting.popleft())
+        for _ in range(min(count, len(self._returned) + len(self.waiting), self.rows - self._taken)):
+            if self._returned:
+                sequence = self._returned.popitem(last=False)[1]
+            else:
+                sequence = self._taken_up(self._queue.arrived.popitem(last=False)[1])
             if sequence.parent:
                 sequence.parent.forks += 1
             else:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
+from specframe.contracts.requests import Request
 from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
 from specframe.forward.runner import ModelRunner
 from specframe.text.chat import is_chat, rendered
@@ -74,6 +75,11 @@ def tokenized(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[in
         return list(tokenizer(prompt).input_ids) if prompt.strip() else []
     except Exception as error:  # a tokenizer may raise anything, and the other prompts go on
         raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error
+
+
+def taken(request: Request) -> str:
+    """Return the sentence that refuses a request with the key of another one."""
+    return f"request {request.index}, sample {request.sample}: expected a key of its own, got that of an unfinished request"
 
 
 def require_ids(ids: Rows[int], runner: ModelRunner) -> None:

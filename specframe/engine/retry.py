@@ -1,8 +1,59 @@
-"""Device memory that ran out."""
+"""Device memory that ran out: how many rows go on, and when there may be more again."""
 
 from __future__ import annotations
 
 from specframe.errors import ModelError
+
+CALM = 256
+"""Rounds without a lack of memory after which twice the rows are tried. More rows mean that all live sequences are read in again,
+which takes the time of a few rounds: one try in so many is not noticed."""
+
+
+class Limits:
+    """The rows and the batch size of an engine, as memory allows.
+
+    Args:
+        batch_size: what was asked for.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = self._asked = batch_size
+        self._rows: int | None = None
+        self._most = 0
+        self._calm, self._patience = 0, CALM
+
+    def of(self, rows: int) -> int:
+        """Return how many of so many rows there may be."""
+        self._most = max(self._most, rows)
+        return rows if self._rows is None else min(rows, self._rows)
+
+    def shrink(self, rows: int) -> bool:
+        """Go on with half of the rows there were, in half as large batches; return whether any are left.
+
+        Each time but the first doubles the rounds to the next growth.
+        """
+        if self._rows is not None:
+            self._patience *= 2
+        self._calm, self._rows = 0, rows // 2
+        self.batch_size = max(1, min(self.batch_size, rows) // 2)
+        return self._rows > 0
+
+    def grow(self, wanted: bool) -> bool:
+        """Count a round; return whether there may be more rows from now on, where they are wanted and memory has sufficed."""
+        if self._rows is None:
+            return False
+        self._calm += 1
+        if not wanted or self._calm < self._patience:
+            return False
+        self._calm, self._rows = 0, 2 * self._rows
+        self.batch_size = min(self._asked, 2 * self.batch_size)
+        if self._rows >= self._most and self.batch_size == self._asked:
+            self._rows = None
+        return True
+
+    def __str__(self) -> str:
+        beyond = f" with {self._rows} sequences in memory" if self._rows != self.batch_size else ""
+        return f"in batches of {self.batch_size}{beyond}"
 
 
 def too_small(error: RuntimeError) -> ModelError:

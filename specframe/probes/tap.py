@@ -18,6 +18,7 @@ from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
+from specframe.values import Wrapper
 
 
 class Listener:
@@ -56,7 +57,7 @@ class Listener:
         """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.layout.Layout.keep`."""
 
 
-class Tap:
+class Tap(Wrapper):
     """An object around another one, with all its members, some of which are told after they were called.
 
     Args:
@@ -66,10 +67,11 @@ class Tap:
     """
 
     def __init__(self, inner: Any, listener: Listener, **told: str) -> None:
-        self.__wrapped__, self._listener, self._told = inner, listener, told
+        super().__init__(inner)
+        self._listener, self._told = listener, told
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self.__wrapped__, name)
+        member = super().__getattr__(name)
         if name not in self._told:
             return member
 

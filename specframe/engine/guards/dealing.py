@@ -8,7 +8,7 @@ from specframe.contracts.engine import Engine, Value
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard
+from specframe.engine.guards.guard import Guard, members_of
 
 
 class GuardedScheduler(Guard):
@@ -53,5 +53,5 @@ class GuardedExecutor(Guard):
         return agreed
 
 
-ENGINE = ("abort", "add", "close", "idle", "peak_kv_bytes", "step")
+ENGINE = members_of(Engine)
 """The members of :class:`specframe.contracts.engine.Engine`."""

@@ -17,20 +17,18 @@ from specframe.engine.blame import called, got, steps, told
 from specframe.engine.guards.calls import RUNNING, passes
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError
+from specframe.values import Wrapper
 
 
-class Guard:
+class Guard(Wrapper):
     """Guard of a strategy: checks its calls, and has all members of the strategy."""
 
     kind: ClassVar[str]
 
     def __init__(self, inner: Any) -> None:
-        self.__wrapped__ = inner
+        super().__init__(inner)
         self._vocabulary = 2**62
         """Token ids are below it; unknown before a run starts."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
 
     def start(self, run: Run) -> None:
         """Let the strategy prepare for a run."""
@@ -107,6 +105,11 @@ class Guard:
         """Refuse what a member returned if its numbers have a fault."""
         if fault is not None:
             self._refuse(member, *fault)
+
+
+def members_of(protocol: type) -> list[str]:
+    """Return the names of the members that a protocol declares."""
+    return sorted(name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_"))
 
 
 def readable(tensor: torch.Tensor) -> bool:

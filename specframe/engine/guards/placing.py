@@ -13,8 +13,9 @@ from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import STORES, Guard, on_host, readable
+from specframe.engine.guards.guard import STORES, Guard, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
+from specframe.values import Wrapper
 
 
 class GuardedAlignment(Guard):
@@ -54,14 +55,12 @@ class GuardedAlignment(Guard):
         self._sound("commit", verdict_fault(transfer.draft, accepted, tokens, path, parents, self._vocabulary))
 
 
-class GuardedLayout:
+class GuardedLayout(Wrapper):
     """Guard of a layout; errors name the layout's alignment."""
 
     def __init__(self, inner: Any, alignment: Guard) -> None:
-        self.__wrapped__, self._alignment = inner, alignment
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+        super().__init__(inner)
+        self._alignment = alignment
 
     def arrange(self, batch: Batch) -> None:
         """Let the layout follow the batch."""
@@ -93,7 +92,7 @@ class GuardedBackend(Guard):
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return the backend's store after looking for its members."""
         store: Any = self._call("open", shapes, rows, capacity, device)
-        members = sorted(n for n in {*vars(KVStore), *KVStore.__annotations__} if not n.startswith("_"))
+        members = members_of(KVStore)
         if lacking := [name for name in members if not hasattr(store, name)]:
             without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
             self._refuse("open", f"a store with {', '.join(members)}", f"{got(store)}{without}")

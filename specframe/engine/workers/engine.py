@@ -16,7 +16,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.parts import Parts
-from specframe.engine.prompts import require_ids
+from specframe.engine.prompts import require_ids, taken
 from specframe.engine.tolerated import installed_observers
 from specframe.engine.workers import messages as m
 from specframe.engine.workers.crew import Crew, Member
@@ -68,6 +68,8 @@ class DealingEngine:
         self._recipe, self._parts, self._clock, self._crew = recipe, parts, clock, crew
         self._watch = Watch([*observers, *installed_observers(registry())])
         self._jobs: dict[int, Job] = {}
+        self._keys: dict[tuple[int, int], int] = {}
+        """The ticket of each unfinished request, by its key."""
         self._queue = Queue()
         self._tickets, self._numbers = itertools.count(), itertools.count(1)
         self._room = 0
@@ -96,9 +98,11 @@ class DealingEngine:
         require_ids(request.prompt_ids, runner)
         if why := runner.rope.refusal(request):
             raise PromptError(why)
+        if request.key in self._keys:
+            raise PromptError(taken(request))
         limit = min(len(request.prompt_ids) + request.max_new_tokens, runner.context)
         job = Job(next(self._tickets), Sequence(request, limit))
-        self._jobs[job.ticket] = job
+        self._jobs[job.ticket], self._keys[request.key] = job, job.ticket
         self._queue.put(job)
         self._room = max(self._room, limit)
 
@@ -108,10 +112,10 @@ class DealingEngine:
 
     def abort(self, key: tuple[int, int]) -> Sequence | None:
         """End a request that has not finished, and return its sequence with the tokens that were told of."""
-        job = next((one for one in self._jobs.values() if one.request.key == key), None)
-        if job is None:
+        if (ticket := self._keys.get(key)) is None:
             return None
-        del self._jobs[job.ticket]
+        job = self._jobs[ticket]
+        self._drop(job)
         self._queue.drop(job)
         for desk in self._desks:
             if desk.jobs.pop(job.ticket, None):
@@ -137,6 +141,7 @@ class DealingEngine:
     def close(self) -> None:
         """Have the workers forget the requests; they stay for the next run."""
         self._jobs.clear()
+        self._keys.clear()
         if self._crew.run == self._run:
             self._crew.release()
 
@@ -223,12 +228,17 @@ class DealingEngine:
         report = report_of(told, self._jobs, next(self._numbers))
         for ended in told.ended:
             desk.jobs.pop(ended.ticket, None)
-            self._jobs.pop(ended.ticket, None)
+            if (job := self._jobs.get(ended.ticket)) is not None:
+                self._drop(job)
         return report
+
+    def _drop(self, job: Job) -> None:
+        """Forget a request that has ended."""
+        del self._jobs[job.ticket], self._keys[job.request.key]
 
     def _failed(self, job: Job, error: str) -> RoundReport:
         """End a request with an error, and return the report of it."""
-        self._jobs.pop(job.ticket, None)
+        self._drop(job)
         return report_of_failure(job, next(self._numbers), error)
 
     def _blamed(self, desk: Desk, told: m.Failed) -> RoundReport | None:
