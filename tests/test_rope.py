@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.contracts.requests import Request
+from specframe.engine import groups
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.engine.local import Local
+from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
+from specframe.plugins.recipe import Recipe
 from specframe.reference import reference_decode
 from specframe.testing import harness, zoo
 
@@ -160,3 +166,27 @@ def test_dynamic_factors_are_those_of_the_context(grown: bool) -> None:
     for request, result in zip(requests, results, strict=True):
         new = min(9, BOUNDARY - len(request.prompt_ids))
         assert result.token_ids == generated(target, request, new)
+
+
+def test_neither_group_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a steady stream of requests of one group, those of the other are decoded after a bounded number of rounds, exactly."""
+    monkeypatch.setattr(groups, "TURN", 5)
+    target = model("phi3")
+    prompts = harness.random_prompts((3,) * 12 + (BOUNDARY + 1,), zoo.VOCABULARY, seed=4)
+    short, (long,) = harness.requests(prompts[:12], 6), harness.requests(prompts, 6)[12:]
+    recipe = Recipe(target, None, batch_size=2, generation_config=None).checked()
+    engine = Engine(recipe, parts_of(recipe), [], HandClock(), Local())
+    for request in (*short[:3], long):
+        engine.add(request)
+    ended: list[int] = []
+    coming = iter(short[3:])
+    while not engine.idle:
+        progress = engine.step()
+        for one in progress.finished if progress else []:
+            ended.append(one.request.index)
+            assert one.token_ids == generated(target, one.request, 6)
+            if one.request is not long and (following := next(coming, None)):
+                engine.add(following)
+    engine.close()
+    assert sorted(ended) == list(range(13))
+    assert ended.index(12) <= 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 
@@ -21,6 +20,7 @@ from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.blame import called
+from specframe.engine.groups import Groups
 from specframe.engine.guard import guard, guarded, numbers_check
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -66,7 +66,8 @@ class Engine:
     memory runs out, and with twice as many when it has sufficed for a while. Greedy tokens, and those of rules whose tokens are
     the same whatever was drafted, stay as they are.
 
-    Requests whose prompts need other rotary factors than those being decoded wait until these have finished.
+    Requests whose prompts need other rotary factors than those being decoded wait, for :data:`specframe.engine.groups.TURN` rounds
+    and until what is being decoded then has ended.
 
     Args:
         recipe: the options of the run.
@@ -99,9 +100,9 @@ class Engine:
         self._agree = guard("executor", executor).agree
         self._joint = getattr(executor, "joint", alone)
         self._clock = AgreedClock(clock, self._agree)
-        self._pools: dict[bool, Pool] = defaultdict(self._pool)
-        self._group = self._joined = False
-        """The group being decoded, see :meth:`specframe.forward.rope.Rope.group`; whether requests come after the first step."""
+        self._groups = Groups(self._pool)
+        self._joined = False
+        """Whether requests come after the first step."""
         self._room = 0
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
@@ -114,7 +115,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether every request has finished."""
-        return not any(pool.unfinished for pool in self._pools.values())
+        return self._groups.idle
 
     def add(self, request: Request) -> None:
         """Take a request; it is decoded from its arrival on, as soon as there is a row.
@@ -126,12 +127,12 @@ class Engine:
         require_ids(request.prompt_ids, self._parts.runner)
         if why := self._rope.refusal(request):
             raise PromptError(why)
-        if any(pool.holds(request.key) for pool in self._pools.values()):
+        if self._groups.holds(request.key):
             raise PromptError(taken(request))
         group = self._rope.group(request)
-        self._pools[group].add(request)
+        self._groups.add(group, request)
         self._joined = self._joined or self._opened is not None
-        if self._opened and group == self._group and not self._fits(self._opened, request):
+        if self._opened and group == self._groups.current and not self._fits(self._opened, request):
             self._shut()
 
     def make_room(self, tokens: int) -> None:
@@ -146,7 +147,7 @@ class Engine:
             report tells of it, and the tokens of the other rows stay as they are.
         """
         key = self._agree(key)
-        ended = next((one for pool in self._pools.values() if (one := pool.abort(key)) is not None), None)
+        ended = next((one for pool in self._groups if (one := pool.abort(key)) is not None), None)
         if ended is not None and self._opened:
             self._opened.run.forget_finished()
         return ended
@@ -162,12 +163,11 @@ class Engine:
         """
         if self.idle:
             return None
-        if not self._pools[self._group].unfinished:
+        if self._groups.turn():
             self._shut()
-            self._group = not self._group
-        pool, report = self._pools[self._group], None
+        pool, report = self._groups.pool, None
         try:
-            with self._joint() as stand, self._context(self._group):
+            with self._joint() as stand, self._context(self._groups.current):
                 opened = self._opened = self._opened or self._open(pool)
                 with opened.run.attending():
                     report = loop.step(pool, opened.use, self._watch, self._agree, stand, opened.check)
@@ -199,7 +199,7 @@ class Engine:
     def close(self) -> None:
         """Release the caches. Requests that have not finished are forgotten."""
         self._shut()
-        self._pools.clear()
+        self._groups.clear()
 
     @contextlib.contextmanager
     def _bitwise(self, group: bool) -> Iterator[None]:
@@ -208,7 +208,7 @@ class Engine:
 
     def _fits(self, opened: Opened, request: Request) -> bool:
         """Return whether a request that was just added can be decoded as things are open."""
-        pool = self._pools[self._group]
+        pool = self._groups.pool
         ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
         longest = pool.capacity - opened.use.policy.maximum.nodes - 1
         return ruled and pool.limit(request) <= longest and pool.rows >= min(pool.unfinished, opened.most)

@@ -48,6 +48,8 @@ class Pool:
         self.reserve: Callable[[Sequence, int], int] = lambda sequence, tokens: 0
         """Told of a sequence that is given a row, and of its number of tokens; returns how many of the first are cached already."""
         self.context, self.capacity, self._device = context, capacity, device
+        self.draining = False
+        """Whether no request is made live: those that are live are decoded to their end."""
         self._rounds = 0
         self._furnish(rows)
 
@@ -150,8 +152,15 @@ class Pool:
         return len(self.live) + len(self._returned) + len(self._queue)
 
     @property
+    def due(self) -> bool:
+        """Whether a request waits for a row: it has arrived, or has given its row back."""
+        return bool(self._returned) or self._queue.due(self._clock)
+
+    @property
     def waiting(self) -> Collection[Request]:
         """Requests that have arrived and have no row yet. When there is nothing else to do, the next to arrive has."""
+        if self.draining:
+            return ()
         if self._queue.coming:
             idle = not (self.live or self._queue.arrived or self._returned)
             self._queue.let_in(self._clock, idle)
@@ -164,6 +173,8 @@ class Pool:
             Those whose prompt has to be read: the next batch. The others are forks of a sequence of the same prompt.
         """
         reading: list[Sequence] = []
+        if self.draining:
+            return reading
         for _ in range(min(count, len(self._returned) + len(self.waiting), self.rows - self._taken)):
             if self._returned:
                 sequence = self._returned.popitem(last=False)[1]
