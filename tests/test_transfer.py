@@ -23,7 +23,7 @@ def transfer(device: str, check: Any = None) -> Transfer:
     draft = Draft(on([[5, 6, 7], [8, 9, 0]]), parents_BN=TREE.to(device), counts_B=on([3, 2]), depth=2)
     judged = Verdict(on([1, 2]), on([[7, 4, 0], [8, 9, 3]]), on([[2, 0], [0, 1]]))
     undecided_BT = on([[False, True, False], [False] * 3])
-    return Transfer(draft, judged.within(draft), judged, undecided_BT, check)
+    return Transfer(draft, judged.within(draft), judged, undecided_BT, check=check)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
