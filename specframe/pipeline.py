@@ -202,6 +202,8 @@ class Pipeline:
         Raises:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
                 that cannot be decoded is none: its result has ``finish_reason`` "error", and the others go on.
+            SpecframeError: what a strategy has done wrong, after the results that were complete by then: it is the answer to all
+                other prompts.
         """
         requests, failed = self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
@@ -373,12 +375,19 @@ def rounds(engine: Engine) -> Iterator[Progress]:
 
 
 def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> Iterator[Result]:
-    """Yield results in the order of ``keys`` (index, sample), each as soon as all before it have been."""
+    """Yield results in the order of ``keys`` (index, sample), each as soon as all before it have been.
+
+    An error comes after all results that are complete, also of those that wait for one which will not come.
+    """
     waiting: dict[tuple[int, int], Result] = {}
     following = iter(keys)
     wanted = next(following, None)
-    for result in completed:
-        waiting[result.index, result.sample] = result
-        while wanted in waiting:
-            yield waiting.pop(wanted)
-            wanted = next(following, None)
+    try:
+        for result in completed:
+            waiting[result.index, result.sample] = result
+            while wanted in waiting:
+                yield waiting.pop(wanted)
+                wanted = next(following, None)
+    except Exception:
+        yield from (waiting[key] for key in sorted(waiting))
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from specframe.engine.arrivals import AgreedClock
 from specframe.engine.blame import called
 from specframe.engine.groups import Groups
 from specframe.engine.guard import guard, guarded, numbers_check
+from specframe.engine.guards.guard import of_store
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.prompts import require_ids, taken
@@ -41,6 +43,10 @@ from specframe.probes.invariants import Checks
 def alone() -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Return the context of a step where there is one rank."""
     return contextlib.nullcontext(lambda: None)
+
+
+class SpoiltError(Exception):
+    """The round under way counts for nothing: a request of it was aborted from inside, or the engine closed."""
 
 
 @attrs.frozen(eq=False)
@@ -68,6 +74,9 @@ class Engine:
 
     Requests whose prompts need other rotary factors than those being decoded wait, for :data:`specframe.engine.groups.TURN` rounds
     and until what is being decoded then has ended.
+
+    Every request ends once, whatever a step raises: a round counts as a whole or not at all, and what it has ended is reported
+    before an error of those who are told of it. The step after an error opens the caches anew, and goes on.
 
     Args:
         recipe: the options of the run.
@@ -106,6 +115,10 @@ class Engine:
         self._room = 0
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
+        self._deciding = self._spoilt = False
+        """Whether a round is under way that may still fail, and whether a call from inside has made it count for nothing."""
+        self._late: BaseException | None = None
+        """The error of an observer or policy that was told of the latest round, which the next step raises."""
         self._undrawn_told = False
 
     def _pool(self) -> Pool:
@@ -114,8 +127,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether every request has finished."""
-        return self._groups.idle
+        """Whether every request has finished, and no error is left to raise."""
+        return self._late is None and self._groups.idle
 
     def add(self, request: Request) -> None:
         """Take a request; it is decoded from its arrival on, as soon as there is a row.
@@ -144,12 +157,16 @@ class Engine:
 
         Returns:
             Its sequence, with the tokens generated so far and the finish reason "abort"; None: no such request is unfinished. No
-            report tells of it, and the tokens of the other rows stay as they are.
+            report tells of it, and the tokens of the other rows stay as they are. Inside a call of a strategy or an observer it
+            ends at once, too, and the round under way counts for nothing.
         """
         key = self._agree(key)
         ended = next((one for pool in self._groups if (one := pool.abort(key)) is not None), None)
         if ended is not None and self._opened:
-            self._opened.run.forget_finished()
+            if self._deciding:
+                self._shut()
+            else:
+                self._opened.run.forget_finished()
         return ended
 
     def step(self) -> RoundReport | None:
@@ -161,6 +178,9 @@ class Engine:
         Raises:
             ModelError: the device's memory does not suffice for one row.
         """
+        if self._late is not None:
+            error, self._late = self._late, None
+            raise error
         if self.idle:
             return None
         if self._groups.turn():
@@ -168,24 +188,50 @@ class Engine:
         pool, report = self._groups.pool, None
         try:
             with self._joint() as stand, self._context(self._groups.current):
-                opened = self._opened = self._opened or self._open(pool)
-                with opened.run.attending():
-                    report = loop.step(pool, opened.use, self._watch, self._agree, stand, opened.check)
+                opened, report = self._round(pool, stand)
                 if report is not None:
                     loop.tell(report, opened.use.policy, self._watch)
-        except RuntimeError as error:
-            if report is not None or not out_of_memory(error):
-                raise
-            if not self._limits.shrink(pool.rows or self._limits.batch_size):  # no rows: the first opening
-                raise too_small(error) from error
-        else:
-            if report:
+            if report is not None:
                 self._conclude(report, opened)
-            if self._limits.grow(pool.unfinished > pool.rows):
-                self._shut()
+        except BaseException as error:
+            self._fail(pool, error, report)
             return report
-        self._recover()
-        return None
+        if self._limits.grow(pool.unfinished > pool.rows):
+            self._shut()
+        return report
+
+    def _round(self, pool: Pool, stand: Callable[[], None]) -> tuple[Opened, RoundReport | None]:
+        """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
+        self._deciding, self._spoilt = True, False
+        try:
+            opened = self._opened = self._opened or self._open(pool)
+            with opened.run.attending():
+                stands = functools.partial(self._require_unspoilt, stand)
+                return opened, loop.step(pool, opened.use, self._watch, self._agree, stands, opened.check)
+        except SpoiltError:
+            return opened, None
+        finally:
+            self._deciding = False
+            if self._spoilt:
+                self._shut()
+
+    def _require_unspoilt(self, stand: Callable[[], None]) -> None:
+        if self._spoilt:
+            raise SpoiltError
+        stand()
+
+    def _fail(self, pool: Pool, error: BaseException, report: RoundReport | None) -> None:
+        """Release what is open; go on with fewer rows if memory ran out, else raise the error, after the report if there is one."""
+        self._shut()
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            if self._limits.shrink(pool.rows or self._limits.batch_size):  # no rows: the first opening
+                self._recover()
+                return
+            error = too_small(error)
+        error = of_store(error)
+        if report is None:
+            raise error
+        self._late = error
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a round, whose tokens stand."""
@@ -200,6 +246,7 @@ class Engine:
         """Release the caches. Requests that have not finished are forgotten."""
         self._shut()
         self._groups.clear()
+        self._late = None
 
     @contextlib.contextmanager
     def _bitwise(self, group: bool) -> Iterator[None]:
@@ -252,16 +299,18 @@ class Engine:
         )
 
     def _shut(self) -> None:
-        """Release the run that is open."""
+        """Release the run that is open, or have that done after the round that is under way in it."""
+        if self._deciding:
+            self._spoilt = True
+            return
         self._opened = None
         self._held.close()
 
     def _recover(self) -> None:
         """Free the device's memory after it ran out."""
-        self._shut()
         gc.collect()
         kinds.free()
-        warnings.warn(f"the device's memory ran out: going on {self._limits}", SpecframeWarning, stacklevel=3)
+        warnings.warn(f"the device's memory ran out: going on {self._limits}", SpecframeWarning, stacklevel=4)
 
     def _warn_of_undrawn(self, report: RoundReport, use: Composition) -> None:
         """Name the drafter, once, if it has drawn tokens from logits that are no distribution."""

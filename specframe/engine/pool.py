@@ -59,6 +59,8 @@ class Pool:
         self.rows = rows
         self._row_map = RowMap(rows, anywhere=True)
         self._batch: list[Sequence] = []
+        self.latest: Batch | None = None
+        """The batch made last."""
         self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
         self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
         self._tokens = np.zeros((rows, self.capacity), dtype=np.int64)
@@ -235,7 +237,7 @@ class Pool:
         left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
-        return Batch(
+        self.latest = Batch(
             self._batch,
             self._tokens_RS[rows],
             self._lengths_R[rows],
@@ -247,6 +249,7 @@ class Pool:
             left,
             starts,
         )
+        return self.latest
 
     @property
     def _batch_rows(self) -> slice:

@@ -86,8 +86,9 @@ class Run:
 
     def forget_finished(self) -> None:
         """Have the caches forget the sequences whose rows are no longer needed."""
-        for sequence in [sequence for sequence in self._reserved if sequence.gone]:
-            self._reserved.remove(sequence)
+        gone = [sequence for sequence in self._reserved if sequence.gone]
+        self._reserved = [sequence for sequence in self._reserved if not sequence.gone]
+        for sequence in gone:
             for cached in self.caches:
                 cached.forget(sequence)
 

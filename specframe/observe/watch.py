@@ -22,6 +22,7 @@ class Stage:
         self._watch, self._name = watch, name
 
     def __enter__(self) -> None:
+        self._watch.raise_left()
         for observer in self._watch.observers:
             try:
                 observer.enter(self._name)
@@ -32,8 +33,8 @@ class Stage:
         for observer in self._watch.observers:
             try:
                 observer.leave(self._name)
-            except RuntimeError as error:
-                self._watch.dismiss(observer, error)
+            except (Exception, SystemExit) as error:
+                self._watch.put_off(observer, error)
 
 
 class Watch:
@@ -45,6 +46,8 @@ class Watch:
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = list(observers)
+        self._left: BaseException | None = None
+        """What an observer raised when a stage ended."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark everything inside the ``with`` block as part of stage ``name``."""
@@ -66,11 +69,25 @@ class Watch:
 
     def round(self, report: RoundReport) -> None:
         """Report a finished round."""
+        self.raise_left()
         for observer in self.observers:
             try:
                 observer.round(report)
             except RuntimeError as error:
                 self.dismiss(observer, error)
+
+    def put_off(self, observer: Observer, error: BaseException) -> None:
+        """Raise what an observer raised when a stage ended where it is told next: what the stage has made is not lost."""
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            self.dismiss(observer, error)
+        else:
+            self._left = self._left or error
+
+    def raise_left(self) -> None:
+        """Raise what was put off."""
+        if self._left is not None:
+            error, self._left = self._left, None
+            raise error
 
     def dismiss(self, observer: Observer, error: RuntimeError) -> None:
         """Tell an observer nothing more if it raised for lack of the device's memory; raise any other error."""

@@ -209,6 +209,8 @@ class Service:
         if (report := engine.step()) is not None:
             for chunk in self._chunks.of(report):
                 self._send(chunk)
+        if not self._jobs and not engine.idle:
+            engine.step()  # it decodes nothing: an error of observers, say, that is not to reach the jobs to come
         if self._jobs and engine.idle:
             self._fail("the engine has ended without a result of this request")
 

@@ -17,6 +17,7 @@ from specframe.engine.blame import called, got, steps, told
 from specframe.engine.guards.calls import RUNNING, passes
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError
+from specframe.observe.watch import Stage, Watch
 from specframe.values import Wrapper
 
 
@@ -45,7 +46,7 @@ class Guard(Wrapper):
         try:
             return function(*arguments)
         except (Exception, SystemExit) as error:  # a stranger's method may raise anything
-            if passes(error):
+            if passes(error) or of_observer(error):
                 raise
             owner, member = store_of(error) or (self, member)
             raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
@@ -141,6 +142,25 @@ def store_of(error: BaseException) -> tuple[Guard, str] | None:
             return STORES[owner], f"store.{code.co_name}"
     return None
 
+
+def of_store(error: BaseException) -> BaseException:
+    """Return an error that is told as that of a KV backend where it comes from one of its stores, and else as it is."""
+    found = store_of(error)
+    if found is None or not isinstance(error, Exception | SystemExit) or passes(error):
+        return error
+    owner, member = found
+    told_of = ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}")
+    told_of.__cause__ = error
+    return told_of
+
+
+def of_observer(error: BaseException) -> bool:
+    """Return whether an error comes from an observer, which is told of stages and forwards inside of calls of strategies."""
+    return any(step.tb_frame.f_code in TELLING for step in steps(error))
+
+
+TELLING = frozenset({Stage.__enter__.__code__, Watch.forward.__code__})
+"""The functions that call observers while strategies are called."""
 
 STORES: weakref.WeakKeyDictionary[Any, Guard] = weakref.WeakKeyDictionary()
 """The open stores, each with the guard of its KV backend."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Attend, AttentionFacts
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
 from specframe.engine.blame import got
 from specframe.engine.guards.guard import STORES, Guard, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
@@ -34,7 +35,7 @@ class GuardedAlignment(Guard):
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the transfer of the committed verdict after checking it."""
         stands = self._with_batch("commit", batch, draft, transfer)
-        if not isinstance(stands, Transfer):
+        if not (stands is transfer or (isinstance(stands, Transfer) and stands.committed)):
             self._refuse(
                 "commit", "the specframe.contracts.drafts.Transfer it was given, or another verdict's", got(stands)
             )
@@ -98,7 +99,22 @@ class GuardedBackend(Guard):
             self._refuse("open", f"a store with {', '.join(members)}", f"{got(store)}{without}")
         STORES[store] = self
         self._look_once(store)
+        self._look_at_reserved(store)
         return store
+
+    def _look_at_reserved(self, store: Any) -> None:
+        """Have what a store says of cached tokens looked at, where its ``reserve`` can be replaced."""
+        held = weakref.ref(store)  # a store that held itself would keep its memory until the next collection
+
+        def checked(sequence: Sequence, tokens: int) -> int:
+            one: Any = held()
+            cached = type(one).reserve(one, sequence, tokens)
+            if type(cached) is not int or not 0 <= cached <= tokens:
+                self._refuse("store.reserve", f"a number of tokens from 0 to {tokens}", got(cached))
+            return cached
+
+        if hasattr(store, "__dict__") and hasattr(type(store), "reserve"):
+            store.reserve = checked
 
     def _look_once(self, store: Any) -> None:
         """Have the first view that a store hands out looked at, where its ``write`` can be replaced for so long."""

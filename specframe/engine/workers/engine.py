@@ -73,6 +73,8 @@ class DealingEngine:
         self._queue = Queue()
         self._tickets, self._numbers = itertools.count(), itertools.count(1)
         self._room = 0
+        self._late: BaseException | None = None
+        """The error of an observer that was told of the latest round, which the next step raises."""
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
@@ -89,8 +91,8 @@ class DealingEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether every request has finished."""
-        return not self._jobs
+        """Whether every request has finished, and no error is left to raise."""
+        return self._late is None and not self._jobs
 
     def add(self, request: Request) -> None:
         """Take a request; raise :class:`PromptError` where it cannot be decoded."""
@@ -130,12 +132,18 @@ class DealingEngine:
         Raises:
             SpecframeError: what a worker raises where no request is at fault, as one process would.
         """
+        if self._late is not None:
+            error, self._late = self._late, None
+            raise error
         if self.idle:
             return None
         with self._watch.stage(ELSEWHERE):
             report = self._deal() or self._listen(self._patience())
         if report:
-            self._watch.round(report)
+            try:
+                self._watch.round(report)
+            except BaseException as error:  # what has ended is reported first
+                self._late = error
         return report
 
     def close(self) -> None:
