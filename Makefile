@@ -3,6 +3,7 @@ BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
 RAY_SECONDS ?= 600
 SPECULATORS_SECONDS ?= 900
+TORCHAO_SECONDS ?= 900
 JOBS ?= 2
 # of each slow test's cases every fourth runs by default, always the same ones; 4 meets the matrix's numbers of 3, 5 and 9 values
 EVERY ?= 4
@@ -18,7 +19,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test nightly bounds mutants test-ray test-clients test-speculators kernels fuzz check docs wheels bench clean
+.PHONY: run install test nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -89,6 +90,15 @@ test-speculators: .venv-speculators/installed  ## drafts of heads beside those o
 	.venv-speculators/bin/pip uninstall --quiet --yes torchvision torchaudio
 	touch $@
 
+test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an environment of their own
+	OMP_NUM_THREADS=1 timeout $(TORCHAO_SECONDS) .venv-torchao/bin/python -m pytest -q -p no:cacheprovider quantizers
+
+# transformers imports torchao in every process where it is installed, and it prints to standard error
+.venv-torchao/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
+	$(PYTHON) -m venv .venv-torchao
+	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std tiny) pytest
+	touch $@
+
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
 
@@ -113,4 +123,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-speculators .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-torchao .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,9 @@ class Pipeline:
             processes.
         bitwise: compute logits that are the same to the bit whatever the batch, the draft and the length of the cache, in any
             precision; slower. Without it this holds up to rounding.
+        load_options: a quantisation that target and draft model are loaded with where they are given by name, and options of
+            ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
+            mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe.models.load_options`.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -99,6 +102,7 @@ class Pipeline:
         generation_config: str | None = DEFAULTS.generation_config,
         executor: Any = DEFAULTS.executor,
         bitwise: bool = DEFAULTS.bitwise,
+        load_options: str | Mapping[str, Any] | None = DEFAULTS.load_options,
     ) -> None:
         self.recipe = Recipe(
             target=target,
@@ -122,6 +126,7 @@ class Pipeline:
             generation_config=generation_config,
             executor=executor,
             bitwise=bitwise,
+            load_options=load_options,
         )
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed

@@ -181,6 +181,7 @@ PIPELINE: dict[str, Takes] = {
     "generation_config": or_none(word("auto", "none")),
     "executor": strategy("local"),
     "bitwise": lambda v: isinstance(v, bool),
+    "load_options": or_none(lambda v: v == "none" if isinstance(v, str) else isinstance(v, dict) and not v),
 }
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 

@@ -68,6 +68,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "generation_config": (5, False, "", "off", {}),
     "executor": (None, 5, [], "", ARRAY),
     "bitwise": (1, None, "yes"),
+    "load_options": (5, "", "none,x", "coarse", ARRAY, Unreadable(), {1: 2}, {"quantization": []}),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),

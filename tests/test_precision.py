@@ -84,6 +84,17 @@ def test_rounded_activations_are_no_reason_to_refuse_a_model(monkeypatch: pytest
         assert ModelRunner(zoo.build("llama"), "target").kv_shapes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_activations_are_weighed_by_the_model_itself(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every dtype, that of eight bits among them: its quantiser takes no float64, and is part of what it computes."""
+    model = int8(zoo.build("llama").to(dtype), dynamic=True)
+    monkeypatch.setattr("specframe.probes.ties.copy.deepcopy", lambda model: pytest.fail("the model was made float64"))
+    best = int(harness.continuation(model, PROMPTS[0], 1)[0])
+    assert Scales(model).weigh(PROMPTS[0], [best]).tie
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["weights", "activations"])
 def test_a_quantised_target_is_decoded(dynamic: bool) -> None:
     """Drafts leave the tokens of a quantised target as they are, but where it has a tie in its own precision."""

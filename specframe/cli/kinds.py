@@ -195,6 +195,24 @@ class Strategy(Text):
         return text
 
 
+class LoadOptions(Text):
+    """Options that models are loaded with: ``name,key=value``. The names are looked up later, since that needs transformers."""
+
+    name = "load options"
+    meant = "a quantisation as name,key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` where it is no name with options."""
+        from specframe.plugins.registry import parse_specification
+
+        text = super().convert(value, param, ctx)
+        try:
+            parse_specification(text)
+        except OptionError as fault:
+            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+        return text
+
+
 class DraftLength(Strategy):
     """A number of draft tokens, or a draft-length policy."""
 

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from specframe.cli.config import read_config
-from specframe.cli.kinds import Device, DraftLength, File, Kind, Model, OneOf, Strategy, WholeNumber
+from specframe.cli.kinds import Device, DraftLength, File, Kind, LoadOptions, Model, OneOf, Strategy, WholeNumber
 from specframe.errors import OptionError, PluginError
 from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
 from specframe.plugins.registry import registry
@@ -163,8 +163,16 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 PLACE = (
     chosen("--device", "D", Device(), "cpu, cuda or cuda:N."),
     chosen("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
+    click.option(
+        "--load-options",
+        metavar="Q",
+        type=LoadOptions(),
+        show_default="weights as they are stored",
+        help="Quantisation of the models' weights, by name with options, as torchao-int8-weight-only; none,key=value: "
+        "other options of from_pretrained.",
+    ),
 )
-"""Options for device and precision."""
+"""Options for device and precision, and others of loading."""
 
 EXECUTION = (
     chosen(

@@ -55,6 +55,8 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
     roles = ("target", "drafter", "verify", "accept", "align", "schedule", "kv", "draft_length", "batch_size")
     place = {"device": str(pipe.device), "dtype": str(pipe.target_model.dtype).removeprefix("torch.")}
     names = {role: chosen[role] for role in roles}
+    if given := options.get("load_options"):
+        names["load_options"] = given
     return {"lossless": bool(use.lossless)} | names | place | {"generation_config": told(inherited)}
 
 

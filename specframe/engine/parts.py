@@ -10,6 +10,7 @@ from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
 from specframe.models import loading, vocabulary
+from specframe.models.load_options import keywords
 from specframe.models.pairs import check_location, choose
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.registry import parse_specification, registry
@@ -58,6 +59,7 @@ def composed(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
 def check_strategies(recipe: Recipe) -> None:
     """Raise a :class:`SpecframeError` where a recipe's names cannot be found or combined; no model is loaded."""
     target, _, draft, _ = composed(recipe)
+    keywords(recipe.load_options)
     for role, model in (("target", target), ("draft", draft)):
         if isinstance(model, str):
             check_location(role, model)
@@ -78,9 +80,11 @@ def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
     device = places(recipe) if places else loading.pick_device(recipe.device)
     load = getattr(executor, "load", loading.whole)
     dtype = loading.pick_dtype(recipe.dtype, device)
-    model = loading.load_model(target, "target", device, dtype, load)
+    model = loading.load_model(target, "target", device, dtype, load, keywords(recipe.load_options))
     tokenizer = loading.load_tokenizer(target) if recipe.tokenizer is None else recipe.tokenizer
-    drafting = None if draft is None else loading.load_model(draft, "draft", device, dtype, load)
+    drafting = None
+    if draft is not None:
+        drafting = loading.load_model(draft, "draft", device, dtype, load, keywords(recipe.load_options))
     runner = ModelRunner(model, "target")
     if (longest := use.policy.maximum.nodes) >= runner.context:
         raise OptionError(

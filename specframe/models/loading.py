@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -57,6 +57,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     load: Load = whole,
+    options: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Return a causal language model, ready for inference.
 
@@ -68,6 +69,7 @@ def load_model(
         role: "target" or "draft", for errors.
         device, dtype: device and dtype to load a named model with.
         load: decides how it is loaded.
+        options: keyword arguments of ``from_pretrained`` for a named model, see :mod:`specframe.models.load_options`.
 
     Raises:
         ModelError: the model cannot be found or read, or is not a causal language model.
@@ -77,18 +79,31 @@ def load_model(
         return load(role, name_or_model.config, lambda **options: name_or_model)
     source = _source(role, name_or_model)
     config = _require_causal(source)
-    return load(role, config, lambda **options: _read(source, device, dtype, options))
+    given = dict(options or {})
+    quantised = "quantization_config" in given or getattr(config, "quantization_config", None) is not None
+    return load(
+        role, config, lambda **own: _read(source, device, dtype, given | (own or _places(device, quantised)), quantised)
+    )
 
 
-def _read(source: _Source, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> PreTrainedModel:
+def _places(device: torch.device, quantised: bool) -> dict[str, Any]:
+    """Return the options that have quantised weights made where they are used: many kinds cannot be moved."""
+    return {"device_map": {"": device}} if quantised and device.type != "cpu" else {}
+
+
+def _read(
+    source: _Source, device: torch.device, dtype: torch.dtype, options: dict[str, Any], quantised: bool
+) -> PreTrainedModel:
     """Return a named model on a device."""
     options = {"dtype": dtype, "output_loading_info": True, **options}
     model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, **options)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"the weights of {source} lack {len(missing)} tensors of the model, the first {missing[0]!r}")
+    if quantised and model.device.type == device.type:
+        return model
     try:
         return model.to(device)  # from_pretrained has put it into eval mode
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ModelError(f"{source} cannot be moved to {device}: {sentence(error)}") from error
 
 

@@ -27,7 +27,12 @@ def eps(model: PreTrainedModel) -> float:
     It is that of the model's dtype, unless quantised weights say that activations are quantised, too, or do not say.
     """
     own = torch.finfo(model.dtype).eps
-    return max(own, STEP) if any(rounds_inputs(weight) for weight in quantised(model)) else own
+    return max(own, STEP) if rounds_activations(model) else own
+
+
+def rounds_activations(model: torch.nn.Module) -> bool:
+    """Return whether a model quantises its activations, or has quantised weights that do not say whether they are."""
+    return any(rounds_inputs(weight) for weight in quantised(model))
 
 
 def quantised(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -65,6 +65,7 @@ class Recipe:
     generation_config: str | None = GENERATION_CONFIG[0]
     executor: Any = "auto"
     bitwise: bool = False
+    load_options: Any = None
 
     def checked(self) -> Recipe:
         """Return the recipe after checking every option that is no strategy, model or device.

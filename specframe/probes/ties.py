@@ -31,7 +31,7 @@ import attrs
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from specframe.models.precision import eps
+from specframe.models.precision import eps, rounds_activations
 
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
 """Shapes of the forwards whose errors are measured: rows, and tokens fed at once (None: all)."""
@@ -95,7 +95,7 @@ class Scales:
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
         """Return the float64 logits after some tokens, (V,); a model that quantises its activations has none but its own."""
-        if eps(self._model) > torch.finfo(self._model.dtype).eps:  # its quantiser is part of what it computes
+        if rounds_activations(self._model):  # its quantiser is part of what it computes
             return _forward(self._model, ids, 1, None)[0].double()
         if self._copy is None:
             with torch.inference_mode(False):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from specframe.models import loading as models
+from specframe.models.load_options import keywords
 from specframe.models.pairs import by_model, choose, named
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LoadedModels:
-    """Models and tokenizers by name, device and dtype."""
+    """Models and tokenizers by name, device, dtype and load options."""
 
     def __init__(self) -> None:
         self._models: dict[Any, PreTrainedModel] = {}
@@ -46,7 +47,8 @@ class LoadedModels:
     def _model(self, name: Any, role: str, cell: Cell) -> PreTrainedModel:
         device = models.pick_device(cell.get("device", DEFAULTS.device))
         dtype = models.pick_dtype(cell.get("dtype", DEFAULTS.dtype), device)
-        key = name, device, dtype
+        given = cell.get("load_options")
+        key = name, device, dtype, repr(given)
         if key not in self._models:
-            self._models[key] = models.load_model(name, role, device, dtype)
+            self._models[key] = models.load_model(name, role, device, dtype, options=keywords(given))
         return self._models[key]

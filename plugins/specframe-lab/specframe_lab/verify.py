@@ -226,6 +226,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
                 cell.get("device"),
                 cell.get("dtype"),
                 cell.get("bitwise"),
+                cell.get("load_options"),
             ]
         )
         for cell in cells

@@ -462,14 +462,32 @@ def test_a_folder_of_something_else_is_left_alone(pair: dict[str, str]):
 def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     load, loaded = models.load_model, []
 
-    def counting(name, role, *where):
+    def counting(name, role, *where, **how):
         if isinstance(name, str):
             loaded.append((name, role))
-        return load(name, role, *where)
+        return load(name, role, *where, **how)
 
     monkeypatch.setattr(loading.models, "load_model", counting)
     compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 4, 1, warm_up=0), "out")
     assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
+
+
+def test_load_options_tell_models_and_plain_decoding_apart(
+    pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value of a grid has models of its own, and schemes on them are held against plain decoding of the same."""
+    loaded: list[dict[str, object]] = []
+    monkeypatch.setattr(loading.models, "load_model", lambda *_, options: loaded.append(options) or object())
+    grid = checked(expand({**pair, "load_options": "none,none,use_safetensors=true"}))
+    models_of = LoadedModels()
+    assert len({id(models_of.target(cell)) for cell in [*grid.cells, *grid.cells]}) == 2
+    assert loaded == [{}, {"use_safetensors": True}]
+    made = cases(grid.cells)
+    assert [case.cell.get("load_options") for case in made if case.plain and case.batch_size == 1] == [
+        None,
+        "none,use_safetensors=true",
+    ]
+    assert len({case.scheme for case in made}) == 4
 
 
 def test_branches_of_trees_are_counted() -> None:

@@ -33,6 +33,9 @@ DEFAULTS: Cell = {
 }
 """Defaults of a pipeline."""
 
+UNSET = ("bitwise", "load_options")
+"""Options that a cell has only where they are asked for."""
+
 PLAIN_NAME, BETWEEN = "plain", " · "
 
 Names = dict[tuple[str, Any], str]
@@ -41,7 +44,7 @@ Names = dict[tuple[str, Any], str]
 NAMED = ("align", "verify", "executor")
 """Options of which "auto" is one strategy, whatever else is asked for."""
 
-SETTING = ("target", "device", "dtype", "seed", "bitwise")
+SETTING = ("target", "device", "dtype", "seed", "bitwise", "load_options")
 """Options that a scheme has in common with its plain decoding, besides the batch size."""
 
 
@@ -132,8 +135,9 @@ def explicit(cell: Cell) -> Cell:
     alignment = strategy(registry(), "alignment", cell["align"])
     device = models.pick_device(cell["device"])
     dtype = models.pick_dtype(cell["dtype"], device)
-    if not cell.get("bitwise"):
-        cell.pop("bitwise", None)
+    for option in UNSET:
+        if cell.get(option) in (None, False, "none"):
+            cell.pop(option, None)
     return {
         **cell,
         "schedule": cell["schedule"] or alignment.scheduler,
@@ -151,7 +155,7 @@ def is_plain(scheme: str) -> bool:
 def values(cell: Cell, named: Iterable[str], names: Names) -> list[str]:
     """Return the display names of some of a cell's option values; what is off has none."""
     given = [(option, cell.get(option)) for option in named]
-    return [names.get(one) or value_name(*one) for one in given if one != ("bitwise", None)]
+    return [names.get(one) or value_name(*one) for one in given if one not in [(option, None) for option in UNSET]]
 
 
 def value_name(option: str, value: Any) -> str:
