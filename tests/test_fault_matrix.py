@@ -24,7 +24,7 @@ from specframe.observe.watch import Watcher
 from specframe.pipeline import in_order
 from specframe.plugins.members import members
 from specframe.plugins.offers import ROLES
-from specframe.testing import fakes, harness
+from specframe.testing import fakes, harness, where
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 
@@ -361,3 +361,32 @@ def test_a_models_forward_may_fail(role: str, fault: str, monkeypatch: pytest.Mo
         assert_once(results, complete=fault == "memory")
         assert told.startswith("" if fault == "memory" else "verifier" if role == "target" else "drafter")
         assert bool(told) == (fault != "memory")
+
+
+ELSEWHERE = [
+    ("drafter", "propose", None),
+    ("drafter", "propose", "logits_BNV"),
+    ("verifier", "score", None),
+    ("acceptance rule", "choose", None),
+    ("acceptance rule", "judge", None),
+]
+
+
+@pytest.mark.parametrize(("role", "member", "field"), ELSEWHERE)
+def test_a_value_on_another_device_is_told(role: str, member: str, field: str | None) -> None:
+    """On an accelerator a tensor of the host is told as its strategy's: not as that of the next one, which it fails in."""
+
+    def act(inner: Any, usual: Callable[[], Any]) -> Any:
+        value = usual()
+        if field is None:
+            return shapes(value, lambda one: one.cpu())
+        return attrs.evolve(value, **{field: torch.zeros(*value.tokens_BN.shape, 61)})
+
+    with where.running_on("sim"):
+        pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2)
+        inner = getattr(pipe.composition, FIELDS[role])
+        pipe.parts.composition = attrs.evolve(pipe.composition, **{FIELDS[role]: Acting(inner, member, 1, act)})
+        results, told = collected(pipe.decode(ASKED))
+    assert results == []
+    assert told.startswith(role), told
+    assert told.endswith("on sim:0, as the batch, got cpu"), told

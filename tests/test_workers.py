@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workers_objects import After, Raising, Twigs
+from workers_objects import After, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
@@ -21,7 +21,7 @@ from specframe.engine.local import Local
 from specframe.engine.workers.engine import DealingEngine
 from specframe.engine.workers.jobs import Job, report_of
 from specframe.engine.workers.messages import Abort, Broken, Ended, Ready, Round
-from specframe.errors import InvariantError, OptionError, UnknownNameError
+from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness
@@ -365,3 +365,38 @@ def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() ->
     sent.clear()
     engine.step()
     assert [[ticket for ticket, _ in one.requests] for one in sent] == [[4]]
+
+
+class Loud(Watcher):
+    """An observer that raises at the end of a round, or of a stage."""
+
+    def __init__(self, member: str) -> None:
+        setattr(self, member, self.fail)
+
+    def fail(self, *_: Any) -> None:
+        raise ValueError("planted")
+
+
+def test_an_observers_error_comes_after_the_round_of_a_worker() -> None:
+    """What a worker's round has ended is reported before an error of the observer that is told of it."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    crew: Any = DyingCrew([Ready(), told(0, [1, 2, 3, 4, 5], ended=True)])
+    engine = DealingEngine(pipe.recipe, pipe.parts, [Loud("round")], HandClock(), crew)
+    engine.add(Request(0, [9], 5))
+    report = engine.step()
+    assert report is not None
+    assert [one.token_ids for one in report.finished] == [[1, 2, 3, 4, 5]]
+    assert not engine.idle
+    with pytest.raises(ValueError, match="planted"):
+        engine.step()
+    assert engine.idle
+
+
+def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Local) -> None:
+    """Results that a worker has told of come first; the error names the strategy, and the workers are free again."""
+    asked, found = harness.requests(PROMPTS[:6], [2, 2, 2, 9, 9, 9]), []
+    completed = harness.pipeline(TARGET, Tiring(), executor=local, batch_size=2).decode(asked)
+    with pytest.raises(ContractError, match=r"^drafter Tiring: propose\(\) raised ValueError: planted"):
+        found.extend(completed)
+    assert len({one.index for one in found}) == len(found)
+    harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), asked)

@@ -66,3 +66,18 @@ class Twigs:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn nothing."""
+
+
+class Tiring(Twigs):
+    """A drafter that raises an error at its fifth draft of a run."""
+
+    def start(self, run: Any) -> None:
+        """Count anew."""
+        self.left = 5
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the tree, as long as it can."""
+        self.left -= 1
+        if not self.left:
+            raise ValueError("planted")
+        return super().propose(batch, budget)

@@ -15,6 +15,7 @@ from specframe_serve.service import STOPS, BusyError, Job, Service, StoppedError
 
 from specframe.contracts.requests import Chunk, Result
 from specframe.engine.engine import Engine
+from specframe.observe.watch import Watcher
 from specframe.testing import fakes, harness
 from specframe.text.sampling import Sampling
 
@@ -118,8 +119,8 @@ def serving() -> Iterator[Callable[..., Service]]:
     """A function that returns a started service with rows for two sequences, which ends after the test."""
     with contextlib.ExitStack() as services:
 
-        def start(executor: Any = "local", waiting: int = 8) -> Service:
-            service = Service(harness.pipeline(TARGET, executor=executor, batch_size=2), 32, waiting, [])
+        def start(executor: Any = "local", waiting: int = 8, observers: Any = ()) -> Service:
+            service = Service(harness.pipeline(TARGET, executor=executor, batch_size=2), 32, waiting, [*observers])
             service.start()
             services.callback(service.close)
             return service
@@ -284,3 +285,21 @@ def test_more_sequences_than_may_wait_are_refused_on_an_idle_service_too(serving
         service.submit([Client(samples=3).job, Client(samples=2).job])
     assert service.unfinished == 0
     service.submit([Client(samples=4).job])
+
+
+class Loud(Watcher):
+    """An observer that raises in the first round that ends a sequence."""
+
+    quiet = False
+
+    def round(self, report):
+        if report.finished and not self.quiet:
+            self.quiet = True
+            raise ValueError("planted")
+
+
+def test_an_observers_error_after_the_last_result_does_not_reach_the_next_job(serving):
+    """A job whose round an observer fails in has its tokens, and so has the job that comes next."""
+    service = serving(observers=[Loud()])
+    assert decodes(service)
+    assert decodes(service)

@@ -34,7 +34,8 @@ class GuardedDrafter(Guard):
         words = f"(B, N) = ({rows}, {budget.nodes} at most)" if budget.nodes else f"(B, N) = ({rows}, 0)"
         self._tensor("propose", "tokens_BN", tokens_BN, words, right, batch.tokens_BS)
         if draft.logits_BNV is not None:
-            self._floats("propose", "logits_BNV", draft.logits_BNV, tuple(tokens_BN.shape), "(B, N, V)")
+            shape = tuple(tokens_BN.shape)
+            self._floats("propose", "logits_BNV", draft.logits_BNV, shape, "(B, N, V)", batch.tokens_BS)
         self._check_tree(batch, draft, budget)
         if draft.nodes and (self._waits or readable(tokens_BN)):
             tokens, parents, counts = on_host(tokens_BN), on_host(draft.parents_BN), on_host(draft.counts_B)

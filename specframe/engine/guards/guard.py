@@ -78,14 +78,18 @@ class Guard(Wrapper):
         if given.device != like.device:
             self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
 
-    def _floats(self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str) -> None:
-        """Check logits: floats with the dimensions ``shape`` and a last dimension for the vocabulary."""
+    def _floats(
+        self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str, like: torch.Tensor
+    ) -> None:
+        """Check logits: floats on the device of ``like``, of the dimensions ``shape`` and a last one for the vocabulary."""
         if not isinstance(given, torch.Tensor):
             self._refuse(member, f"{name} as a tensor", got(given))
         if not given.is_floating_point():
             self._refuse(member, f"{name} of floats", given.dtype)
         if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
             self._refuse(member, f"{name} of shape {letters} = ({', '.join(map(str, shape))}, V)", tuple(given.shape))
+        if given.device != like.device:
+            self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
 
     def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft) -> None:
         """Check a verdict, but for its numbers."""

@@ -24,7 +24,8 @@ class GuardedVerifier(Guard):
         if not isinstance(scores, Scores):
             self._refuse("score", "a specframe.contracts.drafts.Scores", got(scores))
         if not batch.left:
-            self._floats("score", "logits_BTV", scores.logits_BTV, (len(batch), draft.nodes + 1), "(B, N + 1, V)")
+            shape = (len(batch), draft.nodes + 1)
+            self._floats("score", "logits_BTV", scores.logits_BTV, shape, "(B, N + 1, V)", batch.tokens_BS)
         return scores
 
 
