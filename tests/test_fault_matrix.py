@@ -390,3 +390,17 @@ def test_a_value_on_another_device_is_told(role: str, member: str, field: str | 
     assert results == []
     assert told.startswith(role), told
     assert told.endswith("on sim:0, as the batch, got cpu"), told
+
+
+def test_results_that_wait_for_one_that_an_error_ends_come_before_it() -> None:
+    """Results are given in their order; those after one that does not come are given before the error."""
+
+    def completed() -> Iterator[Result]:
+        results = {one.index: one for one in PIPE.decode(ASKED)}
+        yield results[2]
+        yield results[1]
+        raise ContractError("planted")
+
+    results, told = collected(in_order(completed(), [one.key for one in ASKED]))
+    assert [one.index for one in results] == [1, 2]
+    assert told == "planted"
