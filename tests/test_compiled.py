@@ -61,10 +61,10 @@ def test_other_caches_and_recordings(graphs: list[Any], options: dict[str, str])
 
 @pytest.mark.slow
 def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
-    """Ten layers take one graph for each of one row or several, one token or several."""
+    """Ten layers take one graph for each of one row or several, one token or several, and one for rows that are laid in one."""
     pipe = harness.pipeline(zoo.build("qwen3", num_hidden_layers=10), None, batch_size=3, layers="compiled")
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
-    assert 2 <= len(graphs) <= 4
+    assert 2 <= len(graphs) <= 5
 
 
 def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:

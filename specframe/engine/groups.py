@@ -41,7 +41,7 @@ class Groups:
     @property
     def idle(self) -> bool:
         """Whether every request has finished."""
-        return not any(pool.unfinished for pool in self)
+        return all(not pool.unfinished for pool in self._pools.values())
 
     def add(self, group: bool, request: Request) -> None:
         """Take a request of a group."""

@@ -123,8 +123,8 @@ class ModelRunner(Feeder):
 
     def _unpadded(self, block: Block) -> Unpadded | None:
         """Return the places of a block's real tokens, where leaving out the filler pays and the model can be fed so."""
-        laid = None if self.spread else unpadded(block, self.device)
-        return laid if laid is not None and self._tests.without_filler else None
+        laid = unpadded(block, self.device)
+        return laid if laid is not None and not self.spread and self._tests.without_filler else None
 
     @functools.cached_property
     def taps(self) -> Taps:

@@ -22,7 +22,8 @@ class Stage:
         self._watch, self._name = watch, name
 
     def __enter__(self) -> None:
-        self._watch.raise_left()
+        if self._watch.left is not None:
+            self._watch.raise_left()
         for observer in self._watch.observers:
             try:
                 observer.enter(self._name)
@@ -46,7 +47,7 @@ class Watch:
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = list(observers)
-        self._left: BaseException | None = None
+        self.left: BaseException | None = None
         """What an observer raised when a stage ended."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
@@ -81,12 +82,12 @@ class Watch:
         if isinstance(error, RuntimeError) and out_of_memory(error):
             self.dismiss(observer, error)
         else:
-            self._left = self._left or error
+            self.left = self.left or error
 
     def raise_left(self) -> None:
         """Raise what was put off."""
-        if self._left is not None:
-            error, self._left = self._left, None
+        if self.left is not None:
+            error, self.left = self.left, None
             raise error
 
     def dismiss(self, observer: Observer, error: RuntimeError) -> None:

@@ -64,11 +64,11 @@ class TestEagle2(HeadSuite, TreeDrafterSuite):
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
-        """A round feeds a head once per depth: pairs of the tokens that stood, or of nodes."""
+        """A round feeds a head once per depth: pairs of the tokens that stood, or the three nodes of each depth before."""
         for round in self.watch(align=align):
             draft = round.report.draft
             assert len(round.draft) <= draft.depth
-            assert all(tokens <= max(self.draft_length + 1, draft.nodes) for _, tokens in round.draft)
+            assert all(tokens <= max(self.draft_length + 1, 3 * (draft.depth - 1)) for _, tokens in round.draft)
 
 
 @pytest.mark.slow

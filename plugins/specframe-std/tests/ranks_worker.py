@@ -135,13 +135,13 @@ def out_of_memory() -> Any:
         warnings.filterwarnings("always" if RANK == 0 else "ignore", category=SpecframeWarning)
         pipe = pipeline(kv=Failing(raising(torch.OutOfMemoryError("no memory for 3 rows")), 22))
         found = tokens(pipe)
-    return [found, pipe._engine._batch_size, [str(one.message) for one in told if "memory" in str(one.message)]]
+    return [found, pipe._engine._limits.batch_size, [str(one.message) for one in told if "memory" in str(one.message)]]
 
 
 def no_memory_to_open() -> Any:
     """Memory runs out on rank 1 when caches are opened: rank 0 has opened its own, and feeds."""
     pipe = pipeline(kv=Failing(raising(torch.OutOfMemoryError("no memory for a cache"))))
-    return [tokens(pipe), pipe._engine._batch_size]
+    return [tokens(pipe), pipe._engine._limits.batch_size]
 
 
 def failing() -> Any:

@@ -59,25 +59,10 @@ def attend(
     if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
         window = options.get("sliding_window")
         return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
-    state = ONGOING.get()
-    if state.unpadded is None:
-        return _attended(module, query, key, value, attention_mask, scaling, **options), None
-    output = _attended(module, state.unpadded.heads(query), key, value, attention_mask, scaling, **options)
-    return state.unpadded.row(output), None
-
-
-def _attended(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None,
-    **options: Any,
-) -> torch.Tensor:
-    """Return what the rectangle of queries attends to, (B, T, H, D)."""
     biased = options.get("position_bias") is not None
     state = ONGOING.get()
+    if (laid := state.unpadded) is not None:
+        query = laid.heads(query)
     if state.attends is not None:
         if biased:
             raise ModelError(
@@ -85,9 +70,18 @@ def _attended(
             )
         paged = state.cache.paged.get(module.layer_idx) if state.cache is not None and state.cache.paged else None
         view = paged or Dense(key, value)
-        return state.attends.attend(query, view, scaling, options.get("sliding_window"))
-    if attention_mask is None or biased:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)[0]
+        output = state.attends.attend(query, view, scaling, options.get("sliding_window"))
+    elif attention_mask is None or biased:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    else:
+        output = masked(query, key, value, attention_mask, scaling)
+    return (output if laid is None else laid.row(output)), None
+
+
+def masked(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """Return what (B, H, T, D) queries attend to under an additive mask, (B, T, H, D)."""
     rows, heads, length, size = query.shape
     shared = heads // key.shape[1]
     if shared > 1:
