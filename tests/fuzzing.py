@@ -9,7 +9,7 @@ import os
 import random
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +46,17 @@ TEXTS: tuple[str, ...] = (
     *("x" * 300, "x" * 5000, "🦊" * 200, "../x", "a b"),
 )
 """Texts that are typed where something else is expected."""
+
+
+_LOADED: dict[tuple[Any, ...], Any] = {}
+
+
+def loaded(load: Callable[..., Any], *asked: Any) -> Any:
+    """Return what was loaded before, or load it. Load options are a mapping."""
+    key = (load, *(repr(one) if isinstance(one, Mapping) else one for one in asked))
+    if key not in _LOADED:
+        _LOADED[key] = load(*asked)
+    return _LOADED[key]
 
 
 def inputs(kind: str) -> pytest.MarkDecorator:

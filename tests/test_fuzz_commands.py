@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import fuzzing
 import pytest
 import transformers
 from click.testing import CliRunner, Result
-from fuzzing import TEXTS, Takes, number, whole, word
+from fuzzing import TEXTS, Takes, loaded, number, whole, word
 
 from specframe.cli import cli
 from specframe.models import loading as models
@@ -75,6 +75,11 @@ def text(given: str) -> bool | None:
     return None if given else False
 
 
+def quantisation(given: str) -> bool | None:
+    """Return whether a text names a quantisation: of those that need no further package there is none."""
+    return True if given == "none" else None if given.startswith("none,") else False
+
+
 RANGES: dict[str, Takes] = {
     "--prompts": text,
     "--limit": whole(1),
@@ -89,6 +94,7 @@ RANGES: dict[str, Takes] = {
     "--attention": word("auto", "packed", "flex", "masked"),
     "--graphs": word("auto", "on", "off"),
     "--layers": word("eager", "compiled", "auto"),
+    "--load-options": quantisation,
     "--config": text,
     "--temperature": number(0),
     "--top-k": whole(1),
@@ -145,6 +151,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "--attention": ("auto", "masked", "packed"),  # flex is compiled, which takes half a minute
     "--graphs": ("auto", "on", "off"),
     "--layers": ("eager", "auto"),  # so does compiled
+    "--load-options": ("none",),
     "--executor": ("local",),
     "--temperature": ("0", "0.7", "1e-30", "1e300"),
     "--top-k": ("1", "3", str(10**30)),
@@ -293,12 +300,6 @@ def test_every_option_has_a_range() -> None:
     found = {long_name(one) for _, command in commands() for one in options_of(command) if not one.is_flag}
     assert found == RANGES.keys()
     assert found - set(FINE) == NAMED_FILES - {"--arrivals"}
-
-
-@functools.cache
-def loaded(load: Callable[..., Any], *asked: Any) -> Any:
-    """Return what was loaded before, or load it."""
-    return load(*asked)
 
 
 @pytest.fixture(scope="module")

@@ -216,12 +216,6 @@ def truth(ids: tuple[int, ...], new: int) -> list[int]:
         return reference_decode(TARGET, list(ids), new, {zoo.EOS})
 
 
-@functools.cache
-def loaded(load: Callable[..., Any], *asked: Any) -> Any:
-    """Return what was loaded before, or load it."""
-    return load(*asked)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options that name a saved pair; one token is one character."""
@@ -233,7 +227,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working folder for each test; models are loaded once."""
     monkeypatch.chdir(tmp_path)
     for name in ("load_model", "load_tokenizer"):
-        monkeypatch.setattr(models, name, functools.partial(loaded, getattr(models, name)))
+        monkeypatch.setattr(models, name, functools.partial(fuzzing.loaded, getattr(models, name)))
     before = transformers.logging.get_verbosity()
     yield
     transformers.logging.set_verbosity(before)
