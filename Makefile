@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
-RAY_SECONDS ?= 600
+RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
 JOBS ?= 2
