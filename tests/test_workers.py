@@ -22,7 +22,7 @@ from specframe.engine.workers.engine import DealingEngine
 from specframe.engine.workers.jobs import Job, report_of
 from specframe.engine.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
-from specframe.observe.watch import Watcher
+from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness
 from specframe.testing.conformance import ExecutorSuite
@@ -259,7 +259,7 @@ def told(ticket: int, ids: list[int], ended: bool = False) -> Round:
         accepted=one * (count - 1),
         tokens=[ids],
         ended=end,
-        forwards=[],
+        forwards=[("target", 1, 1)],
         stages={},
         peak_kv_bytes=0,
     )
@@ -377,11 +377,13 @@ class Loud(Watcher):
         raise ValueError("planted")
 
 
-def test_an_observers_error_comes_after_the_round_of_a_worker() -> None:
+@pytest.mark.parametrize("member", ["forward", "leave", "round"])
+def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> None:
     """What a worker's round has ended is reported before an error of the observer that is told of it."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
     crew: Any = DyingCrew([Ready(), told(0, [1, 2, 3, 4, 5], ended=True)])
-    engine = DealingEngine(pipe.recipe, pipe.parts, [Loud("round")], HandClock(), crew)
+    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    engine._watch = Watch([Loud(member)])
     engine.add(Request(0, [9], 5))
     report = engine.step()
     assert report is not None

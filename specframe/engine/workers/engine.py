@@ -49,6 +49,16 @@ class Desk:
         return any(job.alone for job in self.jobs.values())
 
 
+@attrs.frozen
+class Untold:
+    """What observers are told of a worker's round before they are told of its report."""
+
+    forwards: list[tuple[str, int, int]]
+    """The model, the rows and the tokens of each forward."""
+    spent: dict[str, float]
+    """Seconds of each stage since it was told of last."""
+
+
 class DealingEngine:
     """Deals requests to workers, as many as they have rows for and a few more, and reports what comes back.
 
@@ -75,6 +85,8 @@ class DealingEngine:
         self._room = 0
         self._late: BaseException | None = None
         """The error of an observer that was told of the latest round, which the next step raises."""
+        self._untold: Untold | None = None
+        """What observers have not been told of a worker's round."""
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
@@ -137,14 +149,26 @@ class DealingEngine:
             raise error
         if self.idle:
             return None
-        with self._watch.stage(ELSEWHERE):
-            report = self._deal() or self._listen(self._patience())
-        if report:
-            try:
-                self._watch.round(report)
-            except BaseException as error:  # what has ended is reported first
-                self._late = error
+        report = None
+        try:
+            with self._watch.stage(ELSEWHERE):
+                report = self._deal() or self._listen(self._patience())
+            self._tell(report)
+        except BaseException as error:
+            if report is None:
+                raise
+            self._late = error  # what has ended is reported first
         return report
+
+    def _tell(self, report: RoundReport | None) -> None:
+        """Tell the observers of the round of a worker, if one has come, and of its report."""
+        told, self._untold = self._untold, None
+        if told is not None:
+            for forward in told.forwards:
+                self._watch.forward(*forward)
+            self._watch.spent(told.spent)
+        if report is not None:
+            self._watch.round(report)
 
     def close(self) -> None:
         """Have the workers forget the requests; they stay for the next run."""
@@ -226,11 +250,9 @@ class DealingEngine:
         return None
 
     def _round(self, desk: Desk, told: m.Round) -> RoundReport | None:
-        for forward in told.forwards:
-            self._watch.forward(*forward)
-        if told.stages:
-            self._watch.spent({name: spent - desk.stages.get(name, 0.0) for name, spent in told.stages.items()})
-            desk.stages = told.stages
+        since = {name: spent - desk.stages.get(name, 0.0) for name, spent in told.stages.items()}
+        desk.stages = told.stages or desk.stages
+        self._untold = Untold(told.forwards, since)
         desk.peak_kv_bytes = max(desk.peak_kv_bytes, told.peak_kv_bytes)
         self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._desks)
         report = report_of(told, self._jobs, next(self._numbers))
