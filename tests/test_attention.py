@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
 from specframe.forward import graphs
 from specframe.forward.attention import choice, flex, packed, selftest
+from specframe.forward.ongoing import by_interface
 from specframe.forward.probing import uneven
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.compose import strategy
@@ -333,6 +335,18 @@ def test_recorded_drafts_are_exact(flash: list[int], name: str, attention: str) 
         schedule="continuous,piece=4",
     )
     harness.check(pipe, harness.requests(PROMPTS, [19, 24, 3, 12, 17], {zoo.EOS}))
+
+
+@pytest.mark.parametrize(("name", "by"), [("qwen3", True), ("gpt2", True), ("falcon", False)])
+def test_models_that_attend_by_the_interface_are_told_by_their_code(
+    name: str, by: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a model asks transformers for its attention function does not depend on whether its module is still imported."""
+    model = architectures.build(name)
+    for one in model.modules():
+        if type(one).__module__.startswith("transformers.models"):
+            monkeypatch.delitem(sys.modules, type(one).__module__, raising=False)
+    assert by_interface(model) is by
 
 
 def test_drafts_that_are_sampled_are_not_recorded_as_one() -> None:

@@ -8,7 +8,7 @@ whose forward it is decides the context variable.
 from __future__ import annotations
 
 import contextlib
-import sys
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -155,7 +155,8 @@ def by_interface(model: torch.nn.Module) -> bool:
 
     Falcon does not: it compares the name with ``sdpa``, and under another name expects another kind of mask.
     """
-    return any(hasattr(sys.modules.get(type(one).__module__), "ALL_ATTENTION_FUNCTIONS") for one in model.modules())
+    forwards = (inspect.unwrap(type(one).forward) for one in model.modules())
+    return any("ALL_ATTENTION_FUNCTIONS" in getattr(one, "__globals__", ()) for one in forwards)
 
 
 def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
