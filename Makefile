@@ -19,7 +19,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs wheels bench clean
+.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -31,8 +31,10 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 	$(BIN)/$(PIP_INSTALL) -e ".[dev]" $(addprefix -e ,$(PLUGINS))
 	touch $@
 
-test: install  ## the fast suite, then a part of the wide matrix; built wheels have tests of their own, which .ci/run calls
+test: install  ## the fast suite; built wheels have tests of their own, which .ci/run calls
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" --ignore tests/test_wheels.py
+
+wide: install  ## a part of the wide matrix: of each slow test some cases, always the same ones
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "slow and not nightly" --every $(EVERY)
 
 nightly: install  ## the whole matrix, 1,000 inputs at random, the lowest versions, and all mutants: hours
