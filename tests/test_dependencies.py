@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import specframe
+from specframe.plugins.versions import bounds
+
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 PROJECTS = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path for path in FILES}
@@ -66,6 +69,15 @@ def test_imports_are_declared(name):
     folder = PROJECTS[name].parent / name.replace("-", "_")
     assert any(folder.rglob("*.py"))
     assert undeclared(name, project, folder) == []
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_distributions_have_one_version_and_fit_each_other(name):
+    """Each is of the core's version, and depends on the others as a new plugin is made to."""
+    project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
+    assert project["version"] == specframe.__version__
+    inside = {one: at for one, at in requirements(project["dependencies"]).items() if one.startswith("specframe")}
+    assert set(inside.values()) <= {bounds()}
 
 
 @pytest.mark.parametrize("name", PROJECTS)

@@ -10,6 +10,7 @@ import types
 import pytest
 from click.testing import CliRunner
 
+from specframe import __version__
 from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases
@@ -26,6 +27,7 @@ from specframe.plugins.registry import (
     parse_specification,
     registry,
 )
+from specframe.plugins.versions import bounds
 
 HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("specframe_register_"))
 KINDS = {hook: kind for kind, hook in {**ROLES, **OTHERS}.items()}
@@ -51,11 +53,11 @@ def site(tmp_path, monkeypatch):
     """Return a function that installs a distribution with one plugin module, for this test alone."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def install(name, code):
+    def install(name, code, requires=""):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (tmp_path / f"{name}_module.py").write_text(code)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
         (info / "entry_points.txt").write_text(f"[specframe]\n{name} = {name}_module\n")
 
     registry.cache_clear()
@@ -230,6 +232,28 @@ def test_a_reference_that_does_not_import_is_named_when_used(site):
     site("lucky", code)
     with pytest.raises(PluginError, match=r"drafter 'lucky' of lucky refers to 'nowhere.at_all:Lucky'.*nowhere"):
         discover().make("drafter", "lucky")
+
+
+@pytest.mark.parametrize("bounds", ["<0.2,>=0.1", ">=99", "==0.1.*"])
+def test_a_plugin_made_for_other_versions_is_left_out(site, bounds):
+    """A distribution that depends on other versions of specframe is not even imported, and the sentence says for which it was made."""
+    site("elder", "raise SystemExit", f"Requires-Dist: specframe{bounds}\n")
+    site("lucky", DRAFTER.format(name="lucky"))
+    found = discover()
+    assert found.failures == {
+        "elder": f"plugin 'elder' (elder_module): it was made for specframe {bounds}, and this is {__version__}: "
+        "install a release of elder for this version"
+    }
+    assert found.entry("drafter", "lucky")
+    with pytest.raises(PluginError, match="'elder' cannot be used: elder was skipped: .*made for specframe"):
+        found.entry("drafter", "elder")
+
+
+@pytest.mark.parametrize("requires", ["specframe", f"specframe{bounds()}", "specframe-std<0.1", "specframes<0.1"])
+def test_a_plugin_made_for_these_versions_is_loaded(site, requires):
+    """Bounds that hold, none, and those of other packages leave a plugin in."""
+    site("lucky", DRAFTER.format(name="lucky"), f"Requires-Dist: {requires}\n")
+    assert discover().entry("drafter", "lucky")
 
 
 def test_discovery_can_be_narrowed(site, monkeypatch):

@@ -25,7 +25,7 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins import builtin, elsewhere, hookspecs
+from specframe.plugins import builtin, elsewhere, hookspecs, versions
 from specframe.plugins.facts import REQUIRED
 from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
 from specframe.values import check_annotated, parse_value, unwrapped
@@ -215,12 +215,15 @@ def quoted(part: str) -> str:
 def discover() -> Registry:
     """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer.
 
-    A plugin that does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
+    A plugin that was made for other versions, does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
     else is there.
     """
     registry = Registry()
     offer(registry, builtin, OWN)
     for distribution, point in entry_points():
+        if point.dist is not None and (why := versions.unfit(point.dist)):
+            registry.fail(distribution, f"plugin {point.name!r} ({point.value}): {why}")
+            continue
         try:
             offer(registry, point.load(), distribution)
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything

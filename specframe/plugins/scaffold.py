@@ -12,6 +12,7 @@ from pathlib import Path
 from specframe.errors import PluginError, UnknownNameError, sentence
 from specframe.plugins.registry import parse_specification, registry
 from specframe.plugins.templates import TEMPLATES, Template
+from specframe.plugins.versions import bounds
 
 LONGEST = 64
 """Characters of a name: it becomes that of a folder, a module and a class."""
@@ -28,6 +29,7 @@ def files(name: str, part: str) -> dict[str, str]:
             "module": module,
             "title": module.title().replace("_", ""),
             "part": part,
+            "versions": bounds(),
         }
     )
     held = {
