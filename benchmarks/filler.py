@@ -110,7 +110,9 @@ def batch_of(lengths: np.ndarray, slots: int, device: torch.device) -> Batch:
     """Return rows of random tokens."""
     tokens_BS = torch.randint(3, 100, (len(lengths), slots), device=device)
     lengths_B = torch.from_numpy(lengths).to(device)
-    return Batch([None] * len(lengths), tokens_BS, lengths_B, lengths, lengths, lengths_B, prefill=True)  # type: ignore[list-item]
+    sequences: list[Any] = [None] * len(lengths)
+    host = tokens_BS.cpu().numpy()
+    return Batch(sequences, tokens_BS, lengths_B, host, lengths, lengths, lengths_B, prefill=True)
 
 
 def now(device: torch.device) -> float:

@@ -20,8 +20,7 @@ class Lookup:
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return ``budget.depth`` tokens for every row, none in rounds that read prompts."""
-        tokens = batch.tokens_BS.cpu().numpy()
-        rows = [self.row(tokens[row, :length], budget.depth) for row, length in enumerate(batch.lengths)]
+        rows = [self.row(ids[:length], budget.depth) for ids, length in zip(batch.tokens, batch.lengths, strict=True)]
         return Draft(torch.from_numpy(np.stack(rows)).to(batch.tokens_BS.device))
 
     def row(self, ids: np.ndarray, count: int) -> np.ndarray:

@@ -36,7 +36,7 @@ class Head:
         states_BTD = outcome.scores.hidden[self._last]
         batch, verdict = outcome.batch, outcome.verdict
         if batch.prefill:
-            for sequence, length in zip(batch.sequences, batch.lengths.tolist(), strict=True):
+            for sequence, length in zip(batch.sequences, outcome.lengths.tolist(), strict=True):
                 unread = min(length, batch.unread)
                 self.read[sequence.request.index] = (
                     self.read.get(sequence.request.index, 0) + unread - min(batch.left, unread)

@@ -780,7 +780,7 @@ def test_no_number_is_read_from_a_device() -> None:
 
     host = np.array([3, 4])
     sequences: Any = [None, None]
-    batch = Batch(sequences, tensor(2, 8), tensor(2), host, host, tensor(2), prefill=False)
+    batch = Batch(sequences, tensor(2, 8), tensor(2), np.zeros((2, 8)), host, host, tensor(2), prefill=False)
     draft = Draft(tensor(2, 3), tensor(2, 3, 61, dtype=torch.float32))
     scores, verdict = Scores(tensor(2, 4, 61, dtype=torch.float32)), Verdict(tensor(2), tensor(2, 4))
     transfer = Transfer(draft, verdict)

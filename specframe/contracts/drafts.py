@@ -284,14 +284,27 @@ Check = Callable[[Transfer, Numbers], None]
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """A finished round for drafters, told before the next round; also a piece of a prompt that the target has read."""
+    """A finished round for drafters, told when its tokens stand; also a piece of a prompt that the target has read."""
 
     batch: Batch
-    """The rows, with their lengths before the round."""
+    """The rows after the round, with the tokens that stand. On the device those that have ended may be longer than they are."""
     draft: Draft
     scores: Scores
     transfer: Transfer | None
     """The verdict, with its numbers on the host; None: a piece of a prompt was read, and more of it is to come."""
+    lengths: np.ndarray
+    """Lengths before the round, (B,)."""
+    ended: list[Sequence]
+    """The sequences that have finished, stopped or were aborted since the outcome before, of those that had a row. Samples may yet
+    start from the row of one that is not ``gone``."""
+
+    @property
+    def before(self) -> Batch:
+        """The rows with the lengths that they had before the round, which the draft and the scores follow."""
+        if self.transfer is None:
+            return self.batch
+        lengths_B = self.batch.lengths_B - self.transfer.verdict.accepted_B - 1
+        return attrs.evolve(self.batch, lengths_B=lengths_B, lengths=self.lengths)
 
     @property
     def verdict(self) -> Verdict | None:

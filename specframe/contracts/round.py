@@ -99,8 +99,10 @@ class Batch:
     """Token ids of each row from place 0; ids beyond a row's length have no meaning."""
     lengths_B: torch.Tensor
     """Number of real tokens of each row."""
+    tokens: np.ndarray
+    """``tokens_BS`` on the host, read-only."""
     lengths: np.ndarray
-    """``lengths_B`` on the host."""
+    """``lengths_B`` on the host, read-only."""
     limits: np.ndarray
     """The length at which each row ends, on the host."""
     streams_B: torch.Tensor

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 
 import attrs
 
-from specframe.contracts.drafts import Check, RoundReport
+from specframe.contracts.drafts import Check, Outcome, RoundReport
 from specframe.contracts.engine import Agrees, Clock
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -116,7 +116,8 @@ class Engine:
         self._opened: Opened | None = None
         self._held = contextlib.ExitStack()
         self._deciding = self._spoilt = False
-        """Whether a round is under way that may still fail, and whether a call from inside has made it count for nothing."""
+        """Whether a round is under way or told to the drafter, and whether a call from inside has asked for the run to be shut: a
+        round that does not stand by then counts for nothing."""
         self._late: BaseException | None = None
         """The error of an observer or policy that was told of the latest round, which the next step raises."""
         self._undrawn_told = False
@@ -188,9 +189,14 @@ class Engine:
         pool, report = self._groups.pool, None
         try:
             with self._joint() as stand, self._context(self._groups.current):
-                opened, report = self._round(pool, stand)
-                if report is not None:
-                    loop.tell(report, opened.use.policy, self._watch)
+                try:
+                    with self._running(pool) as opened:
+                        if (decoded := self._round(pool, opened, stand)) is not None:
+                            report, outcome = decoded
+                            loop.learn(outcome, opened.use.drafter, self._watch)
+                finally:
+                    if report is not None:
+                        loop.tell(report, opened.use.policy, self._watch)
             if report is not None:
                 self._conclude(report, opened)
         except BaseException as error:
@@ -200,20 +206,26 @@ class Engine:
             self._shut()
         return report
 
-    def _round(self, pool: Pool, stand: Callable[[], None]) -> tuple[Opened, RoundReport | None]:
-        """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
+    @contextlib.contextmanager
+    def _running(self, pool: Pool) -> Iterator[Opened]:
+        """Have a run open inside the block. It stays open there: what shuts it from inside does so after the block."""
         self._deciding, self._spoilt = True, False
         try:
             opened = self._opened = self._opened or self._open(pool)
             with opened.run.attending():
-                stands = functools.partial(self._require_unspoilt, stand)
-                return opened, loop.step(pool, opened.use, self._watch, self._agree, stands, opened.check)
-        except SpoiltError:
-            return opened, None
+                yield opened
         finally:
             self._deciding = False
             if self._spoilt:
                 self._shut()
+
+    def _round(self, pool: Pool, opened: Opened, stand: Callable[[], None]) -> tuple[RoundReport, Outcome] | None:
+        """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
+        stands = functools.partial(self._require_unspoilt, stand)
+        try:
+            return loop.step(pool, opened.use, self._watch, self._agree, stands, opened.check)
+        except SpoiltError:
+            return None
 
     def _require_unspoilt(self, stand: Callable[[], None]) -> None:
         if self._spoilt:

@@ -22,7 +22,7 @@ from specframe.contracts.drafts import (
     Verdict,
     along,
 )
-from specframe.contracts.roles import AcceptanceRule, BudgetPolicy
+from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch
 from specframe.devices.memory import out_of_memory
 from specframe.engine.pool import Pool
@@ -43,20 +43,24 @@ def step(
     agree: Callable[[Budget], Budget],
     stand: Callable[[], None],
     check: Check | None = None,
-) -> RoundReport | None:
-    """Decode one round of the sequences in ``pool`` and return its report; None: it gave no token, or everything has finished.
+) -> tuple[RoundReport, Outcome] | None:
+    """Decode one round of the sequences in ``pool``.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
     target's own token is the bonus token. Every later round starts with all but a row's last token cached. Where a scheduler has
-    long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token.
+    long prompts read in pieces, each but the last is fed to the target and is no round: it gives no token. The drafter is told at
+    once, and the piece is read again where that fails.
 
     Args:
         pool: the sequences.
         use: the strategies.
-        watch: told of stages; of the round, :func:`tell` tells.
+        watch: told of stages; of the round, :func:`learn` and :func:`tell` tell.
         agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
         stand: called before the round's tokens are taken over; other ranks may still fail until it returns.
         check: checks the round's numbers when they come to the host; None: the strategies' guards have checked them at once.
+
+    Returns:
+        The round's report, and its outcome for the drafter; None: it gave no token, or everything has finished.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
@@ -66,7 +70,7 @@ def step(
         with watch.stage("prefill"):
             nothing = Draft(batch.tokens_BS[:, :0])
             scores = use.verifier.score(batch, nothing)
-            use.drafter.observe(Outcome(batch, nothing, scores, None))
+            use.drafter.observe(Outcome(batch, nothing, scores, None, batch.lengths, pool.newly_ended()))
         return None
     decodes = not (batch.prefill or batch.starts)
     budget = agree(use.policy.budget(batch)) if decodes else NOTHING
@@ -87,14 +91,20 @@ def step(
         transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), undrawn(batch, draft), check)
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
-    with watch.stage("draft"):
-        use.drafter.observe(Outcome(batch, draft, scores, transfer))
     with watch.stage("accept"):
         logits_BTV = along(transfer.verdict, scores.logits_BTV)
         if transfer.verdict.path_BT is not verdict.path_BT:
             shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
         stand()
-        return pool.advance(batch, transfer, logits_BTV, shaped_BTV)
+        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV)
+    return report, Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended())
+
+
+@torch.inference_mode()
+def learn(outcome: Outcome, drafter: Drafter, watch: Watch) -> None:
+    """Tell the drafter of a round, which has been taken over by then. A drafter that raises has missed it, and is started anew."""
+    with watch.stage("draft"):
+        drafter.observe(outcome)
 
 
 @torch.inference_mode()

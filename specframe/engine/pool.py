@@ -59,6 +59,7 @@ class Pool:
         self.rows = rows
         self._row_map = RowMap(rows, anywhere=True)
         self._batch: list[Sequence] = []
+        self._ended: list[Sequence] = []
         self.latest: Batch | None = None
         """The batch made last."""
         self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
@@ -113,6 +114,7 @@ class Pool:
         sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
         if sequence in self.live:
             self._withdraw(sequence)
+            self._ended.append(sequence)
         if sequence:
             sequence.finish("abort")
         return sequence
@@ -241,6 +243,7 @@ class Pool:
             self._batch,
             self._tokens_RS[rows],
             self._lengths_R[rows],
+            read_only(self._tokens[rows]),
             read_only(self._lengths[rows]),
             read_only(self._limits[rows]),
             self._streams_R[rows],
@@ -321,6 +324,7 @@ class Pool:
         finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
+            self._ended += finished
         self._rounds += 1
         return RoundReport(
             number=self._rounds,
@@ -338,6 +342,11 @@ class Pool:
             logits_BTV=logits_BTV,
             scores_BTV=scores_BTV,
         )
+
+    def newly_ended(self) -> list[Sequence]:
+        """Return the sequences that had a row and have ended since this was last asked, or since the rows were made."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
         """Return the rows whose ``max_time`` has passed. They keep the tokens of this round."""

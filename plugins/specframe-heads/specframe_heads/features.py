@@ -91,17 +91,17 @@ class Features:
 
     def observe(self, outcome: Outcome) -> Piece | None:
         """Take a round's features. Returns those that the head has to read now, of a prompt; else None."""
-        batch, hidden = outcome.batch, outcome.scores.hidden
-        self.follow(batch)
+        hidden = outcome.scores.hidden
         states_BTD = torch.cat([hidden[layer] for layer in self._layers], dim=-1)
-        if not batch.prefill:
-            self._keep(batch, self._fused(on_path(outcome, states_BTD)))
+        if not outcome.batch.prefill:
+            self._keep(outcome.lengths, self._fused(on_path(outcome, states_BTD)))
             return None
-        features_BTD = self._fused(states_BTD)
+        batch, features_BTD = outcome.before, self._fused(states_BTD)
+        self.follow(batch)
         waits = self._ahead if batch.left == 0 else 0
         self._consumed[: len(batch)] = np.maximum(batch.lengths - batch.left - waits, 0)
         if waits:
-            self._keep(batch, features_BTD[:, -1:])
+            self._keep(batch.lengths, features_BTD[:, -1:])
         read_BTD = features_BTD[:, : features_BTD.shape[1] - waits]
         return Piece(batch, read_BTD, -batch.unread) if read_BTD.shape[1] else None
 
@@ -122,10 +122,10 @@ class Features:
     def _fused(self, states_BTD: torch.Tensor) -> torch.Tensor:
         return states_BTD if self._fuse is None else self._fuse(states_BTD)
 
-    def _keep(self, batch: Batch, features_BTD: torch.Tensor) -> None:
-        """Put the features of each row's last token and of those after it behind those that wait."""
+    def _keep(self, lengths: np.ndarray, features_BTD: torch.Tensor) -> None:
+        """Put the features of the last token of rows of these lengths, and of those after it, behind those that wait."""
         rows, width, size = features_BTD.shape
-        waiting = np.maximum(batch.lengths - 1 - self._consumed[:rows], 0)
+        waiting = np.maximum(lengths - 1 - self._consumed[:rows], 0)
         kept_RWD = self._room(int(waiting.max()) + width, features_BTD)
         if not waiting.any():
             kept_RWD[:rows, :width] = features_BTD

@@ -286,6 +286,7 @@ def pairs_of(batch: Batch) -> Batch:
         batch,
         tokens_BS=batch.tokens_BS[:, 1:],
         lengths_B=batch.lengths_B - 1,
+        tokens=batch.tokens[:, 1:],
         lengths=batch.lengths - 1,
         limits=batch.limits - 1,
     )

@@ -60,7 +60,7 @@ def scripted(
         for row, sequence in enumerate(batch.sequences):
             length = int(batch.lengths[row])
             place = length - len(sequence.request.prompt_ids) + offset
-            ids = batch.tokens_BS[row, :length].tolist()
+            ids = batch.tokens[row, :length].tolist()
             seen.append(Seen(ids, drafted_BK[row].tolist(), 0, logits_B1V[row, 0].clone()))
             if right is None:
                 continue

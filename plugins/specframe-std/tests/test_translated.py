@@ -71,7 +71,7 @@ def pair(target: PreTrainedModel, draft: Any, first: Any, second: Any, **options
 class TestTranslated(DrafterSuite):
     """The suite, on two tokenizers of single characters: the draft model's is another object, its tokens the same."""
 
-    host_waits = 3  # text is made on the host: of new rows, and of every draft
+    host_waits = 2  # text is made on the host of every draft
     """Waits per round on a device as strict as CUDA."""
 
     def make(self) -> str:

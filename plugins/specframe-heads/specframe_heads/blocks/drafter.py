@@ -51,14 +51,14 @@ class DFlash(HeadDrafter):
         """Write the keys and values of the tokens that the target has read."""
         if not (hidden := outcome.scores.hidden):
             return
-        batch, features_BTF = outcome.batch, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
+        batch, features_BTF = outcome.before, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
         if batch.prefill:
             width = features_BTF.shape[1]
             block = Block(batch.last_tokens(width, -batch.left), -batch.left - width)
         else:
-            assert outcome.verdict is not None
             features_BTF = on_path(outcome, features_BTF)
-            block = Block(torch.cat([batch.last_tokens(1), outcome.verdict.tokens_BT[:, :-1]], dim=1), -1)
+            width = features_BTF.shape[1]
+            block = Block(batch.last_tokens(width, width - 1), -1)
             self._cache.cut(batch, batch.lengths - 1)  # the block that the draft came from
         placement, write = self._cache.place(batch, block)
         self.head.net.remember(self.head.fuse(features_BTF), placement.positions_BT, write)

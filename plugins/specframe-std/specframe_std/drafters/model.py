@@ -88,7 +88,7 @@ class ModelDrafter:
             if batch := self._speculating.batch(outcome.batch):
                 self._cache.read(batch)
         elif self._fed_BN is not None and outcome.transfer.verdict.path_BT is not None:
-            self._keep(outcome.batch, outcome.transfer, self._fed_BN)
+            self._keep(outcome.before, outcome.transfer, self._fed_BN)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return ``budget.depth`` tokens per row, with the logits they were drawn by where the acceptance rule needs them."""

@@ -41,6 +41,7 @@ class Speculating:
             sequences=self._chosen,
             tokens_BS=batch.tokens_BS[rows_b],
             lengths_B=batch.lengths_B[rows_b],
+            tokens=batch.tokens[rows],
             lengths=lengths,
             limits=batch.limits[rows],
             streams_B=batch.streams_B[rows_b],

@@ -66,7 +66,7 @@ class TranslatedDrafter:
 
     The draft model's cache lives as long as its sequences. Its rows have lengths of their own, in its own tokens, so it is a
     ragged slab under every alignment; what a row's tokens have in common with those cached is not read again. Strings are
-    made on the host: a round waits for the device twice more than with the drafter ``model``.
+    made on the host: a round waits for the device once more than with the drafter ``model``.
     """
 
     needs: frozenset[str] = frozenset()
@@ -90,13 +90,9 @@ class TranslatedDrafter:
         self._cache = self._open(run.capacity)
 
     def observe(self, outcome: Outcome) -> None:
-        """Read the piece of a prompt that the target has read, or the tokens of the round, which are on the host anyway."""
+        """Read the piece of a prompt that the target has read; the tokens of a round are in the next batch."""
         if outcome.transfer is None:
             self._follow(outcome.batch, outcome.batch.left, 0)
-            return
-        accepted, tokens = outcome.transfer.host.accepted, outcome.transfer.host.tokens
-        for sequence, gained, ids in zip(outcome.batch.sequences, accepted + 1, tokens, strict=True):
-            self._row(sequence).read(ids[:gained].tolist())
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return up to ``budget.depth`` tokens per row; they are certain, so there are no logits."""
@@ -130,12 +126,9 @@ class TranslatedDrafter:
     def _read(self, batch: Batch, left: int) -> list[Row]:
         """Return the batch's rows after reading what is new in them, but for the ``left`` last tokens."""
         rows = [self._row(sequence) for sequence in batch.sequences]
-        new = np.maximum(batch.lengths - left, 0) - [row.target.count for row in rows]
-        if not new.any():
-            return rows
-        tokens_BT = batch.last_tokens(int(new.max()), -left).tolist()
-        for row, tokens, count in zip(rows, tokens_BT, new.tolist(), strict=True):
-            row.read(tokens[len(tokens) - count :])
+        for row, tokens, length in zip(rows, batch.tokens, batch.lengths.tolist(), strict=True):
+            if ids := tokens[row.target.count : max(length - left, 0)].tolist():
+                row.read(ids)
         return rows
 
     def _row(self, sequence: Sequence) -> Row:
@@ -155,7 +148,8 @@ class TranslatedDrafter:
             places[1 : 1 + len(row.ids)] = row.ids
         sent_BX = on_device(sent, self._runner.device)
         lengths_B, tokens_BS = sent_BX[:, 0], sent_BX[:, 1:]
-        return attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, lengths=lengths, limits=lengths, left=0)
+        batch = attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, tokens=sent[:, 1:])
+        return attrs.evolve(batch, lengths=lengths, limits=lengths, left=0)
 
     def _catch_up(self, view: Batch, rows: list[Row]) -> int:
         """Read prompts, and rows of which nothing is cached, up to their last tokens; return how many last tokens are to be fed."""

@@ -1,0 +1,196 @@
+"""What drafters are told of a round: the rows as they stand after it and as they were before, and who has ended."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Sequence
+from specframe.devices.kinds import on_device
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.testing import fakes, harness
+from specframe.testing.conformance import DrafterSuite
+
+TARGET = fakes.fake_target()
+PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)
+ASKED = harness.requests(PROMPTS, [12, 3, 9, 1, 14, 8], {7, 11})
+TURNS = {0: 4, 1: 0, 2: 2, 3: 1, 4: 3, 5: 4, 6: 2}
+"""How many tokens of a draft are right, by request."""
+
+
+class Listening(fakes.ScriptedDrafter):
+    """A scripted drafter that keeps what it is told, over all runs."""
+
+    def __init__(self, asked: list[Request] = ASKED, fails_at: int = 0) -> None:
+        super().__init__(harness.truth(TARGET, asked), TURNS)
+        self.outcomes, self.ended, self.starts, self._fails_at = 0, list[Sequence](), 0, fails_at
+        self.gains = list[list[int]]()
+
+    def start(self, run: Any) -> None:
+        """Count the runs."""
+        super().start(run)
+        self.starts += 1
+
+    def observe(self, outcome: Outcome) -> None:
+        """Hold the rows against the target's own tokens."""
+        self.outcomes += 1
+        if self.outcomes == self._fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        batch, before = outcome.batch, outcome.before
+        assert before.sequences is batch.sequences
+        assert before.lengths_B.tolist() == before.lengths.tolist() == outcome.lengths.tolist()
+        for row, sequence in enumerate(batch.sequences):
+            length, prompt = int(batch.lengths[row]), sequence.request.prompt_ids
+            own = [*prompt, *self.truth[sequence.request.index]]
+            assert batch.tokens[row, :length].tolist() == own[:length]
+            assert batch.tokens_BS[row, :length].tolist() == own[:length]
+            assert before.last_tokens(1)[row].tolist() == own[outcome.lengths[row] - 1 : outcome.lengths[row]]
+            assert sequence.finished == (sequence in outcome.ended)
+            if sequence.finished:
+                assert sequence.token_ids == own[len(prompt) : length]
+        if outcome.verdict is not None:
+            self.gains.append((batch.lengths - outcome.lengths).tolist())
+            most = outcome.verdict.accepted_B.numpy() + 1
+            assert (batch.lengths - outcome.lengths <= most).all()
+            assert (batch.lengths - outcome.lengths == most)[[not one.finished for one in batch.sequences]].all()
+        else:
+            assert batch.lengths.tolist() == outcome.lengths.tolist()
+        self.ended += outcome.ended
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"align": "ragged"}, {"align": "eqspec"}, {"align": "rollback"}, {"schedule": "continuous,piece=4"}],
+    ids=str,
+)
+def test_rows_are_told_as_they_stand(options: dict[str, Any]) -> None:
+    """After every round and piece the tokens are those that were kept, on both sides, and each sequence ends once."""
+    drafter = Listening()
+    pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4, **options)
+    harness.check(pipe, ASKED)
+    assert sorted(one.request.index for one in drafter.ended) == [request.index for request in ASKED]
+    assert any(len(set(gained)) > 1 for gained in drafter.gains)
+
+
+def engine_of(drafter: Any, asked: list[Request]) -> Engine:
+    """Return an engine that has taken requests."""
+    pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    for request in asked:
+        engine.add(request)
+    return engine
+
+
+def test_aborts_are_told_with_the_next_outcome() -> None:
+    """A sequence that had a row and was aborted has ended; a request that waited for one was never heard of."""
+    drafter = Listening()
+    engine = engine_of(drafter, ASKED)
+    for _ in range(2):
+        engine.step()
+    told = len(drafter.ended)
+    assert engine.abort(ASKED[0].key)
+    assert engine.abort(ASKED[5].key)
+    assert len(drafter.ended) == told
+    engine.step()
+    assert [one.request.index for one in drafter.ended if one.finish_reason == "abort"] == [0]
+    while not engine.idle:
+        engine.step()
+    assert sorted(one.request.index for one in drafter.ended) == [0, 1, 2, 3, 4]
+
+
+def test_a_new_run_knows_of_nobody_who_ended_before() -> None:
+    """A drafter that is started anew, for a request that needs more room, is not told of sequences that it has not seen."""
+    asked = [*ASKED, Request(6, PROMPTS[0], 60)]
+    drafter = Listening(asked)
+    engine = engine_of(drafter, ASKED)
+    for _ in range(2):
+        engine.step()
+    assert engine.abort(ASKED[0].key)
+    engine.add(asked[-1])
+    while not engine.idle:
+        engine.step()
+    assert drafter.starts == 2
+    assert sorted(one.request.index for one in drafter.ended) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("fails_at", [1, 4, 6])
+def test_a_drafter_that_misses_an_outcome_is_started_anew(fails_at: int) -> None:
+    """Lack of memory in observe loses no token, decodes nothing again, and makes a new run with half the rows."""
+    drafter = Listening(fails_at=fails_at)
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(TARGET, drafter, batch_size=4, draft_length=4, observers=[feeds])
+    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2") as found:
+        harness.check(pipe, ASKED)
+    assert len(found) == 1
+    assert drafter.starts == 2
+    assert max(round.rows for round in feeds.rounds[fails_at:]) <= 2
+    told = sum(int(round.report.gained.sum()) for round in feeds.rounds)
+    assert told == pipe.report.tokens == sum(len(harness.expected(TARGET, one)[0]) for one in ASKED)
+
+
+def test_tokens_of_a_batch_are_for_reading() -> None:
+    """The host's tokens are those of the device, and cannot be written to."""
+    pool = harness.open_pool(harness.requests(PROMPTS[:3], 4))
+    batch = pool.batch(pool.admit(3))
+    for row, length in enumerate(batch.lengths.tolist()):
+        assert batch.tokens[row, :length].tolist() == batch.tokens_BS[row, :length].tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        batch.tokens[0, 0] = 1
+
+
+class Index:
+    """Proposes what followed a row's last tokens the last time, by an index on the host that outcomes keep up to date."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain"})
+
+    def start(self, run: Any) -> None:
+        """Forget all rows."""
+        self.follower = dict[Sequence, dict[int, int]]()
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take in what each row has gained, and forget those that have ended."""
+        batch = outcome.batch
+        for row, sequence in enumerate(batch.sequences):
+            known = sequence in self.follower
+            ids = batch.tokens[row, outcome.lengths[row] - 1 if known else 0 : batch.lengths[row]].tolist()
+            self.follower.setdefault(sequence, {}).update(itertools.pairwise(ids))
+        for sequence in outcome.ended:
+            self.follower.pop(sequence, None)
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return the followers of each row's last token, as far as they are known."""
+        drafts = []
+        for row, sequence in enumerate(batch.sequences):
+            ids = [int(batch.tokens[row, batch.lengths[row] - 1])]
+            while len(ids) <= budget.depth and (after := self.follower.get(sequence, {}).get(ids[-1])) is not None:
+                ids.append(after)
+            drafts.append([len(ids) - 1, *ids[1:], *[0] * (budget.depth + 1 - len(ids))])
+        sent_BX = on_device(drafts, batch.lengths_B.device)
+        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0])
+
+
+class TestIndex(DrafterSuite):
+    """An index on the host waits for nothing: the suite counts it."""
+
+    def make(self) -> Index:
+        return Index()
+
+
+def test_an_index_forgets_who_has_ended() -> None:
+    """What is kept per sequence is gone when it has ended, samples and aborted sequences among them."""
+    index = Index()
+    engine = engine_of(index, [*ASKED, *(Request(6, PROMPTS[0], 5, sample=sample) for sample in range(3))])
+    for _ in range(3):
+        engine.step()
+    assert engine.abort(ASKED[0].key)
+    while not engine.idle:
+        engine.step()
+        assert len(index.follower) <= 3 + 1
+    assert index.follower == {}
