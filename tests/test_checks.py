@@ -7,13 +7,12 @@ from typing import Any
 
 import architectures
 import attrs
-import numpy as np
 import pytest
 import torch
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import verify
 from specframe_std.acceptance.greedy import Greedy
-from specframe_std.alignments.eqspec import EqSpec
+from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
@@ -22,7 +21,7 @@ from specframe import hookimpl
 from specframe.contracts.cache import Dense, KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.errors import InvariantError
 from specframe.observe.watch import Watcher
 from specframe.plugins.hookspecs import Register
@@ -45,10 +44,13 @@ class OffByOne(Ragged):
 class Stale(EqSpec):
     """Keeps the keys and values of rejected tokens."""
 
-    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        self._target.keep(batch, batch.lengths + draft.nodes)
-        self._target.layout.arrange(batch)
-        return transfer
+    class Layout(LeftPadded):
+        def settle(self, batch: Batch, kept: Kept) -> None:
+            if kept.on_host is None:  # what a drafter says, and not the verdict
+                super().settle(batch, kept)
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
+        return self.Layout(store, rows)
 
 
 class WrongBonus(Ragged):
@@ -138,7 +140,7 @@ class Unmasked(Masking):
     """Leaves rejected tokens in the cache for all to see."""
 
     class Layout(MaskedColumns):
-        def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+        def settle(self, batch: Batch, kept: Kept) -> None:
             self._rows(batch)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:

@@ -61,14 +61,14 @@ POINTS: list[Point] = [
         for name, kind in members(role).items()
         if kind == "method"
     ),
-    *(("alignment", "layout", name) for name in ("arrange", "place", "keep")),
+    *(("alignment", "layout", name) for name in ("arrange", "place", "settle")),
     *(
         ("KV backend", "open", name)
         for name in members_of(cache.KVStore)
         if name != "move" and not isinstance(vars(cache.KVStore)[name], property)
     ),
 ]
-assert {"arrange", "place", "keep"} <= {*members_of(layout.Layout)}
+assert {"arrange", "place", "settle"} <= {*members_of(layout.Layout)}
 
 Act = Callable[[Any, Callable[[], Any]], Any]
 """What a call does: of the object called and what it would do."""
@@ -116,7 +116,8 @@ class Making(Acting):
                 return self.called(lambda: usual(store, *given, **named))
 
             member.__code__ = member.__code__.replace(co_name=self._member)
-            made.__class__ = type("Made", (type(made),), {self._member: member, "__module__": __name__})
+            more = {"static": False} if self._member == "settle" else {}  # a static layout needs no settling of chains
+            made.__class__ = type("Made", (type(made),), {self._member: member, "__module__": __name__, **more})
             return made
 
         return make

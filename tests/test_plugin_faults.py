@@ -279,7 +279,7 @@ FAULTS = {
         MUST + r"token ids of whole numbers, torch.int64, got",
     ),
     "alignment has no layout": Fault(
-        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place and keep, .*, got None"
+        "alignment", "layout", lambda *_: None, MUST + r"a layout with arrange, place and settle, .*, got None"
     ),
     "alignment raises in layout": Fault(
         "alignment", "layout", raises(ValueError("no room")), RAISED + r"ValueError: no room, at "
@@ -674,7 +674,7 @@ def test_what_a_store_hands_out_is_looked_at(case: str, known: Registry) -> None
         harness.decode(pipe, harness.requests([[5, 6], [7, 8, 9, 1, 2, 3]], 4))
 
 
-@pytest.mark.parametrize("member", ["arrange", "place", "keep"])
+@pytest.mark.parametrize("member", ["arrange", "place", "settle"])
 def test_errors_of_layouts_are_those_of_the_alignment(member: str, known: Registry) -> None:
     """What a layout raises inside a drafter or verifier is told as the alignment's."""
     eqspec: Any = known.entry("alignment", "eqspec").factory

@@ -90,7 +90,7 @@ class Places:
         slots_BT = order_BT.where(order_BT >= 0, self.spare)
         return Placement(order_BT, slots_BT, order_BT, torch.arange(batch.longest + block.end)[None])
 
-    def keep(self, batch, kept, path_BT=None):
+    def settle(self, batch, kept):
         pass
 
 

@@ -48,7 +48,7 @@ class Inner:
     def __getattr__(self, name: str) -> Callable[..., str | None]:
         def call(*given: Any, **named: Any) -> str | None:
             self.log.append((f"does {name}", *given, *named.values()))
-            return None if name in ("start", "keep", "arrange", "move") else f"its {name}"
+            return None if name in ("start", "settle", "arrange", "move") else f"its {name}"
 
         return call
 
@@ -80,7 +80,7 @@ def parts(log: list[Any]) -> dict[str, Any]:
         ("rule", "judge", ("batch", "draft", "scores"), "judged"),
         ("alignment", "start", ("run",), "started"),
         ("layout", "place", ("batch", "block"), "placed"),
-        ("layout", "keep", ("batch", "kept", "path"), "kept"),
+        ("layout", "settle", ("batch", "kept"), "settled"),
         ("store", "arrange", ("sequences",), "arranged"),
         ("store", "move", ("sources", "targets"), "moved"),
     ],
@@ -167,7 +167,8 @@ def test_a_run_is_told(align: str) -> None:
     fake = told(align)
     events = names(fake)
     assert events[:3] == ["opening", "opening", "started"]
-    assert set(events) >= {"arranged", "placed", "kept", "committed"}
+    assert set(events) >= {"arranged", "placed", "committed"}
+    assert ("settled" in events) == (align != "ragged"), "a chain in a static layout needs no settling"
     assert ("moved" in events) == (align == "eqspec")
     blocks = [given for event, *given in fake.log if event == "placed"]
     assert all(placement.slots_BT.shape[1] == block.width for placement, _, block in blocks)

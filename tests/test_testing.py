@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import attrs
-import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
+from specframe.contracts.round import Kept
 from specframe.contracts.rows import RowMap
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -175,10 +175,11 @@ class Shifted(Ragged):
 class Forgetful(EqSpec):
     """An alignment that keeps one rejected token when there is any."""
 
-    def commit(self, batch, draft, transfer):
-        kept = batch.lengths + np.minimum(transfer.host.accepted + 1, draft.nodes)
-        self._target.keep(batch, kept)
-        return transfer
+    def layout(self, store, rows, capacity):
+        layout = super().layout(store, rows, capacity)
+        settle = layout.settle
+        layout.settle = lambda batch, kept: settle(batch, Kept(kept.on_host() + 1) if kept.on_host else kept)
+        return layout
 
 
 class Alike(Greedy):

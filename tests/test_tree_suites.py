@@ -11,7 +11,7 @@ import pytest
 import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.acceptance.rejection import Rejection
-from specframe_std.alignments.eqspec import EqSpec
+from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.kv.slab import Slab, SlabStore
@@ -19,7 +19,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.testing import conformance
 
 Suite = type[Any]
@@ -69,19 +69,30 @@ class PositionsBySlot(Ragged):
 class PathLeft(Ragged):
     """Leaves the accepted path where it is."""
 
-    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Move nothing."""
-        return transfer
+    class Layout(RaggedLayout):
+        """Moves nothing."""
+
+        def settle(self, batch: Batch, kept: Kept) -> None:
+            """Do nothing."""
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        """Return the layout."""
+        return self.Layout(store, capacity)
 
 
 class PathLeftInColumns(EqSpec):
     """Drops what was rejected as if the draft were a chain."""
 
-    def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Keep columns by their number."""
-        self._target.keep(batch, batch.lengths + transfer.host.accepted)
-        self._target.layout.arrange(batch)
-        return transfer
+    class Layout(LeftPadded):
+        """Keeps columns by their number."""
+
+        def settle(self, batch: Batch, kept: Kept) -> None:
+            """Forget the path."""
+            super().settle(batch, attrs.evolve(kept, path_BT=None))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
+        """Return the layout."""
+        return self.Layout(store, rows)
 
 
 class OneByOne(Slab):
@@ -133,8 +144,9 @@ class StaleBranch(ModelDrafter):
 
     def _keep(self, batch: Batch, transfer: Transfer, fed_BN: torch.Tensor) -> None:
         cached = self._cached[: len(batch)]
-        cached[:] = batch.lengths + np.maximum(transfer.host.accepted - 1, 0)
-        self._cache.keep(batch, cached)
+        beyond = np.maximum(transfer.host.accepted - 1, 0)
+        cached[:] = batch.lengths + beyond
+        self._cache.settle(batch, Kept(beyond))
 
 
 class DepthForgotten(ModelDrafter):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.devices import kinds
 
 
@@ -223,6 +223,11 @@ class Transfer:
         Numbers that are on the host already come once more: an alignment that changes a verdict does so before it asks for them.
         """
         return attrs.evolve(self, verdict=verdict, committed=True)
+
+    @property
+    def kept(self) -> Kept:
+        """What stands in the target's cache: each row's own tokens, and the accepted ones."""
+        return Kept(self.verdict.accepted_B, self.verdict.path_BT, lambda: self.host.accepted)
 
     @functools.cached_property
     def host(self) -> Numbers:

@@ -111,7 +111,7 @@ class Alignment(Started, Protocol):
         """Return the layout of one model's cache: ``rows`` rows of up to ``capacity`` slots."""
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Drop rejected tokens from the target's cache, and return the transfer of the committed verdict.
+        """Return the transfer of the verdict that stands. The loop then settles the target's cache.
 
         ``transfer.verdict`` is the rule's verdict without filler, on the device, and ``transfer.host`` its numbers on the host. An
         alignment that commits another verdict returns ``transfer.of(verdict)``.

@@ -6,12 +6,14 @@ Tensor names carry their shape: B rows of the batch, S places of a buffer. Host 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import attrs
 import numpy as np
 import torch
 
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
+from specframe.devices.kinds import on_device
 
 Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
 """The log-probability of each token, and those of the most likely tokens at each place; None: not asked for."""
@@ -139,3 +141,32 @@ class Batch:
     def last_counts(self, width: int, offset: int = 0) -> np.ndarray:
         """Return how many of :meth:`last_tokens` are no padding, for each row, on the host."""
         return (self.lengths + offset).clip(0, width)
+
+
+@attrs.frozen(eq=False)
+class Kept:
+    """How many of each row's tokens stand in a cache, and the path of those that were fed as a tree.
+
+    The number is told beyond the row's length, as a block's ``start`` is: 0 means that the row's own tokens stand and nothing that
+    was fed after them, -2 that the row's last two tokens are to be fed again.
+    """
+
+    beyond: int | np.ndarray | torch.Tensor
+    """One number for all rows, or (B,)."""
+    path_BT: torch.Tensor | None = None
+    """The nodes of the path in the block fed last, (B, K): they are the tokens that follow the row's own. Node 0 is the first token
+    of the block after the row's last. None: the block was a chain."""
+    on_host: Callable[[], np.ndarray] | None = None
+    """Returns a tensor's numbers on the host; who asks first may have to wait."""
+
+    def host(self, batch: Batch) -> np.ndarray:
+        """Return the number of tokens that stand in each row, (B,), on the host."""
+        beyond = self.on_host() if self.on_host else self.beyond
+        assert not isinstance(beyond, torch.Tensor), "numbers on the device come with a function that brings them"
+        return np.maximum(batch.lengths + beyond, 0)
+
+    def device(self, batch: Batch) -> torch.Tensor:
+        """Return the number of tokens that stand in each row, (B,), on the device, without a wait."""
+        beyond, lengths_B = self.beyond, batch.lengths_B
+        beyond = on_device(beyond, lengths_B.device) if isinstance(beyond, np.ndarray) else beyond
+        return (lengths_B + beyond).clamp(min=0)

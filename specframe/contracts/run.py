@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
@@ -125,8 +124,12 @@ class CachedModel(Protocol):
             The scores of the last token fed, logits (B, 1, V); without logits, (B, 0, V), when there was nothing to feed.
         """
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i, of which the last are a path (B, K) of the tree fed last."""
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens that were fed but those that stand.
+
+        The loop settles the target's cache once it knows the verdict, a drafter its own before it feeds tokens in the place of
+        others. :meth:`read` settles what it has fed.
+        """
 
 
 class Rule(Protocol):
@@ -183,6 +186,6 @@ class Run(Protocol):
 
         Args:
             share: the :class:`CachedModel` whose cache it uses; None: a cache of its own. The model's layers are the first
-                layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.keep`,
+                layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.settle`,
                 before the other feeds.
         """

@@ -223,7 +223,8 @@ class Engine:
         """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
         stands = functools.partial(self._require_unspoilt, stand)
         try:
-            return loop.step(pool, opened.use, self._watch, self._agree, stands, opened.check)
+            target = opened.run.target
+            return loop.step(pool, opened.use, target, self._watch, self._agree, stands, opened.check)
         except SpoiltError:
             return None
 

@@ -24,6 +24,7 @@ from specframe.contracts.drafts import (
 )
 from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch
+from specframe.contracts.run import CachedModel
 from specframe.devices.memory import out_of_memory
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
@@ -39,6 +40,7 @@ NOTHING = Budget(0)
 def step(
     pool: Pool,
     use: Composition,
+    target: CachedModel,
     watch: Watch,
     agree: Callable[[Budget], Budget],
     stand: Callable[[], None],
@@ -54,6 +56,7 @@ def step(
     Args:
         pool: the sequences.
         use: the strategies.
+        target: the target with its cache.
         watch: told of stages; of the round, :func:`learn` and :func:`tell` tell.
         agree: returns rank 0's budget: what a policy has measured differs from rank to rank.
         stand: called before the round's tokens are taken over; other ranks may still fail until it returns.
@@ -91,6 +94,7 @@ def step(
         transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), undrawn(batch, draft), check)
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
+        target.settle(batch, transfer.kept)
     with watch.stage("accept"):
         logits_BTV = along(transfer.verdict, scores.logits_BTV)
         if transfer.verdict.path_BT is not verdict.path_BT:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.forward.attention.choice import Asked, Choice
 from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
@@ -38,7 +37,7 @@ class CachedModel:
         layers: str = "eager",
     ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
-        self._attention, self._layers = Choice(runner.attention, attention), layers
+        self._attention, self._layers, self._static = Choice(runner.attention, attention), layers, layout.static
         self._hidden: tuple[int, ...] = ()
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
@@ -171,7 +170,9 @@ class CachedModel:
             return scores
         return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Drop all but the first ``kept[i]`` tokens of row i, the last of which are a path of the tree fed last."""
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens that were fed but those that stand."""
+        if kept.path_BT is None and self._static:
+            return  # the next block overwrites what does not stand
         with self._watch.stage("align"):
-            self.layout.keep(batch, kept, path_BT)
+            self.layout.settle(batch, kept)

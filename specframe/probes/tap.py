@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.roles import Alignment
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Run
 from specframe.values import Wrapper
 
@@ -53,8 +52,8 @@ class Listener:
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """A layout has placed a block that is about to be fed."""
 
-    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.layout.Layout.keep`."""
+    def settled(self, batch: Batch, kept: Kept) -> None:
+        """A layout has forgotten all but these tokens, see :meth:`specframe.contracts.layout.Layout.settle`."""
 
 
 class Tap(Wrapper):
@@ -95,7 +94,7 @@ class TappedAlignment(Tap):
         if listener is None:
             return self.__wrapped__.layout(store, rows, capacity)
         tapped_store = Tap(store, listener, arrange="arranged", move="moved")
-        return Tap(self.__wrapped__.layout(tapped_store, rows, capacity), listener, place="placed", keep="kept")
+        return Tap(self.__wrapped__.layout(tapped_store, rows, capacity), listener, place="placed", settle="settled")
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return what stands after telling it."""

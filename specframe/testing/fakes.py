@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.forward.runner import ModelRunner
@@ -222,7 +222,7 @@ class Sharing:
             return self._rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
 
         tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose, pure=True)
-        self._cache.keep(batch, batch.lengths - 1)
+        self._cache.settle(batch, Kept(-1))
         return Draft(tokens_BK)
 
 

@@ -12,7 +12,7 @@ from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Attend, AttentionFacts
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.engine.blame import got
 from specframe.engine.guards.guard import STORES, Guard, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
@@ -27,8 +27,8 @@ class GuardedAlignment(Guard):
     def layout(self, store: KVStore, rows: int, capacity: int) -> Layout:
         """Return the alignment's layout, guarded."""
         layout = self._call("layout", store, rows, capacity)
-        if lacking := [name for name in ("arrange", "place", "keep") if not callable(getattr(layout, name, None))]:
-            asked = f"a layout with arrange, place and keep, {' and '.join(lacking)} among them"
+        if lacking := [name for name in ("arrange", "place", "settle") if not callable(getattr(layout, name, None))]:
+            asked = f"a layout with arrange, place and settle, {' and '.join(lacking)} among them"
             self._refuse("layout", asked, got(layout))
         return GuardedLayout(layout, self)
 
@@ -80,9 +80,9 @@ class GuardedLayout(Wrapper):
             self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
         return placed
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+    def settle(self, batch: Batch, kept: Kept) -> None:
         """Let the layout forget."""
-        self._alignment._watched("layout.keep", self.__wrapped__.keep, batch, kept, path_BT)
+        self._alignment._watched("layout.settle", self.__wrapped__.settle, batch, kept)
 
 
 class GuardedBackend(Guard):

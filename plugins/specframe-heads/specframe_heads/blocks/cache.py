@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import cast
 
 import attrs
-import numpy as np
 import torch
 from torch import nn
 
 from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.roles import AttentionBackend, AttentionFacts
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
 from specframe.forward.views import gathered
@@ -70,9 +69,9 @@ class HeadCache:
         runner = HeadRunner(model, kv_shapes, device, run.runner.vocabulary, attention)
         self._cache, self._watch = cast(CachedModel, run.open_cache(runner)), run.watch
 
-    def cut(self, batch: Batch, kept: np.ndarray) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i."""
-        self._cache.keep(batch, kept)
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens but those that stand."""
+        self._cache.settle(batch, kept)
 
     def place(self, batch: Batch, block: Block) -> tuple[Placement, Write]:
         """Return the places of tokens about to be fed, and the function that writes their keys and values."""

@@ -9,7 +9,7 @@ import torch
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError
 from specframe.values import number
@@ -59,7 +59,7 @@ class DFlash(HeadDrafter):
             features_BTF = on_path(outcome, features_BTF)
             width = features_BTF.shape[1]
             block = Block(batch.last_tokens(width, width - 1), -1)
-            self._cache.cut(batch, batch.lengths - 1)  # the block that the draft came from
+            self._cache.settle(batch, Kept(-1))  # the block that the draft came from
         placement, write = self._cache.place(batch, block)
         self.head.net.remember(self.head.fuse(features_BTF), placement.positions_BT, write)
 
@@ -68,7 +68,7 @@ class DFlash(HeadDrafter):
         count = min(budget.depth, self.head.longest)
         if count == 0:
             return nothing(batch)
-        self._cache.cut(batch, batch.lengths - 1)  # what was rejected
+        self._cache.settle(batch, Kept(-1))  # what was rejected
         return self._drawn(batch, self._states(batch, count))
 
     def _states(self, batch: Batch, count: int) -> torch.Tensor:

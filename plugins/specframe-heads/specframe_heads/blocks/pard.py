@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.errors import ModelError
@@ -102,7 +102,7 @@ class Pard(HeadDrafter):
             self._cache.follow(batch)
             return nothing(batch)
         width = max(budget.depth + 1, int((batch.lengths - read).max()))
-        self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+        self._cache.settle(batch, Kept(-width))
         read[:] = batch.lengths
         masks_BT = batch.tokens_BS.new_full((len(batch), budget.depth - 1), self.head.mask)
         block = Block(torch.cat([batch.last_tokens(width), masks_BT], dim=1), -width)

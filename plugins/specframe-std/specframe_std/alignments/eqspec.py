@@ -7,7 +7,7 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
@@ -30,8 +30,8 @@ class EqSpec:
         return LeftPadded(store, rows)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Drop rejected tokens and shift every row until all end in the same column."""
-        self._target.keep(batch, batch.lengths + transfer.host.accepted, transfer.verdict.path_BT)
+        """Drop rejected tokens at once, and shift every row until all end in the same column."""
+        self._target.settle(batch, transfer.kept)
         self._target.layout.arrange(batch)
         return transfer
 
@@ -49,14 +49,18 @@ class LeftPadded:
         self._store, self._row_map = store, RowMap(rows)
         self._padding = np.zeros(rows, dtype=np.int64)
         self._cached = np.zeros(rows, dtype=np.int64)
+        self._branches = False
+        """Whether the block fed last was a tree of which no path is settled yet."""
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Drop all but the first ``kept[i]`` tokens of row i; the cache is moved later, but for the nodes of a path."""
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Drop all tokens but those that stand; the cache is moved later, but for the nodes of a path."""
         padding, cached = self._rows(batch)
-        if path_BT is not None:
-            first_B1 = batch.lengths_B[:, None] + on_device(padding, path_BT.device)[:, None]
-            self._store.move(first_B1 + path_BT, first_B1 + torch.arange(path_BT.shape[1], device=path_BT.device))
-        np.minimum(cached, kept, out=cached)
+        if kept.path_BT is not None and self._branches:
+            first_B1 = batch.lengths_B[:, None] + on_device(padding, kept.path_BT.device)[:, None]
+            places_K = torch.arange(kept.path_BT.shape[1], device=first_B1.device)
+            self._store.move(first_B1 + kept.path_BT, first_B1 + places_K)
+            self._branches = False
+        np.minimum(cached, kept.host(batch), out=cached)
 
     def arrange(self, batch: Batch) -> None:
         """Shift rows that do not end with the others."""
@@ -79,7 +83,7 @@ class LeftPadded:
         """
         padding, cached = self._rows(batch)
         column = int(padding[0] + cached[0])
-        width = block.width
+        width, self._branches = block.width, block.parents_BT is not None
         cached[:] = np.maximum(batch.lengths + block.end, 0)
         padding[:] = column + width - cached
         device = batch.lengths_B.device

@@ -7,7 +7,7 @@ import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
@@ -33,16 +33,14 @@ class Masking:
             self.offers = frozenset({"lossless"})
 
     def start(self, run: Run) -> None:
-        """Take the target's cache."""
-        self._target = run.target
+        """Do nothing: a layout knows all it needs."""
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> MaskedColumns:
         """Return the layout of one cache; no capacity bounds it."""
         return MaskedColumns(store, rows, self._content)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Mask the rejected tokens."""
-        self._target.keep(batch, batch.lengths + transfer.host.accepted)
+        """Return the verdict as it is: the rejected tokens are masked then."""
         return transfer
 
 
@@ -64,11 +62,10 @@ class MaskedColumns:
         """Let the store and the columns' orders follow the batch."""
         self._rows(batch)
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Mask the columns of all but the first ``kept[i]`` tokens of row i."""
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Mask the columns of all tokens but those that stand."""
         order_BS, _ = self._rows(batch)
-        kept_B1 = on_device(kept, order_BS.device)[:, None]
-        order_BS.masked_fill_(order_BS >= kept_B1, -1)
+        order_BS.masked_fill_(order_BS >= kept.device(batch)[:, None], -1)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Append a column for each token."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 
 
@@ -20,17 +19,14 @@ class Ragged:
     kv = "slab"
 
     def start(self, run: Run) -> None:
-        """Take the target's cache."""
-        self._target = run.target
+        """Do nothing: a layout knows all it needs."""
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         """Return the layout of one cache."""
         return RaggedLayout(store, capacity)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
-        """Move the accepted path of a tree to the row's end; what was rejected lies beyond it, where no query looks."""
-        if transfer.verdict.path_BT is not None:
-            self._target.keep(batch, batch.lengths, transfer.verdict.path_BT)
+        """Return the verdict as it is: what was rejected lies beyond a row's end, where no query looks."""
         return transfer
 
 
@@ -62,8 +58,8 @@ class RaggedLayout:
         used_B = (batch.lengths_B + block.end).clamp(min=0).int()
         return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B)
 
-    def keep(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
+    def settle(self, batch: Batch, kept: Kept) -> None:
         """Move the nodes of a path to the row's end; a chain's tokens are there already."""
-        if path_BT is not None:
-            first_B1 = batch.lengths_B[:, None]
-            self._store.move(first_B1 + path_BT, first_B1 + torch.arange(path_BT.shape[1], device=first_B1.device))
+        if kept.path_BT is not None:
+            first_B1, width = batch.lengths_B[:, None], kept.path_BT.shape[1]
+            self._store.move(first_B1 + kept.path_BT, first_B1 + torch.arange(width, device=first_B1.device))

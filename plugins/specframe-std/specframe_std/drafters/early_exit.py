@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
@@ -62,7 +62,7 @@ class EarlyExit(ModelDrafter):
         if budget.depth == 0:
             return Draft(batch.tokens_BS[:, :0])
         draft = self.draft(batch, budget, 1)
-        self._cache.keep(batch, batch.lengths - 1)
+        self._cache.settle(batch, Kept(-1))
         return draft
 
 

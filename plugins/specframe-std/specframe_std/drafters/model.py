@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Transfer
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Kept
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
@@ -109,10 +109,10 @@ class ModelDrafter:
 
         width = max(2, int((batch.lengths - cached).max()))
         if width > SHORT_GAP:
-            self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+            self._cache.settle(batch, Kept(-width))
             self._cache.read(batch, left=2, unread=width)
             width = 2
-        self._cache.keep(batch, np.maximum(batch.lengths - width, 0))
+        self._cache.settle(batch, Kept(-width))
         cached[:] = batch.lengths + draft_length - 1 if self._trees.chain else batch.lengths
         draft = self.draft(batch, budget, width)
         return draft if batch is whole else spread(draft, whole)
@@ -143,7 +143,7 @@ class ModelDrafter:
         """Return a tree within the budget."""
 
         def run(level: Frontier) -> torch.Tensor:
-            self._cache.keep(batch, batch.lengths)
+            self._cache.settle(batch, Kept(0))
             block = Block(level.tokens_BM, 0, level.parents_BM)
             logits_BFV = self._cache.feed(batch, block, keep=level.width).logits_BTV
             return shape(batch, level.tokens_BM, logits_BFV[..., : self._vocabulary], level.parents_BM)
@@ -164,8 +164,9 @@ class ModelDrafter:
             rows = places(whole)
             accepted, path_BT = accepted[rows], path_BT[constant(tuple(rows), path_BT.device)]
         cached = self._cached[: len(batch)]
-        cached[:] = batch.lengths + np.maximum(accepted - 1, 0)
-        self._cache.keep(batch, cached, fed_BN.gather(1, path_BT[:, :-1]))
+        beyond = np.maximum(accepted - 1, 0)
+        cached[:] = batch.lengths + beyond
+        self._cache.settle(batch, Kept(beyond, fed_BN.gather(1, path_BT[:, :-1])))
 
     def _unshaped(self, batch: Batch) -> bool:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""

@@ -1,0 +1,91 @@
+"""Every round and every piece of a prompt is settled: caches are told how many of the tokens they were fed stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from specframe_std.alignments.ragged import Ragged, RaggedLayout
+
+from specframe.contracts.cache import KVStore
+from specframe.contracts.round import Batch, Kept
+from specframe.testing import fakes, harness
+
+TARGET = fakes.fake_target()
+
+
+def batch_of(*lengths: int) -> Batch:
+    """Return a batch of rows of these lengths."""
+    asked = harness.requests(harness.random_prompts(lengths, 61))
+    pool = harness.open_pool(asked)
+    return pool.batch(pool.admit(len(asked)))
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (Kept(0), [5, 1, 9]),
+        (Kept(-2), [3, 0, 7]),
+        (Kept(np.array([2, 0, -3])), [7, 1, 6]),
+        (Kept(torch.tensor([2, 0, 1]), None, lambda: np.array([2, 0, 1])), [7, 1, 10]),
+    ],
+    ids=["own tokens", "but the last two", "host", "device"],
+)
+def test_host_and_device_agree_on_what_stands(kept: Kept, expected: list[int]) -> None:
+    """What stands is told beyond each row's length, is at least nothing, and is the same number on the host and on the device."""
+    batch = batch_of(5, 1, 9)
+    assert [request.request.key[0] for request in batch.sequences] == [0, 1, 2]
+    assert kept.host(batch).tolist() == expected
+    assert kept.device(batch).tolist() == expected
+
+
+class Noting(RaggedLayout):
+    """Notes what it is told to settle, and has to be told of chains."""
+
+    static = False
+    told: list[tuple[list[int], list[int]]]
+
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Note the rows' lengths and the tokens that stand."""
+        self.told.append((batch.lengths.tolist(), kept.host(batch).tolist()))
+        super().settle(batch, kept)
+
+
+class Told(Ragged):
+    """Has such layouts, whose notes are lists of their own."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Noting] = []
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        """Return the layout of one cache; the first is the target's."""
+        layout = Noting(store, capacity)
+        layout.told = []
+        self.layouts.append(layout)
+        return layout
+
+
+@pytest.mark.parametrize("right", [0, 2, None])
+def test_the_loop_settles_the_target_once_a_round(right: Any) -> None:
+    """After each verdict the target's cache is told of the rows' own tokens and the accepted ones, prompts included."""
+    asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 9)
+    align, feeds = Told(), harness.Feeds()
+    drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
+    harness.check(harness.pipeline(TARGET, drafter, align=align, draft_length=3, observers=[feeds]), asked)
+    reports = [one.report for one in feeds.rounds]
+    expected = [
+        (report.lengths.tolist(), (report.lengths + report.detail.host.accepted).tolist()) for report in reports
+    ]
+    assert align.layouts[0].told == expected
+    assert any(report.prefill for report in reports)
+    assert any(not report.prefill for report in reports)
+
+
+@pytest.mark.parametrize("align", ["eqspec", "exspec"])
+def test_a_path_settled_twice_is_moved_once(align: str) -> None:
+    """An alignment that settles at once, before the loop does, moves an accepted path once: trees stay exact."""
+    asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 12)
+    drafter = fakes.ScriptedTree(harness.truth(TARGET, asked), {0: 3, 1: 0, 2: 2})
+    harness.check(harness.pipeline(TARGET, drafter, align=align, draft_length=3, check=True), asked)
