@@ -114,7 +114,7 @@ def exact(prompt: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
     chances = torch.ones(len(new), dtype=torch.float64)
     for place in range(FIRST):
         scores = logits[:, place]
-        for processor in Settings(sampling).plan(len(prompt), 32, [], "cpu").positionwise:
+        for processor in Settings(sampling).plan(len(prompt), 32, [], "cpu").processors:
             scores = processor(ids[:, : len(prompt) + place], scores)
         chances *= scores.softmax(-1).gather(1, new[:, place : place + 1])[:, 0]
     return chances

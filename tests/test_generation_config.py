@@ -154,7 +154,7 @@ def test_cutoffs_are_those_of_generate(model: PreTrainedModel, name: str) -> Non
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, custom_generate=keep)  # type: ignore[operator]
     plan = Settings(Sampling(), of_checkpoint(model.generation_config, draws=True)).plan(len(ids[0]), 20, [0], "cpu")
     shaped = model(ids).logits[:, -1].clone()
-    for processor in (*plan.prefixed, *plan.positionwise):
+    for processor in plan.processors:
         shaped = processor(ids, shaped)
     assert torch.equal(shaped, seen[0])
     assert bool(torch.isinf(shaped).any())

@@ -16,7 +16,8 @@ from transformers import generation as hf
 
 from specframe.contracts.plan import Plan
 from specframe.errors import OptionError, sentence, shown
-from specframe.text.sampling import PresencePenalty, Sampling
+from specframe.text.formulas import PresencePenalty, planned
+from specframe.text.sampling import Sampling
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -89,7 +90,7 @@ PLACED = frozenset(
     {"presence_penalty", "bad_words_ids", "min_length", "min_new_tokens", "forced_eos_token_id"}
     | {"exponential_decay_length_penalty", "begin_suppress_tokens"}
 )
-"""Settings that need one processor per request. Processors of other settings are shared, so that rows are shaped together."""
+"""Settings that need one processor per request. Processors of other settings are made once."""
 
 FOR_STOPS = frozenset({"min_length", "min_new_tokens", "exponential_decay_length_penalty"})
 """Settings without effect for a request that has no stop ids."""
@@ -242,8 +243,8 @@ class Settings:
         begin = prompt_length + (prompt_length == 1 and self["forced_bos_token_id"] is not None)
         at = Place(prompt_length, limit, list(stop_token_ids), str(device), begin)
         made = [self._made(name, at) for name in MAKERS if self._wanted(name, at)]
-        plan = Plan.split([*self.sampling.processors, *made], self.greedy)
-        return attrs.evolve(plan, own=bool(self.sampling.processors))
+        own = self.sampling.processors
+        return planned([*own, *made], self.greedy, own=bool(own))
 
     def _wanted(self, name: str, at: Place) -> bool:
         if name in FOR_STOPS or (name == "forced_eos_token_id" and self[name] is True):

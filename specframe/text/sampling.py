@@ -1,24 +1,23 @@
 """Sampling parameters of one request, and the shaping of logits by them.
 
-Transformers' own logits processors shape the logits, at every position of a block.
+Transformers' own logits processors shape the logits, at every position of a block (:mod:`specframe.text.processors`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
-from transformers import generation as hf
 
 from specframe.contracts.drafts import Draft
-from specframe.contracts.plan import Plan
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.text.prefixes import Prefixes
+from specframe.text.processors import process
 from specframe.values import MOST_SAMPLES, flag, number, whole, whole_within
 
 COUNT = functools.partial(whole, least=1)
@@ -160,18 +159,6 @@ class Sampling:
         return not self.temperature
 
 
-class PresencePenalty(hf.LogitsProcessor):
-    """Logits processor that subtracts a constant from the score of every token generated before."""
-
-    def __init__(self, penalty: float, prompt_length: int) -> None:
-        self._penalty, self._prompt_length = penalty, prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        """Return the penalised scores."""
-        seen = torch.zeros_like(scores).scatter_(1, input_ids[:, self._prompt_length :], self._penalty)
-        return scores - seen
-
-
 def shape(
     batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -184,20 +171,10 @@ def shape(
         parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
     """
     plans = [sequence.request.plan for sequence in batch.sequences]
-    if not any(plan.prefixed or plan.positionwise for plan in plans):
+    if not any(plan.processors for plan in plans):
         return logits_BTV
-    shaped = logits_BTV.float().clone()
-    for row, plan in enumerate(plans):
-        if plan.prefixed:
-            own = torch.cat([_lead(plan, batch), batch.tokens_BS[row, : batch.lengths[row]]])
-            parents = None if parents_BN is None else parents_BN.expand(len(drafted_BN), -1)[row].tolist()
-            for place, prefix in enumerate(prefixes(own, drafted_BN[row], len(logits_BTV[row]), parents)):
-                for processor in plan.prefixed:
-                    shaped[row, place] = processor(prefix[None], shaped[row, place][None])[0]
-    for processors, rows in _sharing(plans):
-        rows_A = constant(tuple(rows), shaped.device)
-        shaped[rows_A] = _apply(processors, batch.tokens_BS[rows_A], shaped[rows_A])
-    return shaped
+    prefixes = Prefixes(batch, [plan.lead for plan in plans], drafted_BN, logits_BTV.shape[1], parents_BN)
+    return process(plans, prefixes, logits_BTV.float().clone(memory_format=torch.contiguous_format))
 
 
 def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
@@ -244,41 +221,3 @@ def undrawn(batch: Batch, draft: Draft) -> torch.Tensor | None:
     if any(own):
         faults_BN &= ~constant(tuple(own), own_BN.device)[:, None]
     return faults_BN.any(1)
-
-
-def _lead(plan: Plan, batch: Batch) -> torch.Tensor:
-    """Return the ids that a user's processors see before a row's own."""
-    return constant(plan.lead, batch.tokens_BS.device) if plan.lead else batch.tokens_BS[0, :0]
-
-
-def prefixes(
-    own_L: torch.Tensor, drafted_N: torch.Tensor, count: int, parents: list[int] | None
-) -> Iterator[torch.Tensor]:
-    """Yield the tokens before each of the last ``count`` positions: the row's tokens (L), then the draft tokens of its path."""
-    if parents is None:
-        everything = torch.cat([own_L, drafted_N])
-        yield from (everything[: len(everything) - left] for left in range(count - 1, -1, -1))
-        return
-    paths: list[list[int]] = [[]]
-    for node, parent in enumerate(parents):
-        paths.append([*paths[parent + 1], node])
-    yield from (torch.cat([own_L, drafted_N[path]]) for path in paths[len(paths) - count :])
-
-
-def _sharing(plans: Rows[Plan]) -> list[tuple[tuple[Any, ...], list[int]]]:
-    """Return each distinct list of position-wise processors with the rows that share the list."""
-    chains: dict[tuple[int, ...], tuple[tuple[Any, ...], list[int]]] = {}
-    for row, plan in enumerate(plans):
-        if plan.positionwise:
-            key = tuple(map(id, plan.positionwise))
-            chains.setdefault(key, (plan.positionwise, []))[1].append(row)
-    return list(chains.values())
-
-
-def _apply(processors: Rows[Any], tokens_BS: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Apply position-wise processors, which look at one position only, to all positions of all rows."""
-    flat = logits_BTV.flatten(0, 1)
-    ids = tokens_BS[:, :1].repeat_interleave(logits_BTV.shape[1], dim=0)
-    for processor in processors:
-        flat = processor(ids, flat)
-    return flat.view_as(logits_BTV)

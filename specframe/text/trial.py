@@ -14,31 +14,21 @@ import torch
 from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCriteria
 from transformers import generation as hf
 
-from specframe.contracts.plan import POSITIONWISE
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
+from specframe.text.formulas import FORMULAS
 
 if TYPE_CHECKING:
     from specframe.text.sampling import Sampling
 
 ROW_BY_ROW = frozenset(
     {
-        *POSITIONWISE,
+        *FORMULAS,
         hf.EncoderNoRepeatNGramLogitsProcessor,
         hf.EncoderRepetitionPenaltyLogitsProcessor,
         hf.EosTokenCriteria,
-        hf.ExponentialDecayLengthPenalty,
-        hf.ForcedBOSTokenLogitsProcessor,
-        hf.ForcedEOSTokenLogitsProcessor,
         hf.MaxLengthCriteria,
-        hf.MinLengthLogitsProcessor,
-        hf.MinNewTokensLengthLogitsProcessor,
-        hf.NoBadWordsLogitsProcessor,
-        hf.NoRepeatNGramLogitsProcessor,
         hf.PrefixConstrainedLogitsProcessor,
-        hf.RepetitionPenaltyLogitsProcessor,
-        hf.SequenceBiasLogitsProcessor,
-        hf.SuppressTokensAtBeginLogitsProcessor,
         hf.WatermarkLogitsProcessor,
         MaxTimeCriteria,
         StopStringCriteria,

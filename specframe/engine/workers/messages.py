@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from specframe.plugins.recipe import Recipe
 
 
-KEPT = 256
-"""Lists of processors that a worker knows again, at most."""
-
-
 @attrs.frozen
 class Open:
     """Open an engine."""
@@ -202,8 +198,6 @@ def packed(request: Request, tokenizer: Any) -> bytes:
 class Unpacking:
     """Makes requests of what comes.
 
-    Equal processors are made one object, as they were: rows that share them are shaped together.
-
     Args:
         tokenizer: the worker's.
         device: the worker's.
@@ -211,7 +205,6 @@ class Unpacking:
 
     def __init__(self, tokenizer: Any, device: torch.device) -> None:
         self._tokenizer, self._device = tokenizer, device
-        self._processors: dict[bytes, tuple[Any, ...]] = {}
 
     def request(self, data: bytes) -> Request:
         """Return a request."""
@@ -219,10 +212,4 @@ class Unpacking:
         for check in made.stop_checks:
             if isinstance(check, Criteria):
                 check.device = self._device
-        plan = made.plan
-        if plan.positionwise:
-            if len(self._processors) >= KEPT:
-                self._processors.clear()
-            known = self._processors.setdefault(pickle.dumps(plan.positionwise), plan.positionwise)
-            plan = attrs.evolve(plan, positionwise=known)
-        return attrs.evolve(made, plan=plan)
+        return made

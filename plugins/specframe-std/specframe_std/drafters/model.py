@@ -172,7 +172,7 @@ class ModelDrafter:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""
         if self._logits or self._samples:
             return False
-        return not any(one.request.plan.prefixed or one.request.plan.positionwise for one in batch.sequences)
+        return not any(one.request.plan.processors for one in batch.sequences)
 
     def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
         return self._rule.choose(batch, offset, logits_B1V[:, 0, : self._vocabulary])[:, None]
