@@ -285,6 +285,40 @@ def test_results_come_before_an_error(point: Point, entry: str) -> None:
     assert_once(results, complete=False)
 
 
+class Aborting:
+    """A stop check that aborts a request, or closes the engine, at one of its calls."""
+
+    def __init__(self, at: int, gone: Any, held: list[Engine]) -> None:
+        self._left, self._gone, self._held = at, gone, held
+        self.aborted: Any = None
+
+    def first(self, ids: Any, prompt_length: int, fresh: int) -> None:
+        """Count a call, and act at its turn."""
+        self._left -= 1
+        if self._left == 0:
+            self.aborted = self._held[0].close() if self._gone is None else self._held[0].abort(self._gone.key)
+
+
+@pytest.mark.parametrize("gone", [*ASKED, None])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_aborts_and_a_close_from_inside_a_stop_check(at: int, gone: Any) -> None:
+    """A stop check that aborts its own row or another ends it once; the round is decoded again for the others."""
+    held: list[Engine] = []
+    check = Aborting(at, gone, held)
+    held.append(opened([attrs.evolve(ASKED[0], stop_checks=(check,)), *ASKED[1:]]))
+    ended, errors = stepped(held[0])
+    assert errors == 0
+    if gone is None:
+        assert held[0].step() is None
+        return
+    if (left := check.aborted) is not None:
+        assert gone.index not in ended
+        assert left.finish_reason == "abort"
+        assert left.token_ids == wanted()[gone.index][: len(left.token_ids)]
+        ended[gone.index] = wanted()[gone.index]
+    assert ended == wanted()
+
+
 def shapes(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a value whose tensors are changed."""
     if isinstance(value, torch.Tensor):

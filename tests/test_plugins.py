@@ -236,7 +236,7 @@ def test_a_reference_that_does_not_import_is_named_when_used(site):
 
 @pytest.mark.parametrize("bounds", ["<0.2,>=0.1", ">=99", "==0.1.*"])
 def test_a_plugin_made_for_other_versions_is_left_out(site, bounds):
-    """A distribution that depends on other versions of specframe is not even imported, and the sentence says for which it was made."""
+    """A distribution that depends on other versions of specframe is not imported, and the sentence says for which it was made."""
     site("elder", "raise SystemExit", f"Requires-Dist: specframe{bounds}\n")
     site("lucky", DRAFTER.format(name="lucky"))
     found = discover()
@@ -245,7 +245,7 @@ def test_a_plugin_made_for_other_versions_is_left_out(site, bounds):
         "install a release of elder for this version"
     }
     assert found.entry("drafter", "lucky")
-    with pytest.raises(PluginError, match="'elder' cannot be used: elder was skipped: .*made for specframe"):
+    with pytest.raises(PluginError, match=r"'elder' cannot be used: elder was skipped: .*made for specframe"):
         found.entry("drafter", "elder")
 
 

@@ -101,6 +101,22 @@ def test_one_rule(seed: int, tree: bool, window: int | None) -> None:
     assert blocks_BQK[:, 0].repeat_interleave(flex.BLOCK, 1)[:, None, :EXTENT][wanted_BTS.any(1, keepdim=True)].all()
 
 
+@pytest.mark.parametrize("window", [None, 1, 4, 64])
+@pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (64, 65), (70, 71)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_are_even(rows: int, width: int, slots: int, window: int | None) -> None:
+    """What tokens of even rows see follows from their number and that of the slots, and is what the rule says."""
+    key_order_1S = torch.arange(slots)[None]
+    order_BT = key_order_1S[:, -width:].repeat(rows, 1)
+    placement = Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=(order_BT, key_order_1S))
+    assert placement.even
+    other = attrs.evolve(placement, key_order_BS=key_order_1S.clone())
+    assert not other.even
+    wanted = masks(other, [window], torch.float32)[window]
+    found = masks(placement, [window], torch.float32)[window]
+    torch.testing.assert_close(found, wanted.expand(rows, -1, -1, -1), atol=0, rtol=0)
+
+
 def test_orders_that_rows_share() -> None:
     """Queries and slots whose orders are the same in all rows are told once: what they see is the same."""
     case = random_case(1, tree=False)

@@ -99,8 +99,7 @@ def step(
         logits_BTV = along(transfer.verdict, scores.logits_BTV)
         if transfer.verdict.path_BT is not verdict.path_BT:
             shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
-        stand()
-        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV)
+        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV, stand)
     return report, Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended())
 
 

@@ -15,6 +15,7 @@ from specframe.contracts.round import Batch, Sequence, State
 from specframe.contracts.rows import RowMap
 from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
+from specframe.engine.gains import gains
 from specframe.engine.waiting import Key, Queue
 
 
@@ -286,56 +287,48 @@ class Pool:
         transfer: Transfer,
         logits_BTV: torch.Tensor | None = None,
         scores_BTV: torch.Tensor | None = None,
+        stand: Callable[[], None] = lambda: None,
     ) -> RoundReport:
         """Append the verdict's tokens to each row, cut at the row's stop, and release finished sequences.
 
-        The logits and scores it was judged by are handed on to observers.
+        Args:
+            batch: the rows.
+            transfer: the verdict.
+            logits_BTV: the logits that it was judged by, which are handed on to observers.
+            scores_BTV: these logits after processors.
+            stand: called after all that may fail, the rows' own stop checks too, and before anything is changed.
         """
-        draft, verdict = transfer.draft, transfer.verdict
+        draft, verdict, sequences = transfer.draft, transfer.verdict, batch.sequences
+        held, before = self._tokens[self._batch_rows], batch.lengths.copy()
+        timed = any(sequence.request.max_time is not None for sequence in sequences)
+        found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
+        stand()
         batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
         batch.lengths_B.add_(verdict.accepted_B + 1)
-
-        numbers = transfer.host
-        accepted, tokens = numbers.accepted, numbers.tokens
-        before = batch.lengths.copy()
-        room = batch.limits - before
-        gained = np.minimum(accepted + 1, room)
-        ids = tokens.tolist()
-        until_stop = up_to_stops(batch, ids, gained)
-        gained = np.minimum(gained, until_stop)
-        places = before[:, None] + np.arange(tokens.shape[1])
-        self._tokens[self._batch_rows][np.arange(len(before))[:, None], places] = tokens
-        reasons = self._timed_out(batch)
-        reasons |= dict.fromkeys((gained == room).nonzero()[0].tolist(), "length")
-        reasons |= cut_at_faults(numbers.undecided, gained)
-        reasons |= self._checked_stops(batch, gained)
-        reasons |= dict.fromkeys((gained == until_stop).nonzero()[0].tolist(), "eos")
+        for row, (start, ids) in enumerate(zip(before.tolist(), found.tokens, strict=True)):
+            held[row, start : start + len(ids)] = ids
+        gained = np.array([len(ids) for ids in found.tokens], dtype=np.int64)
         self._lengths[self._batch_rows] += gained
-
-        drafted = np.full(len(room), draft.nodes) if numbers.counts is None else numbers.counts
-        if draft.parents_BN is None:
-            drafted = np.minimum(drafted, room - 1)  # as for the row alone: its token at the limit is the bonus token
-        standing = np.minimum(np.minimum(accepted, gained), np.minimum(drafted, room - 1))
-        for sequence, d, a in zip(batch.sequences, drafted.tolist(), standing.tolist(), strict=True):
-            if d:
-                sequence.metrics.count(d, a)
+        for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
+            if drafted:
+                sequence.metrics.count(drafted, accepted)
         if batch.prefill or batch.starts:
             begin_decoding(batch)
-        finished = [self._finish(batch, row, reason) for row, reason in sorted(reasons.items())]
+        finished = [self._finish(batch, row, reason) for row, reason in found.reasons.items()]
         if finished:
             self.live = [sequence for sequence in self.live if not sequence.finished]
             self._ended += finished
         self._rounds += 1
         return RoundReport(
             number=self._rounds,
-            sequences=batch.sequences,
+            sequences=sequences,
             prefill=batch.prefill,
             lengths=before,
             depth=draft.depth,
-            drafted=drafted,
-            accepted=standing,
+            drafted=np.array(found.drafted, dtype=np.int64),
+            accepted=np.array(found.accepted, dtype=np.int64),
             gained=gained,
-            tokens=[row[:count] for row, count in zip(ids, gained.tolist(), strict=True)],
+            tokens=found.tokens,
             finished=finished,
             transfer=transfer,
             starts=batch.starts,
@@ -347,31 +340,6 @@ class Pool:
         """Return the sequences that had a row and have ended since this was last asked, or since the rows were made."""
         ended, self._ended = self._ended, []
         return ended
-
-    def _timed_out(self, batch: Batch) -> dict[int, FinishReason]:
-        """Return the rows whose ``max_time`` has passed. They keep the tokens of this round."""
-        limits = [sequence.request.max_time for sequence in batch.sequences]
-        if all(limit is None for limit in limits):
-            return {}
-        now = self._clock.now
-        return {
-            row: "length"
-            for row, (sequence, limit) in enumerate(zip(batch.sequences, limits, strict=True))
-            if limit is not None and now - sequence.taken_up >= limit
-        }
-
-    def _checked_stops(self, batch: Batch, gained: np.ndarray) -> dict[int, FinishReason]:
-        """Return the rows ended by their stop checks, after cutting their gained tokens."""
-        reasons: dict[int, FinishReason] = {}
-        for row, sequence in enumerate(batch.sequences):
-            request = sequence.request
-            for check in request.stop_checks:
-                ids = self._tokens[self._batch_rows][row, : batch.lengths[row] + gained[row]]
-                place = check.first(ids, len(request.prompt_ids), int(gained[row]))
-                if place is not None:
-                    gained[row] = place + 1
-                    reasons[row] = "stop"
-        return reasons
 
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
@@ -388,33 +356,9 @@ def read_only(view: np.ndarray) -> np.ndarray:
     return view
 
 
-def up_to_stops(batch: Batch, tokens: list[list[int]], gained: np.ndarray) -> np.ndarray:
-    """Return how many tokens each row has up to the first of its own stop ids; one more than T where it has gained none."""
-    counts = []
-    for sequence, ids, count in zip(batch.sequences, tokens, gained.tolist(), strict=True):
-        stops = sequence.request.stop_token_ids
-        counts.append(len(ids) + 1 if stops.isdisjoint(ids[:count]) else first_in(stops, ids))
-    return np.array(counts)
-
-
-def first_in(stops: frozenset[int], ids: list[int]) -> int:
-    """Return the number of ids up to the first that is among ``stops``, itself included."""
-    return next(count for count, one in enumerate(ids, 1) if one in stops)
-
-
 def begin_decoding(batch: Batch) -> None:
     """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
     for sequence in batch.sequences:
         if sequence.state is State.STARTING and sequence.parent:
             sequence.parent.forks -= 1
         sequence.state = State.DECODING
-
-
-def cut_at_faults(undecided: np.ndarray | None, gained: np.ndarray) -> dict[int, FinishReason]:
-    """Return the rows in which no token can be chosen at some place, after cutting their gained tokens before the place."""
-    if undecided is None:
-        return {}
-    places = np.where(undecided.any(axis=1), undecided.argmax(axis=1), undecided.shape[1])
-    rows = np.flatnonzero(places < gained)
-    gained[rows] = places[rows]
-    return dict.fromkeys(rows.tolist(), "error")

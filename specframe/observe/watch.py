@@ -24,14 +24,14 @@ class Stage:
     def __enter__(self) -> None:
         if self._watch.left is not None:
             self._watch.raise_left()
-        for observer in self._watch.observers:
+        for observer in self._watch.staged:
             try:
                 observer.enter(self._name)
             except RuntimeError as error:
                 self._watch.dismiss(observer, error)
 
     def __exit__(self, *_: object) -> None:
-        for observer in self._watch.observers:
+        for observer in self._watch.staged:
             try:
                 observer.leave(self._name)
             except (Exception, SystemExit) as error:
@@ -46,17 +46,28 @@ class Watch:
     """
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
-        self.observers = list(observers)
         self.left: BaseException | None = None
         """What an observer raised when a stage ended."""
+        self._stages: dict[str, AbstractContextManager[None]] = {}
+        self._tell(list(observers))
+
+    def _tell(self, observers: list[Observer]) -> None:
+        """Tell these observers from now on. Those that do nothing at a stage or a forward are not called there."""
+        self.observers = observers
+        self.staged = [one for one in observers if hears(one, "enter") or hears(one, "leave")]
+        """Those that are told of stages."""
+        self._fed = [one for one in observers if hears(one, "forward")]
+        self._stages.clear()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Mark everything inside the ``with`` block as part of stage ``name``."""
-        return Stage(self, name) if self.observers else _NOTHING
+        if (stage := self._stages.get(name)) is None:
+            stage = self._stages[name] = Stage(self, name) if self.staged else _NOTHING
+        return stage
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
-        for observer in self.observers:
+        for observer in self._fed:
             try:
                 observer.forward(model, rows, tokens)
             except RuntimeError as error:
@@ -94,11 +105,14 @@ class Watch:
         """Tell an observer nothing more if it raised for lack of the device's memory; raise any other error."""
         if not out_of_memory(error):
             raise error
-        self.observers = [
-            one for one in self.observers if one is not observer
-        ]  # a list that is gone through stays as it is
+        self._tell([one for one in self.observers if one is not observer])  # a list that is gone through stays as it is
         why = f"observer {type(observer).__qualname__} is told nothing more: the device's memory ran out in it"
         warnings.warn(why, SpecframeWarning, stacklevel=2)
+
+
+def hears(observer: Observer, member: str) -> bool:
+    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing."""
+    return getattr(getattr(observer, member), "__func__", None) is not getattr(Watcher, member)
 
 
 class Watcher:

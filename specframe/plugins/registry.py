@@ -215,8 +215,8 @@ def quoted(part: str) -> str:
 def discover() -> Registry:
     """Load specframe's own plugin and every plugin of the entry-point group, and return what they offer.
 
-    A plugin that was made for other versions, does not import, or registers what cannot be, is recorded in ``failures`` under its distribution; everything
-    else is there.
+    A plugin that was made for other versions, does not import, or registers what cannot be, is recorded in ``failures`` under its
+    distribution; everything else is there.
     """
     registry = Registry()
     offer(registry, builtin, OWN)

@@ -19,6 +19,7 @@ from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose
+from specframe.forward.attention.masks import masks
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
 from specframe.forward.runner import ModelRunner
@@ -189,7 +190,8 @@ class Ledger(Listener):
         held_BSN, alike = self._write(placement, torch.from_numpy(names_BTN).to(block.ids_BT.device))
         if not alike:
             self._fail("cache", 0, accounts[0], "layers, or keys and values, hold different tokens")
-        visible_BTS = placement.seen().expand(len(accounts), -1, -1).cpu().numpy()
+        shown = masks(placement, [None], torch.float32)[None][:, 0]
+        visible_BTS = (shown == 0).expand(len(accounts), -1, -1).cpu().numpy()
         for row, account in enumerate(accounts):
             held_SN = inherited(held_BSN[row], account, self._sharing(held_BSN[row], account))
             for queries, tokens_P in self._paths(row, account, block):

@@ -8,7 +8,7 @@ from specframe.contracts.drafts import Budget, Draft, Numbers, Outcome, RoundRep
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard, on_host, readable, versions
+from specframe.engine.guards.guard import Guard, on_host, readable, writes
 from specframe.engine.guards.numbers import draft_fault
 
 
@@ -67,9 +67,9 @@ class GuardedDrafter(Guard):
         self._with_batch_of(outcome)
 
     def _with_batch_of(self, outcome: Outcome) -> None:
-        before = versions(outcome.batch)
+        before = writes(outcome.batch)
         self._call("observe", outcome)
-        if versions(outcome.batch) != before:
+        if writes(outcome.batch) != before:
             self._fail("observe() must not write to the batch, and it did")
 
 

@@ -55,9 +55,9 @@ class Guard(Wrapper):
 
     def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
         """Call a member that is handed a batch, which it must not write to."""
-        before = versions(batch)
+        before = writes(batch)
         returned = self._call(member, batch, *arguments)
-        if versions(batch) != before:
+        if writes(batch) != before:
             self._fail(f"{member}() must not write to the batch, and it did")
         return returned
 
@@ -127,14 +127,12 @@ def on_host(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None else tensor.cpu().numpy()
 
 
-def versions(batch: Batch) -> tuple[int, ...]:
-    """Return how often each of a batch's tensors was written to, as torch counts it on the host."""
-    return written(batch.tokens_BS), written(batch.lengths_B), written(batch.streams_B)
-
-
-def written(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written to; 0 for a tensor made in inference mode, where torch does not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def writes(batch: Batch) -> int:
+    """Return how often a batch's tensors were written to, as torch counts it on the host; 0 for tensors made in inference mode."""
+    try:
+        return batch.tokens_BS._version + batch.lengths_B._version + batch.streams_B._version
+    except RuntimeError:  # torch does not count in inference mode
+        return 0
 
 
 def store_of(error: BaseException) -> tuple[Guard, str] | None:

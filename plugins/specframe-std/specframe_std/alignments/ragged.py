@@ -52,11 +52,13 @@ class RaggedLayout:
             order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
             key_order_BS = key_order_1S.repeat(len(batch), 1).scatter_(1, slots_BT, order_BT)
             return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
-        order_BT = slots_BT
-        if int(batch.lengths.min()) + block.start < 0:
+        order_BT, shortest = slots_BT, int(batch.lengths.min())
+        padded = shortest + block.start < 0
+        if padded:
             slots_BT = order_BT.where(order_BT >= 0, self._spare)
         used_B = (batch.lengths_B + block.end).clamp(min=0).int()
-        return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B)
+        even_of = (order_BT, key_order_1S) if shortest == batch.longest and not padded else None
+        return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B, even_of=even_of)
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Move the nodes of a path to the row's end; a chain's tokens are there already."""
