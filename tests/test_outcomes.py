@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,8 +173,9 @@ class Index:
             while len(ids) <= budget.depth and (after := self.follower.get(sequence, {}).get(ids[-1])) is not None:
                 ids.append(after)
             drafts.append([len(ids) - 1, *ids[1:], *[0] * (budget.depth + 1 - len(ids))])
-        sent_BX = on_device(drafts, batch.lengths_B.device)
-        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0])
+        sent = np.array(drafts)
+        sent_BX = on_device(sent, batch.lengths_B.device)
+        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0], counts=sent[:, 0])
 
 
 class TestIndex(DrafterSuite):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import architectures
+import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_std.drafters.model import ModelDrafter
+from specframe_std.verifiers.chain import ChainVerifier
 
-from specframe.contracts.drafts import Block
-from specframe.forward import unpadded
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.forward import compiled, unpadded
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import Unpadded
-from specframe.testing import harness, zoo
+from specframe.testing import fakes, harness, zoo
 
 LENGTHS = (1, 30, 9, 2, 40, 17, 5)
 PROMPTS = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=2)
@@ -113,6 +116,91 @@ def test_whatever_attends_and_stores(options: dict[str, Any], fed: list[tuple[in
     options = {"align": "ragged", "batch_size": 3, "draft_length": 3, **options}
     harness.check(harness.pipeline(target, zoo.good_draft(target), **options), harness.requests(PROMPTS, 8, {zoo.EOS}))
     assert any(rows == 1 and tokens > 40 for rows, tokens in fed) or "piece" in str(options)
+
+
+UNEVEN = Budget(4)
+TREE = Budget(3, 9)
+
+
+def drafting(fed: list[tuple[int, ...]]) -> list[int]:
+    """Return the tokens of the forwards that were fed one row, but for those of prompts, which are long here."""
+    return [tokens for rows, tokens in fed if rows == 1 and tokens < 20]
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
+    """Every architecture verifies the tokens alone that rows were to draft, and decodes what the reference decoder does."""
+    target, policy = zoo.build(name), fakes.Uneven(UNEVEN)
+    pipe = harness.pipeline(target, zoo.good_draft(target), align="ragged", batch_size=4, draft_length=policy)
+    harness.check(pipe, harness.requests(PROMPTS[1:], 30))
+    wanted = [4 + int(said.depths_B.sum()) for said in policy.said if said.depths_B is not None and said.depths_B.any()]
+    assert len({*wanted} & {*drafting(fed)}) > 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"align": "eqspec"},
+        {"align": "exspec"},
+        {"attention": "flex"},
+        {"bitwise": True},
+        {"graphs": "on"},
+        {"kv": "dynamic", "align": "eqspec"},
+        {"layers": "compiled"},
+        {"check": True},
+        {"accept": "gumbel"},
+        {"accept": "rejection"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
+def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
+    options: dict[str, Any], tree: bool, fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains and trees of unequal length are verified alike by every store, attention backend and rule."""
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    target = zoo.build("gemma3")
+    drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
+    options = {"align": "ragged", "batch_size": 4, "draft_length": fakes.Uneven(TREE if tree else UNEVEN), **options}
+    pipe = harness.pipeline(target, zoo.good_draft(target), **drafter, **options)
+    harness.check(pipe, harness.requests(PROMPTS, 16, {zoo.EOS}))
+    assert len({*drafting(fed)}) > 2
+
+
+def test_plain_rows_beside_drafting_ones(fed: list[tuple[int, ...]]) -> None:
+    """Of rows without speculation the target is fed one token a round."""
+    target = zoo.build("qwen3")
+    asked = [attrs.evolve(one, speculate=one.index % 2 > 0) for one in harness.requests(PROMPTS[1:5], 24)]
+    pipe = harness.pipeline(target, zoo.bad_draft(), align="ragged", batch_size=4, draft_length=5)
+    harness.check(pipe, asked)
+    assert 2 * 1 + 2 * 6 in drafting(fed)
+    assert (4, 6) not in fed
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tuple[int, ...]]) -> None:
+    """Logits and hidden states of the nodes that are meant are those of the whole rectangle, in their places."""
+    target, found = zoo.build("qwen3"), []
+    asked = harness.requests(harness.random_prompts((5, 9, 7, 6), zoo.VOCABULARY), 3)
+    counts = np.array([4, 0, 1, 2])
+    tokens_BN = torch.tensor(harness.random_prompts((4, 4, 4, 4), zoo.VOCABULARY, seed=9))
+    parents_BN = torch.tensor([[-1, -1, 0, 1]]) if tree else None
+    for known in (None, counts):
+        run, pool = harness.open_run(target, 4, 28, align="ragged"), harness.open_pool(asked)
+        run.target.capture((1,))
+        batch = pool.batch(pool.admit(4))
+        run.target.read(batch, left=1)
+        verifier = ChainVerifier()
+        verifier.start(run)
+        draft = Draft(tokens_BN, parents_BN=parents_BN, counts=known, depth=2 if tree else 4)
+        found.append(verifier.score(attrs.evolve(batch, prefill=False), draft))
+    assert fed[-1] == (1, 4 + 7)
+    assert fed[-3] == (4, 5)
+    for row, count in enumerate(counts.tolist()):
+        for one, other in ((found[0].logits_BTV, found[1].logits_BTV), (found[0].hidden[1], found[1].hidden[1])):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one[row, : count + 1], other[row, : count + 1])
 
 
 def test_hidden_states_are_in_their_places() -> None:

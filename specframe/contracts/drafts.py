@@ -17,17 +17,32 @@ import torch.nn.functional as F
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.devices import kinds
 
+SAME_NUMBERS = attrs.cmp_using(eq=np.array_equal)
+
 
 @attrs.frozen
 class Budget:
-    """Limits of a round's draft: the length of its longest path, and the number of its nodes. 0 is plain decoding."""
+    """Limits of a round's draft: the length of its longest path, and the number of its nodes. 0 is plain decoding.
+
+    Rows may have limits of their own, on the host. Drafters are given both or neither, as far as some row has them; what they draft
+    beyond is cut.
+    """
 
     depth: int
     nodes: int = attrs.field()
+    depths_B: np.ndarray | None = attrs.field(default=None, eq=SAME_NUMBERS, hash=False)
+    """The depth of each row's draft, up to ``depth``; None: that for all."""
+    nodes_B: np.ndarray | None = attrs.field(default=None, eq=SAME_NUMBERS, hash=False)
+    """The nodes of each row's draft, up to ``nodes``, of which a drafter puts the best first; None: that for all."""
 
     @nodes.default
     def _of_a_chain(self) -> int:
         return self.depth
+
+    def of(self, rows: list[int]) -> Budget:
+        """Return the budget of some of the rows."""
+        own = {name: one[rows] for name in ("depths_B", "nodes_B") if (one := getattr(self, name)) is not None}
+        return attrs.evolve(self, **own) if own else self
 
 
 @attrs.frozen(eq=False)
@@ -42,6 +57,9 @@ class Draft:
     """The node that each token follows, -1 for the row's last token; None: each follows the one before it."""
     counts_B: torch.Tensor | None = None
     """Number of real nodes of each row, which come first. Other nodes are filler, never accepted or counted. None: no filler."""
+    counts: np.ndarray | None = None
+    """On the host, the most nodes of each row that may be real: forwards may leave out those beyond. The loop makes ``counts_B`` of
+    it where a drafter has not sent the numbers itself. None: the host knows of no filler."""
     depth: int = attrs.field()
     """Nodes of the longest path, known on the host so that the shapes of a round are static."""
 

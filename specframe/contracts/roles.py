@@ -98,8 +98,9 @@ class TreeRule(AcceptanceRule, Protocol):
 class Alignment(Started, Protocol):
     """Decides the slots of tokens, and what happens to rejected tokens.
 
-    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless"; "tree" if it can place trees; and
-    "share" if what its layouts forget is fed again to the same slots, so that a drafter may feed drafts into the target's cache.
+    Needs words of :class:`specframe.contracts.cache.KVBackend`. Offers "lossless"; "tree" if it can place trees; "uneven" if rows
+    gain what is theirs whatever others gain, so that a row may draft less than they do; and "share" if what its layouts forget is
+    fed again to the same slots, so that a drafter may feed drafts into the target's cache.
     """
 
     scheduler: str

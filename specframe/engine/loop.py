@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-import attrs
 import torch
 
 from specframe.contracts.drafts import (
@@ -26,6 +25,7 @@ from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch
 from specframe.contracts.run import CachedModel
 from specframe.devices.memory import out_of_memory
+from specframe.engine.budgets import cut, usable
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.observe.watch import Watch
@@ -75,15 +75,11 @@ def step(
             scores = use.verifier.score(batch, nothing)
             use.drafter.observe(Outcome(batch, nothing, scores, None, batch.lengths, pool.newly_ended()))
         return None
-    decodes = not (batch.prefill or batch.starts)
-    budget = agree(use.policy.budget(batch)) if decodes else NOTHING
-    if "draft-invariant" in use.rule.offers:
-        budget = within_reach(budget, batch)
-    plain = [not sequence.request.speculate for sequence in batch.sequences]
-    budget = NOTHING if all(plain) else budget
+    budget = NOTHING
+    if not (batch.prefill or batch.starts):
+        budget = usable(agree(use.policy.budget(batch)), batch, use)
     with watch.stage("prefill" if batch.prefill else "draft"):
-        draft = use.drafter.propose(batch, budget)
-        draft = without(draft, plain) if any(plain) else draft
+        draft = cut(use.drafter.propose(batch, budget), budget)
     with watch.stage("prefill" if batch.prefill else "verify"):
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
@@ -133,21 +129,3 @@ def verdict_of(rule: AcceptanceRule, batch: Batch, draft: Draft, scores: Scores)
     if "samples" in rule.offers:
         scores = Scores(sharpen(batch, scores.logits_BTV), scores.hidden)
     return rule.judge(batch, draft, scores)
-
-
-def without(draft: Draft, plain: list[bool]) -> Draft:
-    """Return the draft with nothing but filler in the rows of ``plain``."""
-    given_B = draft.tokens_BN.new_full((len(plain),), draft.nodes) if draft.counts_B is None else draft.counts_B
-    return attrs.evolve(draft, counts_B=given_B.where(~torch.tensor(plain, device=given_B.device), 0))
-
-
-def within_reach(budget: Budget, batch: Batch) -> Budget:
-    """Return the budget, cut to the most tokens that any row can still gain.
-
-    A draft longer than that would be cut for every row. A row nearer its end does not shorten the others' draft. Rules whose
-    output depends on the draft keep theirs: a row's tokens must not depend on its neighbours' lengths.
-    """
-    reach = int((batch.limits - batch.lengths).max()) - 1
-    if reach >= budget.depth:
-        return budget
-    return Budget(reach, min(budget.nodes, reach)) if budget.nodes == budget.depth else Budget(reach, budget.nodes)

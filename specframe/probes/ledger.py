@@ -215,12 +215,13 @@ class Ledger(Listener):
     @torch.inference_mode()
     def _check_choices(self, accounts: list[Account], logits_BTV: torch.Tensor, block: Block) -> None:
         """Compare the target's choices with logits computed without a cache; a near tie may go either way."""
-        skipped = block.width - logits_BTV.shape[1]
+        skipped, real_BT = block.width - logits_BTV.shape[1], block.real
         for row, account in enumerate(accounts):
             for queries, tokens_P in self._paths(row, account, block):
-                heard = queries[queries >= skipped]
+                heard = queries[(queries >= skipped) & real_BT[row, queries]]
                 if len(heard):
-                    self._check_path(row, account, logits_BTV[row, heard - skipped], tokens_P)
+                    filler = queries[-1] - heard[-1]
+                    self._check_path(row, account, logits_BTV[row, heard - skipped], tokens_P[: len(tokens_P) - filler])
 
     def _check_path(self, row: int, account: Account, logits_TV: torch.Tensor, tokens_P: np.ndarray) -> None:
         """Compare the choices after a path's last tokens with choices computed without a cache."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -21,7 +22,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
@@ -224,6 +225,41 @@ class Sharing:
         tokens_BK = self._cache.extend(batch, batch.last_tokens(1), budget.depth, choose, pure=True)
         self._cache.settle(batch, Kept(-1))
         return Draft(tokens_BK)
+
+
+class Uneven:
+    """Draft-length policy that gives each row a budget of its own, by turns: none to any, to one row, to every other, unlike ones.
+
+    Args:
+        maximum: the most that a row gets.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+
+    def __init__(self, maximum: Budget) -> None:
+        self.maximum = maximum
+        self.said: list[Budget] = []
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return and note the budget of the next turn."""
+        turn, rows_B, most = len(self.said), np.arange(len(batch)), self.maximum
+        shares = (
+            None,
+            (rows_B == turn % len(rows_B)) * most.nodes,
+            (rows_B + turn) % (most.nodes + 1),
+            rows_B * 0,
+            (rows_B % 2) * most.nodes,
+            rows_B * 0 + most.nodes,
+        )
+        nodes_B = shares[turn % len(shares)]
+        depths_B = None if nodes_B is None else np.minimum(nodes_B, (3 * rows_B + turn) % most.depth + 1)
+        chain = most.nodes == most.depth
+        self.said.append(Budget(most.depth, most.nodes, depths_B, None if chain else nodes_B))
+        return self.said[-1]
+
+    def observe(self, report: RoundReport) -> None:
+        """Nothing to learn."""
 
 
 TREE = (-1, -1, 0, 1, 1, 3)

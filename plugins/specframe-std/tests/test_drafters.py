@@ -30,6 +30,22 @@ class TestModel(DrafterSuite):
         self.verify(pipe, asked)
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
+    @pytest.mark.parametrize("speculate", [True, False], ids=["all rows draft", "some rows draft"])
+    @pytest.mark.parametrize("tree", [{}, {"branch": "2/1/1"}], ids=["chain", "tree"])
+    @pytest.mark.parametrize("align", ["ragged", "eqspec"])
+    def test_budgets_of_rows_leave_its_cache_right(self, align: str, tree: dict[str, str], speculate: bool) -> None:
+        """What a row was not to draft is drafted again as rightly as what was rejected: drafts of the target itself all stand."""
+        drafter = ModelDrafter(**tree)
+        policy = fakes.Uneven(drafter.budget() or Budget(3))
+        asked = harness.requests(PROMPTS, [30, 14, 20, 9, 17, 12, 4])
+        asked = [attrs.evolve(one, speculate=speculate or one.index % 3 > 0) for one in asked]
+        options = {"align": align, "batch_size": 4, "check": True, "draft_length": policy}
+        pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), drafter=drafter, **options)
+        harness.check(pipe, asked)
+        assert pipe.report.num_accepted_draft_tokens > 0
+        if not tree:
+            assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens
+
     @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
     def test_its_tokens_are_the_draft_models_own(self, align: str) -> None:
         """What is proposed is what the draft model generates by itself from the same tokens, after any rejection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
@@ -199,10 +200,62 @@ def parents_of(grown: growing.Grown, row: int) -> list[int]:
 ROOTS_B1V = torch.stack([after([row]) for row in range(3)])[:, None]
 
 
+OWN = [(3, 9), (2, 9), (1, 4), (3, 5), (0, 0), (3, 2)]
+"""Depth and nodes of six rows' own budgets."""
+UNEVEN = Budget(3, 9, np.array([depth for depth, _ in OWN]), np.array([nodes for _, nodes in OWN]))
+
+
+def own_parents(grown: growing.Grown, row: int, count: int) -> list[int]:
+    """Return the parents of the first nodes of a row, after looking that each lies before its children."""
+    parents = parents_of(grown, row)
+    assert all(parent < node for node, parent in enumerate(parents))
+    return parents[:count]
+
+
+def test_rows_of_a_static_tree_have_their_own_first() -> None:
+    """The first nodes of each row are those of the tree that its own budget would have, with their tokens, logits and places."""
+    shape, roots_B1V = Shape.branching([3, 2, 1]).cut(3, 9), torch.stack([after([row]) for row in range(6)])[:, None]
+
+    def drawn(offset: int, logits_BFV: torch.Tensor, count: int) -> growing.Children:
+        return growing.Children(*likeliest(logits_BFV, count), logits_BFV[:, :, None])
+
+    whole = growing.static(shape, Budget(3, 9), roots_B1V, run, drawn)
+    found = growing.static(shape, UNEVEN, roots_B1V, run, drawn)
+    assert found.draft.parents_BN is not None
+    assert found.draft.logits_BNV is not None
+    assert whole.draft.logits_BNV is not None
+    for row, (depth, nodes) in enumerate(OWN):
+        kept = shape.cut(depth, nodes) if nodes else None
+        count = 0 if kept is None else kept.nodes
+        assert own_parents(found, row, count) == ([*kept.parents] if kept else [])
+        places = [shape.ranks.index(ranks) for ranks in kept.ranks] if kept else []
+        assert found.draft.tokens_BN[row, :count].tolist() == whole.draft.tokens_BN[row, places].tolist()
+        assert found.draft.logits_BNV[row, :count].equal(whole.draft.logits_BNV[row, places])
+        assert found.fed_BN[row, :count].tolist() == whole.fed_BN[row, places].tolist()
+        assert sorted(found.draft.tokens_BN[row].tolist()) == sorted(whole.draft.tokens_BN[row].tolist())
+
+
+def test_rows_of_a_dynamic_tree_have_their_likeliest_nodes_first() -> None:
+    """The first nodes of each row are its likeliest ones that are not too deep, in the order of their depth."""
+    roots_B1V = torch.stack([after([row]) for row in range(6)])[:, None]
+    whole = growing.dynamic(Budget(3, 9), 3, roots_B1V, run, choose)
+    found = growing.dynamic(UNEVEN, 3, roots_B1V, run, choose)
+    for row, (depth, nodes) in enumerate(OWN):
+        deep = list[int]()
+        for parent in parents_of(whole, row):
+            deep.append(1 if parent < 0 else deep[parent] + 1)
+        shallow = [node for node in range(9) if deep[node] <= depth]
+        scores = chances(whole, row)
+        kept = sorted(sorted(shallow, key=lambda node: -scores[node])[:nodes])
+        assert found.draft.tokens_BN[row, : len(kept)].tolist() == whole.draft.tokens_BN[row, kept].tolist()
+        renamed = {node: place for place, node in enumerate(kept)} | {-1: -1}
+        assert own_parents(found, row, len(kept)) == [renamed[parents_of(whole, row)[node]] for node in kept]
+
+
 def test_a_static_tree_has_the_likeliest_children() -> None:
     """A node of rank r is its parent's token of rank r, and a node that has children was fed."""
     shape = Shape.read(MEDUSA)
-    grown = growing.static(shape, ROOTS_B1V, run, choose)
+    grown = growing.static(shape, Budget(shape.depth, shape.nodes), ROOTS_B1V, run, choose)
     fed = [node for node in range(shape.nodes) if node in shape.parents]
     for row in range(3):
         paths = list[list[int]]()

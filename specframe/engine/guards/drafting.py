@@ -54,6 +54,8 @@ class GuardedDrafter(Guard):
         if draft.counts_B is not None:
             right = getattr(draft.counts_B, "shape", None) == (rows,)
             self._tensor("propose", "counts_B", draft.counts_B, f"(B,) = ({rows},)", right, like)
+        if draft.counts is not None:
+            self._numbers("propose", "counts", draft.counts, rows, nodes, f"N = {nodes}")
         if type(draft.depth) is not int or not 0 <= draft.depth <= min(budget.depth, nodes):
             self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", got(draft.depth))
         if (parents_BN := draft.parents_BN) is not None:
@@ -86,6 +88,9 @@ class GuardedPolicy(Guard):
         for name, given, bound in (("depth", budget.depth, most.depth), ("nodes", budget.nodes, most.nodes)):
             if type(given) is not int or not 0 <= given <= bound:
                 self._refuse("budget", f"a {name} from 0 to its maximum of {bound}", got(given))
+        for own, name, bound in (("depths_B", "depth", budget.depth), ("nodes_B", "nodes", budget.nodes)):
+            if (given_B := getattr(budget, own)) is not None:
+                self._numbers("budget", own, given_B, len(batch), bound, f"its {name} of {bound}")
         return budget
 
     def observe(self, report: RoundReport) -> None:

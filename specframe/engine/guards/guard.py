@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Never
 
+import numpy as np
 import torch
 
 from specframe.contracts.drafts import Draft, Verdict
@@ -77,6 +78,17 @@ class Guard(Wrapper):
             self._refuse(member, f"{name} of shape {shape}", tuple(given.shape))
         if given.device != like.device:
             self._refuse(member, f"{name} on {like.device}, as the batch", given.device)
+
+    def _numbers(self, member: str, name: str, given: Any, rows: int, most: int, words: str) -> None:
+        """Check one number for each row, on the host: from 0 to ``most``, which ``words`` tell."""
+        if not isinstance(given, np.ndarray):
+            self._refuse(member, f"{name} as an array of numpy", got(given))
+        if given.dtype.kind not in "iu":
+            self._refuse(member, f"{name} of whole numbers", given.dtype)
+        if given.shape != (rows,):
+            self._refuse(member, f"{name} of shape (B,) = ({rows},)", given.shape)
+        if (wrong := given[(given < 0) | (given > most)]).size:
+            self._refuse(member, f"{name} from 0 to {words}", wrong[0])
 
     def _floats(
         self, member: str, name: str, given: Any, shape: tuple[int, ...], letters: str, like: torch.Tensor

@@ -36,7 +36,7 @@ def draft_fault(
     """Return the fault of a draft.
 
     Args:
-        draft: for its depth.
+        draft: for its depth, and its counts on the host.
         tokens: (B, N).
         parents: (B, N) or (1, N); None: a chain.
         counts: (B,); None: no filler.
@@ -46,6 +46,8 @@ def draft_fault(
         return f"token ids from 0 to {vocabulary - 1} in tokens_BN", first_beyond(tokens, vocabulary - 1)
     if counts is not None and beyond(counts, tokens.shape[1]):
         return f"counts_B from 0 to N = {tokens.shape[1]}", first_beyond(counts, tokens.shape[1])
+    if counts is not None and draft.counts is not None and (more := counts > draft.counts).any():
+        return f"counts_B up to counts, {draft.counts[more][0]} in row {more.argmax()}", int(counts[more][0])
     return None if parents is None else tree_fault(draft.depth, parents, counts)
 
 

@@ -191,6 +191,18 @@ class AcceptanceRuleSuite(DecodingSuite):
         for fault in FAULTS:
             assert judged(target_BTV, broken_draft(draft, fault, 2)) == every_other(cut, sound), fault
 
+    def test_filler_is_as_if_it_had_not_been_drafted(self) -> None:
+        """Up to the nodes that are meant, and after them, tokens are those of a draft without the others."""
+        judged = self.judging()
+        chains, trees = [(None, 0), (None, 1), (None, 2), (None, 3)], [(TREE, 2)]
+        for parents, count in [*chains, *(trees if "tree" in self.object().offers else [])]:
+            target_BTV, draft = drawn(parents)
+            filled = attrs.evolve(draft, counts_B=torch.full_like(draft.tokens_BN[:, 0], count))
+            assert judged(target_BTV, filled) == judged(target_BTV[:, : count + 1], ended(draft, count)), (
+                parents,
+                count,
+            )
+
     def test_a_target_without_distribution(self) -> None:
         """Up to the place where the target's logits are no distribution, tokens are those of a draft that ends there.
 
@@ -208,11 +220,11 @@ class AcceptanceRuleSuite(DecodingSuite):
                 assert found[1::2] == sound[1::2], fault
 
     def judging(self) -> Callable[[torch.Tensor, Draft], list[list[int]]]:
-        """Return a function that judges a draft of :data:`ROWS` rows and returns the standing tokens of each."""
+        """Return a function that judges a draft of :data:`ROWS` rows and returns the tokens of each that the loop lets stand."""
         rule, batch = self.opened(ROWS)
 
         def judged(target_BTV: torch.Tensor, draft: Draft) -> list[list[int]]:
-            verdict = rule.judge(batch, draft, Scores(target_BTV))
+            verdict = rule.judge(batch, draft, Scores(target_BTV)).within(draft)
             rows = zip(verdict.accepted_B.tolist(), verdict.tokens_BT.tolist(), strict=True)
             return [tokens[: count + 1] for count, tokens in rows]
 

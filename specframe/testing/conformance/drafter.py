@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from specframe.contracts.drafts import Budget
 from specframe.contracts.requests import Request
 from specframe.testing import fakes, harness, standard
 from specframe.testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
@@ -56,6 +58,21 @@ class DrafterSuite(DecodingSuite):
         for round in [*feeds.reading, *feeds.decoding]:
             assert round.report.draft.depth <= (0 if round.report.prefill else self.draft_length)
             assert round.report.draft.tokens_BN.shape[0] == round.rows
+
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS[:2])
+    def test_rows_have_budgets_of_their_own(self, align: str) -> None:
+        """What some rows, one row or all rows are not to draft is not counted and changes no token."""
+        target, draft = fake_pair()
+        sized = getattr(self.object(), "budget", None)
+        policy = fakes.Uneven((sized and sized(self.draft_length)) or Budget(self.draft_length))
+        feeds, asked = harness.Feeds(), usual_requests(target, new=20, stop=False)
+        self.verify(self.pipeline(target, draft, align=align, draft_length=policy, observers=[feeds]), asked)
+        for said, round in zip(policy.said, feeds.decoding, strict=True):
+            depths_B = np.full(round.rows, said.depth) if said.depths_B is None else said.depths_B
+            nodes_B = said.nodes_B if said.nodes_B is not None else depths_B if said.nodes == said.depth else said.nodes
+            assert (round.report.drafted <= nodes_B).all()
+            assert (round.report.accepted <= depths_B).all()
+            assert round.report.draft.depth <= depths_B.max()
 
     def test_drafts_hold_token_ids(self) -> None:
         """Every token proposed is an id of the target's vocabulary, with as many rows of logits where there are any."""

@@ -19,11 +19,14 @@ class Recorder:
         self._policy, self.maximum = policy, policy.maximum
         self.needs, self.offers = policy.needs, policy.offers
         self.said: list[Budget] = []
+        self.rows: list[int] = []
+        """The rows of each round."""
         self.observed: list[RoundReport] = []
 
     def budget(self, batch: Batch) -> Budget:
         """Return and note the other policy's budget."""
         self.said.append(self._policy.budget(batch))
+        self.rows.append(len(batch))
         return self.said[-1]
 
     def observe(self, report: RoundReport) -> None:
@@ -48,21 +51,26 @@ class DraftLengthPolicySuite(DecodingSuite):
         return recorder, feeds
 
     def test_draft_lengths_are_in_range(self) -> None:
-        """Every round's budget is of whole numbers from 0 to the policy's maximum, whatever the acceptance."""
+        """Every round's budget, and each row's, is of whole numbers from 0 to the policy's maximum, whatever the acceptance."""
         for right in RIGHT.values():
             recorder, _ = self.recorded(right)
             assert recorder.said
-            for said in recorder.said:
+            for said, rows in zip(recorder.said, recorder.rows, strict=True):
                 assert (type(said.depth), type(said.nodes)) == (int, int)
                 assert 0 <= said.depth <= recorder.maximum.depth
                 assert said.depth <= said.nodes <= recorder.maximum.nodes
+                for own_B, most in ((said.depths_B, said.depth), (said.nodes_B, said.nodes)):
+                    assert own_B is None or (own_B.shape == (rows,) and 0 <= own_B.min() <= own_B.max() <= most)
 
     def test_asked_once_per_round(self) -> None:
-        """The policy is asked once in each round that decodes, and drafts are no longer than it said."""
+        """The policy is asked once in each round that decodes, and drafts are no longer than it said, those of each row too."""
         recorder, feeds = self.recorded(None)
         assert len(recorder.said) == len(feeds.decoding)
         lengths = [round.report.draft.depth for round in feeds.decoding]
         assert all(length <= said.depth for length, said in zip(lengths, recorder.said, strict=True))
+        for said, round in zip(recorder.said, feeds.decoding, strict=True):
+            for own_B in (said.depths_B, said.nodes_B):
+                assert own_B is None or (round.report.drafted <= own_B).all()
 
     def test_observes_the_rounds_it_was_asked_about(self) -> None:
         """The policy observes each round whose draft length it gave, and no other, such as that in which samples start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from specframe_std.trees.growing import Frontier
 
@@ -48,7 +49,8 @@ class StepDrafter(PairDrafter):
         if self.trees.chain:
             return self._chain(batch, states_B1D, depth)
         path = Path(self, batch, states_B1D)
-        return self.trees.grow(batch, Budget(depth, budget.nodes), self.rule, path.first(), path.run, spare=None).draft
+        within = attrs.evolve(budget, depth=depth)
+        return self.trees.grow(batch, within, self.rule, path.first(), path.run, spare=None).draft
 
     def _chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
         drafted, kept, token_B1 = [batch.tokens_BS[:, :0]], list[torch.Tensor](), batch.last_tokens(1)

@@ -157,6 +157,15 @@ def meant(draft: Draft) -> torch.Tensor | None:
     return torch.arange(draft.nodes, device=draft.counts_B.device) < draft.counts_B[:, None]
 
 
+def no_filler(draft: Draft, stands_BN: torch.Tensor) -> torch.Tensor:
+    """Return whether nodes stand, (B, N), but for filler, which does not.
+
+    For rules that accept other tokens than the target's own: were filler cut afterwards, the next token would be filler.
+    """
+    meant_BN = meant(draft)
+    return stands_BN if meant_BN is None else stands_BN & meant_BN
+
+
 def ratios(draft: Draft, target_BTV: torch.Tensor, draft_BKV: torch.Tensor) -> torch.Tensor:
     """Return P(x) / Q(x) of each token of a chain, (B, K); 0 for filler, and where Q(x) is 0 or Q is no distribution."""
     q_BK, meant_BK = likelihoods(draft_BKV, draft), meant(draft)

@@ -12,6 +12,7 @@ from specframe.errors import OptionError
 from specframe.text.noise import Stream, uniform
 from specframe.values import number, read
 from specframe_std.acceptance.greedy import Greedy
+from specframe_std.acceptance.rejection import no_filler
 
 
 class Synthetic(Greedy):
@@ -44,7 +45,7 @@ class Synthetic(Greedy):
         """Return a prefix of random or given length, and the target's choice after it."""
         positions_BK = batch.positions(0, draft.nodes)
         drawn_BK = uniform(self._seed, batch.streams_B[:, None], positions_BK, Stream.ACCEPT)
-        stands_BK = (drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
+        stands_BK = no_filler(draft, drawn_BK < self._chances(drawn_BK)).long().cumprod(1)
         choices_BT = scores.logits_BTV.argmax(-1)
         tokens_BK = draft.tokens_BN.where(stands_BK.bool(), choices_BT[:, :-1])
         return Verdict(stands_BK.sum(1), torch.cat([tokens_BK, choices_BT[:, -1:]], dim=1))

@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.values import number
-from specframe_std.acceptance.rejection import Rejection, likelihoods, verdict
+from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
 from specframe_std.trees.choosing import likeliest
 from specframe_std.trees.paths import after, deepest, parents
 
@@ -41,9 +41,9 @@ class Typical(Rejection):
         rows = torch.arange(len(target_BTV), device=target_BTV.device)
         if draft.parents_BN is not None:
             typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, parents(draft) + 1)
-            accepted_B, path_BK = deepest(draft, typical_BN)
+            accepted_B, path_BK = deepest(draft, no_filler(draft, typical_BN))
             place_B = after(path_BK, accepted_B)
             return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)
         typical_BK = likelihoods(target_BTV, draft) > threshold_BT[:, : draft.nodes]
-        accepted_B = typical_BK.long().cumprod(1).sum(1)
+        accepted_B = no_filler(draft, typical_BK).long().cumprod(1).sum(1)
         return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, accepted_B])

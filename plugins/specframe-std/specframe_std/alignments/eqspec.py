@@ -17,7 +17,7 @@ class EqSpec:
     """Realigns rows to the right after every round, with padding on the left: correct, but each round moves the cache."""
 
     needs = frozenset({"append", "move"})
-    offers = frozenset({"lossless", "tree", "share"})
+    offers = frozenset({"lossless", "tree", "share", "uneven"})
     scheduler = "fixed"
     kv = "dynamic"
 

@@ -14,7 +14,7 @@ class Ragged:
     """A token's slot is its position; a rejected token is overwritten by the next round."""
 
     needs = frozenset({"scatter"})
-    offers = frozenset({"lossless", "tree", "share"})
+    offers = frozenset({"lossless", "tree", "share", "uneven"})
     scheduler = "continuous"
     kv = "slab"
 

@@ -14,6 +14,8 @@ class Rollback(EqSpec):
     row's last token is the next accepted one, and what came after it is drafted again.
     """
 
+    offers = frozenset({"lossless", "tree", "share"})
+
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the transfer of the verdict cut to the batch's minimum, with the caches cut alike."""
         verdict = transfer.verdict

@@ -97,6 +97,7 @@ class ModelDrafter:
         if drafting is None:
             return Draft(batch.tokens_BS[:, :0])
         whole, batch = batch, drafting
+        budget = budget if batch is whole else budget.of(places(whole))
         self._row_map.arrange(batch.sequences).apply_host(self._cached)
         cached = self._cached[: len(batch)]
         np.minimum(cached, batch.lengths - 1, out=cached)  # what was rejected is no part of it

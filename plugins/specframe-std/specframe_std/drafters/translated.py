@@ -109,7 +109,7 @@ class TranslatedDrafter:
             tokens = [*itertools.islice(known, draft_length)]
             proposed[place, : len(tokens)], counts[place] = tokens, len(tokens)
         sent_BX = on_device(np.column_stack([counts, proposed]), batch.tokens_BS.device)
-        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0])
+        return Draft(sent_BX[:, 1:], counts_B=sent_BX[:, 0], counts=counts)
 
     def _follow(self, batch: Batch, left: int, draft_length: int) -> tuple[Batch, list[Row], int]:
         """Read what is new in a batch, but for the ``left`` last tokens of each row.

@@ -125,4 +125,4 @@ class Trees:
         choose = by_rule(rule, batch)
         if self.kind == "dynamic":
             return growing.dynamic(budget, self.top(budget, spare), logits_B1V, run, choose)
-        return growing.static(self.shape(budget), logits_B1V, run, choose)
+        return growing.static(self.shape(budget), budget, logits_B1V, run, choose)

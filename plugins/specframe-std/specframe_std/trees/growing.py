@@ -13,6 +13,8 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import Budget, Draft
+from specframe.devices.kinds import on_device
+from specframe_std.trees import paths
 from specframe_std.trees.shapes import Shape, tables
 
 
@@ -59,11 +61,12 @@ class Grown:
     """The place of each node among the tokens fed after the row's last; 0 for a node that was not fed, which has no children."""
 
 
-def static(shape: Shape, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> Grown:
+def static(shape: Shape, budget: Budget, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> Grown:
     """Grow a tree of a given shape.
 
     Args:
-        shape: the tree.
+        shape: the tree, within the budget.
+        budget: says how much of it each row has.
         logits_B1V: the scores after each row's last token.
         run: runs the nodes of a level that have children.
         choose: chooses the children of a level's nodes.
@@ -85,7 +88,40 @@ def static(shape: Shape, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> 
     logits_BNV = torch.cat(logits, dim=1) if logits else None
     tokens_BN = torch.cat(tokens, dim=1)
     draft = Draft(tokens_BN, logits_BNV, put.parents_1N, depth=shape.depth)
-    return Grown(draft, put.fed_1N.expand(len(tokens_BN), -1))
+    grown = Grown(draft, put.fed_1N.expand(len(tokens_BN), -1))
+    return best_first(grown, put.promise_1N, budget) if uneven(budget) else grown
+
+
+def uneven(budget: Budget) -> bool:
+    """Return whether some row has a part of the tree."""
+    depths_B, nodes_B = budget.depths_B, budget.nodes_B
+    if depths_B is None or nodes_B is None:
+        return False
+    return bool(((nodes_B > 0) & ((depths_B < budget.depth) | (nodes_B < budget.nodes))).any())
+
+
+def best_first(grown: Grown, worth_BN: torch.Tensor, budget: Budget) -> Grown:
+    """Put the nodes first that each row's own budget has: its most promising ones that are not too deep, in their order.
+
+    Args:
+        grown: a tree with nodes in the order of their depth.
+        worth_BN: how promising they are, a node no more than its parent; (B, N), or (1, N) where all rows are alike.
+        budget: an :func:`uneven` one.
+    """
+    draft = grown.draft
+    parents_BN, device = paths.parents(draft), draft.tokens_BN.device
+    depths_B1, nodes_B1 = on_device([budget.depths_B, budget.nodes_B], device)[..., None]
+    worth_BN = worth_BN.where(paths.depths(draft) <= depths_B1, float("-inf"))
+    rank_BN = by_score(worth_BN).argsort(1)
+    order_BN = (rank_BN >= nodes_B1).long().sort(dim=1, stable=True).indices
+    place_BN = order_BN.argsort(1)
+    parents_BN = parents_BN.gather(1, order_BN)
+    parents_BN = place_BN.gather(1, parents_BN.clamp(min=0)).where(parents_BN >= 0, parents_BN)
+    logits_BNV = draft.logits_BNV
+    if logits_BNV is not None:
+        logits_BNV = logits_BNV.gather(1, order_BN[..., None].expand_as(logits_BNV))
+    tokens_BN = draft.tokens_BN.gather(1, order_BN)
+    return Grown(Draft(tokens_BN, logits_BNV, parents_BN, depth=draft.depth), grown.fed_BN.gather(1, order_BN))
 
 
 def dynamic(budget: Budget, top: int, logits_B1V: torch.Tensor, run: Run, choose: Choose) -> Grown:
@@ -171,7 +207,8 @@ class Candidates:
         parents_BN = parents_BN.gather(1, kept_BN)
         parents_BN = renamed_BN.gather(1, parents_BN.clamp(min=0)).where(parents_BN >= 0, parents_BN)
         draft = Draft(tokens_BN.gather(1, kept_BN), parents_BN=parents_BN, depth=min(budget.depth, kept_BN.shape[1]))
-        return Grown(draft, places_BN.gather(1, kept_BN))
+        grown = Grown(draft, places_BN.gather(1, kept_BN))
+        return best_first(grown, scores_BN.gather(1, kept_BN), budget) if uneven(budget) else grown
 
 
 def by_score(scores_BL: torch.Tensor) -> torch.Tensor:

@@ -168,6 +168,8 @@ class Tables:
     """The indices of a static tree on a device, made once per shape and device."""
 
     parents_1N: torch.Tensor
+    promise_1N: torch.Tensor
+    """The chance that each node stands, as far as its ranks tell."""
     fed_1N: torch.Tensor
     """Each node's place among the nodes that have children; for another, 0."""
     fed_parents_1M: torch.Tensor
@@ -193,6 +195,7 @@ def tables(shape: Shape, device: torch.device) -> Tables:
     fed = {node: place for place, node in enumerate(inner)} | {-1: -1}
     return Tables(
         put(shape.parents)[None],
+        torch.tensor([[promise(node) for node in shape.ranks]], dtype=torch.double, device=device),
         put(max(0, fed.get(node, 0)) for node in range(shape.nodes))[None],
         put(fed[shape.parents[node]] for node in inner)[None],
         tuple(put(level.parents) for level in shape.levels),

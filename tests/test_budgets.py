@@ -1,0 +1,297 @@
+"""Budgets of single rows: what the loop makes of them, and that neighbours do not notice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft
+from specframe.devices.kinds import on_device
+from specframe.engine.budgets import cut, tight, usable, within_reach
+from specframe.errors import ContractError
+from specframe.testing import fakes, harness, where, zoo
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((6, 1, 9, 4), 61, seed=5)
+
+
+def rows(*room: int, plain: tuple[int, ...] = ()) -> Any:
+    """Return a batch of rows with so many tokens to come, of which some ask for no speculation."""
+    asked = [SimpleNamespace(request=SimpleNamespace(speculate=row not in plain)) for row in range(len(room))]
+
+    class Rows(SimpleNamespace):
+        def __len__(self) -> int:
+            return len(room)
+
+    lengths = np.full(len(room), 10)
+    return Rows(sequences=asked, lengths=lengths, lengths_B=torch.from_numpy(lengths), limits=10 + np.array(room))
+
+
+def strategies(rule: set[str], alignment: set[str]) -> Any:
+    """Return an acceptance rule and an alignment that offer these words."""
+    return SimpleNamespace(rule=SimpleNamespace(offers=rule), alignment=SimpleNamespace(offers=alignment))
+
+
+def numbers(budget: Budget) -> tuple[Any, ...]:
+    """Return a budget in plain numbers and lists."""
+    return (
+        budget.depth,
+        budget.nodes,
+        *(one if one is None else one.tolist() for one in (budget.depths_B, budget.nodes_B)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Budget(4), (4, 4, None, None)),
+        (Budget(4, depths_B=np.array([2, 0, 3])), (3, 3, [2, 0, 3], [2, 0, 3])),
+        (Budget(4, nodes_B=np.array([2, 0, 4])), (4, 4, [2, 0, 4], [2, 0, 4])),
+        (Budget(4, depths_B=np.array([2, 2, 2])), (2, 2, None, None)),
+        (Budget(4, depths_B=np.array([0, 0, 0])), (0, 0, None, None)),
+        (Budget(4, depths_B=np.array([4, 1, 4]), nodes_B=np.array([2, 4, 4])), (4, 4, [2, 1, 4], [2, 1, 4])),
+        (Budget(3, 9, depths_B=np.array([3, 0, 1])), (3, 9, [3, 0, 1], [9, 0, 9])),
+        (Budget(3, 9, nodes_B=np.array([9, 0, 2])), (3, 9, [3, 0, 2], [9, 0, 2])),
+        (Budget(3, 9, np.array([1, 2, 0]), np.array([5, 6, 9])), (2, 6, [1, 2, 0], [5, 6, 0])),
+        (Budget(3, 9, np.array([2, 2]), np.array([5, 5])), (2, 5, None, None)),
+    ],
+    ids=str,
+)
+def test_budgets_are_as_wide_as_some_row_has_them(given: Budget, expected: tuple[Any, ...]) -> None:
+    """Depth and nodes are those of the rows with most; rows that are all alike have no numbers of their own."""
+    assert numbers(tight(given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("room", "budget", "expected"),
+    [
+        ((9, 9, 5), Budget(4), (4, 4, None, None)),
+        ((9, 9, 4), Budget(4), (4, 4, None, None)),  # one token of fifteen: no filler worth leaving out
+        ((9, 9, 1), Budget(4), (4, 4, [4, 4, 0], None)),
+        ((9, 3, 2), Budget(4), (4, 4, [4, 2, 1], None)),
+        ((3, 2, 1), Budget(4), (2, 2, [2, 1, 0], None)),
+        ((1, 1, 1), Budget(4), (0, 0, None, None)),
+        ((9, 1, 2), Budget(4, depths_B=np.array([1, 4, 4])), (4, 4, [1, 0, 1], None)),
+        ((9, 2, 2), Budget(3, 8), (3, 8, None, None)),  # which nodes of a tree are too deep is not known on the host
+        ((9, 1, 2), Budget(3, 8), (3, 8, [3, 0, 3], None)),
+        ((3, 2, 2), Budget(3, 8), (2, 8, None, None)),
+    ],
+    ids=str,
+)
+def test_rows_near_their_ends_get_what_they_can_use(
+    room: tuple[int, ...], budget: Budget, expected: tuple[Any, ...]
+) -> None:
+    """A row shortens no other row's draft; it gets less itself where that is filler that forwards leave out."""
+    assert numbers(within_reach(budget, rows(*room), uneven=True)) == expected
+    assert numbers(within_reach(budget, rows(*room), uneven=False))[:2] == expected[:2]
+    assert within_reach(budget, rows(*room), uneven=False).depths_B is budget.depths_B
+
+
+def test_a_budget_stays_whole_where_the_output_depends_on_it() -> None:
+    """Under a rule whose output depends on the draft lengths cut nothing; rows without speculation have none all the same."""
+    invariant, other = strategies({"draft-invariant"}, {"uneven"}), strategies({"samples"}, {"uneven"})
+    assert numbers(usable(Budget(4), rows(9, 1, 2), other)) == (4, 4, None, None)
+    assert numbers(usable(Budget(4), rows(9, 1, 2), invariant)) == (4, 4, [4, 0, 1], [4, 0, 1])
+    assert numbers(usable(Budget(4), rows(9, 1, 2), strategies({"draft-invariant"}, {"tree"}))) == (4, 4, None, None)
+    assert numbers(usable(Budget(4), rows(9, 9, plain=(0,)), other)) == (4, 4, [0, 4], [0, 4])
+    assert numbers(usable(Budget(3, 8), rows(9, 9, plain=(0, 1)), invariant)) == (0, 0, None, None)
+
+
+TOKENS_BN = torch.arange(12).view(3, 4)
+
+
+def test_a_chain_is_cut_to_the_budgets() -> None:
+    """Each row has as many real tokens as its budget and the drafter say, and the host knows the bound."""
+    budget = Budget(4, 4, np.array([4, 0, 2]), np.array([4, 0, 2]))
+    for draft, expected, known in (
+        (Draft(TOKENS_BN), [4, 0, 2], [4, 0, 2]),
+        (Draft(TOKENS_BN, counts_B=torch.tensor([1, 4, 4])), [1, 0, 2], [4, 0, 2]),
+        (Draft(TOKENS_BN, counts=np.array([3, 3, 1])), [3, 0, 1], [3, 0, 1]),
+        (Draft(TOKENS_BN[:, :1]), [1, 0, 1], [1, 0, 1]),
+    ):
+        found = cut(draft, budget)
+        assert found.counts_B is not None
+        assert found.counts is not None
+        assert (found.counts_B.tolist(), found.counts.tolist()) == (expected, known)
+
+
+def test_counts_of_the_host_go_to_the_device() -> None:
+    """A drafter need not send its counts itself; without any, and without budgets of rows, a draft stays as it is."""
+    found = cut(Draft(TOKENS_BN, counts=np.array([3, 3, 1])), Budget(4))
+    assert found.counts_B is not None
+    assert found.counts_B.tolist() == [3, 3, 1]
+    for draft in (Draft(TOKENS_BN), Draft(TOKENS_BN, counts_B=torch.tensor([1, 4, 4])), Draft(TOKENS_BN[:, :0])):
+        assert cut(draft, Budget(4)) is draft
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one row of parents", "parents of each row"])
+def test_a_tree_is_cut_where_it_gets_too_deep(shared: bool) -> None:
+    """Of a row's nodes those before the first that is too deep are real, no more than it may have."""
+    parents_BN = torch.tensor([[-1, 0, -1, 1]])
+    tree = Draft(TOKENS_BN, parents_BN=parents_BN if shared else parents_BN.repeat(3, 1), depth=3)
+    found = cut(tree, Budget(3, 4, np.array([1, 2, 3]), np.array([4, 4, 2])))
+    assert found.counts_B is not None
+    assert found.counts_B.tolist() == [1, 3, 2]
+    assert found.counts is not None
+    assert found.counts.tolist() == [4, 4, 2]
+
+
+class Own:
+    """A policy by which each row drafts a number of tokens of its own, which changes with its length."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    maximum = Budget(4)
+
+    def budget(self, batch: Any) -> Budget:
+        """Return the budgets of the rows."""
+        own = [one.request.index + length for one, length in zip(batch.sequences, batch.lengths, strict=True)]
+        return Budget(4, depths_B=np.array(own) % 5)
+
+    def observe(self, report: Any) -> None:
+        """Nothing to learn."""
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "gumbel", "typical"])
+def test_a_rows_draws_depend_on_its_own_budget(rule: str) -> None:
+    """Under rules that look at drafts a row draws beside rows with other budgets what it draws alone."""
+    target = zoo.build("qwen3")
+    pipes = [
+        harness.pipeline(
+            target, zoo.good_draft(target), accept=rule, draft_length=Own(), batch_size=rows, seed=2, align=align
+        )
+        for rows, align in ((1, "ragged"), (4, "ragged"), (4, "eqspec"))
+    ]
+    prompts = harness.random_prompts((5, 1, 9, 3), zoo.VOCABULARY)
+    found = [
+        [one.token_ids for one in pipe.generate(prompts, 16, sampling=Sampling(temperature=1.0))] for pipe in pipes
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
+def test_figures_are_those_of_the_budgets(align: str) -> None:
+    """What is cut is not counted as drafted; a right drafter has all that is left accepted."""
+    asked = harness.requests(PROMPTS, [20, 12, 17, 20])
+    feeds, policy = harness.Feeds(), fakes.Uneven(Budget(4))
+    drafter = fakes.always_right(harness.truth(TARGET, asked))
+    pipe = harness.pipeline(
+        TARGET, drafter, align=align, batch_size=3, draft_length=policy, check=True, observers=[feeds]
+    )
+    harness.check(pipe, asked)
+    assert len({tuple(round.report.drafted) for round in feeds.decoding}) > 4
+    if align != "rollback":
+        assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+def test_a_drafter_drafts_no_longer_than_the_row_with_most() -> None:
+    """Where all rows have less than the policy's depth the drafter is asked for less, and for nothing where none has any."""
+    asked = harness.requests(PROMPTS, 20)
+    drafter = fakes.always_right(harness.truth(TARGET, asked))
+    policy = fakes.Uneven(Budget(4))
+    harness.check(harness.pipeline(TARGET, drafter, batch_size=4, draft_length=policy), asked)
+    most = [said.depth if said.depths_B is None else said.depths_B.max() for said in policy.said]
+    assert all(asked <= depth for asked, depth in zip(drafter.proposed, most, strict=True))
+    assert 0 in most
+    assert {*most} == {*drafter.proposed}
+
+
+ROWS_B = np.array([1, 0, 2, 4])
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a list": ({"depths_B": [1, 0, 2, 4]}, r"depths_B as an array of numpy, got \[1, 0, 2, 4\]"),
+    "a tensor": ({"nodes_B": torch.tensor(ROWS_B)}, r"nodes_B as an array of numpy, got a tensor of shape \(4,\)"),
+    "halves": ({"depths_B": ROWS_B / 2}, r"depths_B of whole numbers, got float64"),
+    "a row less": ({"depths_B": ROWS_B[:3]}, r"depths_B of shape \(B,\) = \(4,\), got \(3,\)"),
+    "two columns": ({"nodes_B": np.zeros((4, 2), dtype=int)}, r"nodes_B of shape \(B,\) = \(4,\), got \(4, 2\)"),
+    "less than nothing": ({"depths_B": ROWS_B - 1}, r"depths_B from 0 to its depth of 4, got -1"),
+    "more than the depth": ({"depths_B": ROWS_B + 1}, r"depths_B from 0 to its depth of 4, got 5"),
+    "more than the nodes": ({"nodes_B": ROWS_B + 3}, r"nodes_B from 0 to its nodes of 4, got 5"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_budgets_are_told(fault: str) -> None:
+    """What a policy gives for rows that is no whole number of each, in range, is told in one sentence that names the policy."""
+    given, told = FAULTS[fault]
+
+    class Faulty(Own):
+        def budget(self, batch: Any) -> Budget:
+            return Budget(4, **given)
+
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=Faulty())
+    with pytest.raises(ContractError, match=rf"^draft-length policy .*Faulty: budget\(\) must return {told}$"):
+        harness.decode(pipe, harness.requests(PROMPTS, 8))
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([1, 1, 1, 1], r"counts as an array of numpy, got \[1, 1, 1, 1\]"),
+        (np.ones(4), r"counts of whole numbers, got float64"),
+        (np.ones(3, dtype=int), r"counts of shape \(B,\) = \(4,\), got \(3,\)"),
+        (np.array([0, 1, 5, 0]), r"counts from 0 to N = 4, got 5"),
+    ],
+    ids=str,
+)
+def test_faulty_counts_are_told(counts: Any, told: str) -> None:
+    """Counts that a drafter gives on the host are checked as those on the device are."""
+
+    class Faulty(fakes.ScriptedDrafter):
+        def propose(self, batch: Any, budget: Budget) -> Draft:
+            draft = super().propose(batch, budget)
+            return attrs.evolve(draft, counts=counts) if draft.nodes else draft
+
+    asked = harness.requests(PROMPTS, 8)
+    pipe = harness.pipeline(TARGET, Faulty(harness.truth(TARGET, asked)), batch_size=4, draft_length=4)
+    with pytest.raises(ContractError, match=rf"^drafter .*Faulty: propose\(\) must return {told}$"):
+        harness.decode(pipe, asked)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_counts_of_device_and_host_that_differ_are_told(device: str) -> None:
+    """A drafter that says of nodes that are real that they are not would have them judged without scores."""
+
+    class Faulty(fakes.ScriptedDrafter):
+        def propose(self, batch: Any, budget: Budget) -> Draft:
+            draft = super().propose(batch, budget)
+            if not draft.nodes:
+                return draft
+            counts = np.array([4, 2, 1, 4])
+            return attrs.evolve(draft, counts=counts, counts_B=on_device([4, 2, 3, 0], batch.lengths_B.device))
+
+    asked = harness.requests(PROMPTS, 8)
+    with where.running_on(device):
+        pipe = harness.pipeline(TARGET, Faulty(harness.truth(TARGET, asked)), batch_size=4, draft_length=4)
+        with pytest.raises(
+            ContractError, match=r"Faulty: propose\(\) must return counts_B up to counts, 1 in row 2, got 3$"
+        ):
+            harness.decode(pipe, asked)
+
+
+def test_budgets_are_compared_by_their_numbers() -> None:
+    """Budgets with equal numbers for rows are equal, and can be keys."""
+    one, other = (Budget(3, depths_B=np.array([1, 2])) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != Budget(3)
+    assert one != Budget(3, depths_B=np.array([2, 2]))
+    assert numbers(Budget(4, 9, np.array([1, 2, 3]), np.array([4, 5, 6])).of([0, 2])) == (4, 9, [1, 3], [4, 6])
+    assert Budget(4).of([0, 2]) == Budget(4)
+
+
+def test_the_embedded_pair_takes_any_budgets() -> None:
+    """The pipeline of a user, with a policy of rows of their own, decodes what it decodes without drafts."""
+    prompts = ["import os\n", "def first(items):\n", "x"]
+    drafted = Pipeline(target="tiny", drafter="tiny-draft", draft_length=Own(), device="cpu")
+    plain = Pipeline(target="tiny", drafter="none", device="cpu")
+    found = [[one.token_ids for one in pipe.generate(prompts, 24)] for pipe in (drafted, plain)]
+    assert found[0] == found[1]
+    assert drafted.report.num_accepted_draft_tokens > 0
