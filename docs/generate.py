@@ -105,6 +105,8 @@ def hooks() -> str:
         fenced("specframe.contracts.cache", "Dense"),
         fenced("specframe.contracts.cache", "Paged"),
         fenced("specframe.contracts.roles", "Attend"),
+        "## What constraints are asked about",
+        fenced("specframe.contracts.constraints", "Drafted"),
     ]
     return page("specframe/plugins/hookspecs.py and specframe/contracts/", parts)
 

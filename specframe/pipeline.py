@@ -73,6 +73,7 @@ class Pipeline:
         load_options: a quantisation that target and draft model are loaded with where they are given by name, and options of
             ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
             mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe.models.load_options`.
+        constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object; None: nothing.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -103,6 +104,7 @@ class Pipeline:
         executor: Any = DEFAULTS.executor,
         bitwise: bool = DEFAULTS.bitwise,
         load_options: str | Mapping[str, Any] | None = DEFAULTS.load_options,
+        constraint: Any = DEFAULTS.constraint,
     ) -> None:
         self.recipe = Recipe(
             target=target,
@@ -127,6 +129,7 @@ class Pipeline:
             executor=executor,
             bitwise=bitwise,
             load_options=load_options,
+            constraint=constraint,
         )
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -10,7 +10,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 @torch.inference_mode()
 def reference_decode(
-    model: PreTrainedModel, prompt_ids: list[int], max_new_tokens: int, stop_token_ids: Collection[int] = ()
+    model: PreTrainedModel,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    stop_token_ids: Collection[int] = (),
+    processors: Iterable[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = (),
 ) -> list[int]:
     """Return the target's own greedy continuation of one prompt.
 
@@ -22,6 +26,8 @@ def reference_decode(
         prompt_ids: at least one token id.
         max_new_tokens: most tokens to generate. A stop id or the end of the model's context ends the continuation earlier.
         stop_token_ids: ids that end the continuation. The stop token is part of the result.
+        processors: the logits processors of transformers that scores go through, each called with all tokens so far, (1, L), and
+            the scores, float32 (1, V).
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
     cache = DynamicCache()
@@ -35,7 +41,10 @@ def reference_decode(
             past_key_values=cache,
             use_cache=True,
         ).logits
-        generated.append(int(logits[0, -1].argmax()))
+        scores_1V = logits[:, -1]
+        for processor in processors:
+            scores_1V = processor(torch.tensor([prompt_ids + generated], device=model.device), scores_1V.float())
+        generated.append(int(scores_1V[0].argmax()))
         if generated[-1] in stop_token_ids:
             break
         fed = generated[-1:]

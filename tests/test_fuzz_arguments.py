@@ -182,6 +182,7 @@ PIPELINE: dict[str, Takes] = {
     "executor": strategy("local"),
     "bitwise": lambda v: isinstance(v, bool),
     "load_options": or_none(lambda v: v == "none" if isinstance(v, str) else isinstance(v, dict) and not v),
+    "constraint": or_none(lambda v: False),
 }
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 

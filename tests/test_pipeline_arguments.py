@@ -33,6 +33,7 @@ ROLES = {
     "draft_length": "draft-length policy",
     "attention": "attention backend",
     "executor": "executor",
+    "constraint": "constraint",
 }
 
 
@@ -69,6 +70,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "executor": (None, 5, [], "", ARRAY),
     "bitwise": (1, None, "yes"),
     "load_options": (5, "", "none,x", "coarse", ARRAY, Unreadable(), {1: 2}, {"quantization": []}),
+    "constraint": (5, "", [], {}, ARRAY, Unreadable(), len),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),

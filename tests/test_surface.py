@@ -144,6 +144,7 @@ def test_roles_and_hooks():
         for name in [
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
             *["draft_length_policies", "attention_backends", "observers", "executors", "commands", "checkpoints"],
+            "constraints",
         ]
     ]
 

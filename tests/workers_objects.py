@@ -1,4 +1,4 @@
-"""Processors, criteria and a drafter that go to worker processes, which import this module."""
+"""Processors, criteria, a drafter and a constraint that go to worker processes, which import this module."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from specframe.contracts.constraints import Drafted
 from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
+from specframe.testing.constraints import DigitSum
 
 
 class Raising(LogitsProcessor):
@@ -81,3 +84,38 @@ class Tiring(Twigs):
         if not self.left:
             raise ValueError("planted")
         return super().propose(batch, budget)
+
+
+class Failing(DigitSum):
+    """Raises an error for one request, or in every call of a kind."""
+
+    def __init__(self, member: str, index: int | None = 2) -> None:
+        super().__init__()
+        self._member, self._index = member, index
+
+    def begin(self, request: Request, vocabulary: int, tokenizer: Any) -> Any:
+        """Begin, or fail."""
+        if self._member == "begin" and request.index == self._index:
+            raise RuntimeError("no grammar")
+        return request.index, super().begin(request, vocabulary, tokenizer)
+
+    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
+        """Return masks, or fail."""
+        if self._member == "masks":
+            raise RuntimeError("no grammar")
+        if self._member == "shape":
+            return super().masks([state for _, state in states], drafted)[:, :, :1]
+        found = super().masks([state for _, state in states], drafted)
+        if self._member == "nothing":
+            for row, (index, state) in enumerate(states):
+                if index == self._index and state.total > 6:
+                    found[row] = 0
+        return found
+
+    def advance(self, state: Any, tokens: list[int]) -> Any:
+        """Go on, or fail."""
+        if not isinstance(state, tuple):
+            return super().advance(state, tokens)
+        if self._member == "advance" and state[0] == self._index:
+            raise RuntimeError("no grammar")
+        return state[0], super().advance(state[1], tokens)

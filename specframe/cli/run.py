@@ -14,7 +14,7 @@ import click
 from specframe.cli import jobs
 from specframe.cli.decoding import Decoding, Work
 from specframe.cli.endings import Screen
-from specframe.cli.kinds import File, OneOf, WholeNumber
+from specframe.cli.kinds import File, OneOf, Strategy, WholeNumber
 from specframe.cli.manner import Manner
 from specframe.cli.names import check_names
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
@@ -57,6 +57,12 @@ NO_SETTINGS = ("check", "executor")
     default=DEFAULTS.generation_config,
     show_default=True,
     help="auto: the target's generation config gives the defaults of sampling options; none: it is ignored.",
+)
+@click.option(
+    "--constraint",
+    metavar="C",
+    type=Strategy("constraint"),
+    help="Constraint that all continuations keep to: which tokens may come next.",
 )
 @click.option(
     "--chat", is_flag=True, help="Put texts through the chat template of the target, each as a message of the user."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 import numpy as np
@@ -53,6 +53,9 @@ class Request:
     """Number of most likely tokens with log-probabilities, besides each token's own; None: no log-probabilities at all."""
     speculate: bool = True
     """Whether tokens are drafted for it; without, its row gains the bonus token of every round."""
+    constraint: Any = None
+    """What its tokens have to keep to: a constraint by name, as ``name,key=value``, or a
+    :class:`specframe.contracts.constraints.Constraint`; None: what the run says."""
 
     @property
     def key(self) -> tuple[int, int]:

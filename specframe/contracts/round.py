@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.contracts.constraints import Guide
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 from specframe.devices.kinds import on_device
 
@@ -61,6 +62,8 @@ class Sequence:
     waited: int = 0
     """Rounds since the sequence was last in a batch, which schedulers have to bound."""
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
+    guide: Guide | None = None
+    """Its constraint, from when it is live; None: it has none."""
 
     @property
     def start_ids(self) -> list[int]:
@@ -85,11 +88,12 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence for this reason."""
-        self.state, self.finish_reason = State.FINISHED, reason
+        self.state, self.finish_reason, self.guide = State.FINISHED, reason, None
 
     def wait(self) -> None:
         """Take the row away. The sequence then reads its prompt and its generated tokens again before it decodes on."""
         self.state, self.unread, self.parent, self.forks, self.waited = State.WAITING, 0, None, 0, 0
+        self.guide = None
 
 
 @attrs.frozen(eq=False)

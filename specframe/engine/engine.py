@@ -124,7 +124,9 @@ class Engine:
 
     def _pool(self) -> Pool:
         runner = self._parts.runner
-        return Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
+        pool = Pool([], 0, 0, runner.context, runner.device, clock=self._clock)
+        pool.guide = self._parts.constraints.guide
+        return pool
 
     @property
     def idle(self) -> bool:
@@ -136,9 +138,11 @@ class Engine:
 
         Raises:
             PromptError: it has no tokens, more than the context holds, ids outside of the vocabulary, lengths at which the
-                rotary factors change, or the key of an unfinished request. The other requests are not affected.
+                rotary factors change, a constraint that is not known, or the key of an unfinished request. The other requests
+                are not affected.
         """
         require_ids(request.prompt_ids, self._parts.runner)
+        self._parts.constraints.require(request)
         if why := self._rope.refusal(request):
             raise PromptError(why)
         if self._groups.holds(request.key):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from specframe.contracts.drafts import Check, Numbers, Transfer
+from specframe.engine.guards.constraining import GuardedConstraint
 from specframe.engine.guards.dealing import GuardedExecutor, GuardedScheduler
 from specframe.engine.guards.drafting import GuardedDrafter, GuardedPolicy
 from specframe.engine.guards.guard import Guard
@@ -30,9 +31,10 @@ GUARDS: dict[str, type[Guard]] = {
         GuardedPolicy,
         GuardedExecutor,
         GuardedAttention,
+        GuardedConstraint,
     )
 }
-"""The guard of each role, and that of executors."""
+"""The guard of each role, and those of executors and constraints."""
 
 
 def guard(kind: str, strategy: Any) -> Any:

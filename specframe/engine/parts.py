@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
@@ -33,6 +34,8 @@ class Parts:
     tokenizer: PreTrainedTokenizerBase | None
     composition: Composition
     """The strategies of a run without temperatures."""
+    constraints: Constraints
+    """The constraints that requests name."""
     draft: PreTrainedModel | None = None
     """The draft language model, for drafters that use one."""
     draft_tokenizer: PreTrainedTokenizerBase | None = None
@@ -53,6 +56,8 @@ def composed(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
     """Return target, drafter and draft model of a recipe as :func:`specframe.models.pairs.choose` does, and its strategies."""
     given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
     target, drafter, draft = choose(*given)
+    if recipe.constraint is not None:
+        strategy(registry(), "constraint", recipe.constraint)
     return target, drafter, draft, compose(registry(), recipe, drafter)
 
 
@@ -94,7 +99,8 @@ def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
         for role, one in (("target", model), ("draft", drafting)):
             if one is not None:
                 require_bitwise(one, f"the {role} ({type(one).__name__})")
-    parts = Parts(runner, tokenizer, use, drafting)
+    constraints = Constraints(recipe.constraint, runner.vocabulary, tokenizer)
+    parts = Parts(runner, tokenizer, use, constraints, drafting)
     if drafting is not None:
         parts.draft_tokenizer = loading.load_tokenizer(draft)
         _fit_drafter(parts, drafter)

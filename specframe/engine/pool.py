@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import numpy as np
 import torch
 
+from specframe.contracts.constraints import Guide
 from specframe.contracts.drafts import RoundReport, Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.requests import FinishReason, Request
@@ -17,6 +18,7 @@ from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
 from specframe.engine.gains import gains
 from specframe.engine.waiting import Key, Queue
+from specframe.text.constraints import NONE_ALLOWED
 
 
 class Pool:
@@ -48,6 +50,8 @@ class Pool:
         self.live: list[Sequence] = []
         self.reserve: Callable[[Sequence, int], int] = lambda sequence, tokens: 0
         """Told of a sequence that is given a row, and of its number of tokens; returns how many of the first are cached already."""
+        self.guide: Callable[[Request], Guide | None] = lambda request: None
+        """Returns the guide of a request that is given a row; None: it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
         self.draining = False
         """Whether no request is made live: those that are live are decoded to their end."""
@@ -189,6 +193,7 @@ class Pool:
                 sequence.parent.forks += 1
             else:
                 reading.append(sequence)
+            sequence.guide = self.guide(sequence.request)
             self.live.append(sequence)
         return reading
 
@@ -343,6 +348,8 @@ class Pool:
 
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
+        if reason == "error" and sequence.guide:
+            sequence.error = sequence.error or NONE_ALLOWED
         sequence.finish(reason)
         sequence.token_ids = self._tokens[self._batch_rows][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]

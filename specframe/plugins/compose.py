@@ -38,8 +38,9 @@ OPTIONS: Mapping[str, str] = {
     "draft-length policy": "draft_length",
     "executor": "executor",
     "attention backend": "attention",
+    "constraint": "constraint",
 }
-"""The option of each role."""
+"""The option of each role, and of other kinds that have one."""
 
 FIELDS: Mapping[str, str] = {
     "drafter": "drafter",

@@ -185,6 +185,18 @@ def specframe_register_executors(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_constraints(register: Register) -> None:
+    """Offer constraints: they decide which tokens may come next.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.constraints.Constraint`.
+    Must: give the same masks for the same tokens, whatever the batch and the draft; allow a token after all tokens that it has
+    allowed; give a mask also after draft tokens that it has not.
+    Must not: change a state in ``masks``; keep anything of a sequence outside of its state.
+    """
+
+
+@hookspec
 def specframe_register_commands(register: Register) -> None:
     """Offer subcommands of the ``specframe`` command.
 

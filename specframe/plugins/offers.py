@@ -29,6 +29,7 @@ OTHERS: Mapping[str, str] = {
     "executor": "specframe_register_executors",
     "command": "specframe_register_commands",
     "checkpoint": "specframe_register_checkpoints",
+    "constraint": "specframe_register_constraints",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
 

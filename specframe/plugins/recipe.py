@@ -66,6 +66,7 @@ class Recipe:
     executor: Any = "auto"
     bitwise: bool = False
     load_options: Any = None
+    constraint: Any = None
 
     def checked(self) -> Recipe:
         """Return the recipe after checking every option that is no strategy, model or device.

@@ -16,6 +16,7 @@ from specframe.contracts.drafts import Draft
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.text.constraints import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
 from specframe.values import MOST_SAMPLES, flag, number, whole, whole_within
@@ -160,21 +161,36 @@ class Sampling:
 
 
 def shape(
-    batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
+    batch: Batch,
+    drafted_BN: torch.Tensor,
+    logits_BTV: torch.Tensor,
+    parents_BN: torch.Tensor | None = None,
+    strict: bool = False,
 ) -> torch.Tensor:
-    """Return logits shaped by each row's plan; float32 if any row has processors.
+    """Return logits shaped by each row's constraint, and then by its plan; float32 if any row has either.
 
     Args:
         batch: the rows.
         drafted_BN: the N draft tokens of each row.
         logits_BTV: logits of the last T positions, T at most N + 1. In a chain, the last position follows all of ``drafted_BN``.
         parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
+        strict: whether no token can be chosen where a constraint allows none, as it is for the target. Where drafts are chosen,
+            such a position keeps its scores: whatever is drafted there is rejected.
     """
+    if unshaped(batch):
+        return logits_BTV
+    scores_BTV = logits_BTV.float().clone(memory_format=torch.contiguous_format)
+    constrain(batch, drafted_BN, scores_BTV, parents_BN, strict)
     plans = [sequence.request.plan for sequence in batch.sequences]
     if not any(plan.processors for plan in plans):
-        return logits_BTV
-    prefixes = Prefixes(batch, [plan.lead for plan in plans], drafted_BN, logits_BTV.shape[1], parents_BN)
-    return process(plans, prefixes, logits_BTV.float().clone(memory_format=torch.contiguous_format))
+        return scores_BTV
+    prefixes = Prefixes(batch, [plan.lead for plan in plans], drafted_BN, scores_BTV.shape[1], parents_BN)
+    return process(plans, prefixes, scores_BTV)
+
+
+def unshaped(batch: Batch) -> bool:
+    """Return whether :func:`shape` leaves the logits of all rows as they are."""
+    return not any(sequence.request.plan.processors or sequence.guide for sequence in batch.sequences)
 
 
 def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:

@@ -110,6 +110,7 @@ class DealingEngine:
         """Take a request; raise :class:`PromptError` where it cannot be decoded."""
         runner = self._parts.runner
         require_ids(request.prompt_ids, runner)
+        self._parts.constraints.require(request)
         if why := runner.rope.refusal(request):
             raise PromptError(why)
         if request.key in self._keys:

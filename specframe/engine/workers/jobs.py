@@ -44,7 +44,7 @@ class Job:
         """Return the sequence at its end."""
         self.sequence.finish(ended.reason)
         self.sequence.token_ids, self.sequence.metrics = ended.token_ids, ended.metrics
-        self.sequence.logprobs = ended.logprobs
+        self.sequence.logprobs, self.sequence.error = ended.logprobs, ended.error
         return self.sequence
 
     def fail(self, error: str) -> Sequence:

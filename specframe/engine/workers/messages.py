@@ -67,6 +67,8 @@ class Ended:
     token_ids: list[int]
     metrics: SequenceMetrics
     logprobs: Logprobs | None
+    error: str | None = None
+    """Why it could not be decoded, where more is known than its reason tells."""
 
 
 @attrs.frozen(eq=False)

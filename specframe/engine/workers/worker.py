@@ -211,7 +211,7 @@ class Worker:
         self._forget(ticket)
         assert sequence.finish_reason is not None
         told = self._logprobs.take(sequence) if asked else None
-        return m.Ended(ticket, sequence.finish_reason, sequence.token_ids, sequence.metrics, told)
+        return m.Ended(ticket, sequence.finish_reason, sequence.token_ids, sequence.metrics, told, sequence.error)
 
 
 def placed(recipe: Recipe, number: int) -> Recipe:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from specframe.testing.conformance.acceptance import AcceptanceRuleSuite
 from specframe.testing.conformance.alignment import AlignmentSuite
 from specframe.testing.conformance.attention import AttentionBackendSuite
+from specframe.testing.conformance.constraint import ConstraintSuite
 from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
 from specframe.testing.conformance.executor import ExecutorSuite
@@ -28,6 +29,7 @@ __all__ = [
     "AcceptanceRuleSuite",
     "AlignmentSuite",
     "AttentionBackendSuite",
+    "ConstraintSuite",
     "DecodingSuite",
     "DraftLengthPolicySuite",
     "DrafterSuite",

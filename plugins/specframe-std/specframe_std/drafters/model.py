@@ -12,7 +12,7 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
-from specframe.text.sampling import shape, sharpen
+from specframe.text.sampling import shape, sharpen, unshaped
 from specframe_std.drafters.speculating import Speculating, places, spread
 from specframe_std.trees.asked import Trees
 from specframe_std.trees.growing import Frontier
@@ -173,7 +173,7 @@ class ModelDrafter:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""
         if self._logits or self._samples:
             return False
-        return not any(one.request.plan.processors for one in batch.sequences)
+        return unshaped(batch)
 
     def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
         return self._rule.choose(batch, offset, logits_B1V[:, 0, : self._vocabulary])[:, None]

@@ -1,0 +1,511 @@
+"""What is decoded with a constraint is what reference decoding gives with the same constraint as a logits processor."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_std.verifiers.chain import ChainVerifier
+from workers_objects import Failing
+
+from specframe import Pipeline, Sampling
+from specframe.cli import cli
+from specframe.contracts.constraints import Drafted, packed
+from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Request, Result
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.engine.guard import guard
+from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
+from specframe.observe.watch import Watcher
+from specframe.plugins.registry import add_entry, registry
+from specframe.reference import reference_decode
+from specframe.testing import fakes, harness, zoo
+from specframe.testing.conformance import ConstraintSuite
+from specframe.testing.constraints import DigitSum, Even, OneByOne
+from specframe.text.constraints import NONE_ALLOWED, unpacked
+
+SIZE, EOS = 61, 0
+TARGET = fakes.fake_target(SIZE)
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts((3, 1, 12, 7, 7, 20, 2), SIZE, seed=8)
+NEW, STOPS = 14, frozenset({EOS, 9})
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def forbid(scores: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    """Return scores in which these ids have none."""
+    scores = scores.clone()
+    scores[:, ids] = float("-inf")
+    return scores
+
+
+def even(prompt: int) -> Processor:
+    """Return what :class:`Even` does, written as a processor."""
+    return lambda ids, scores: forbid(scores, [one for one in range(1, scores.shape[1], 2) if one not in STOPS])
+
+
+def digit_sum(prompt: int) -> Processor:
+    """Return what :class:`DigitSum` does, written as a processor of a row with a prompt of so many tokens."""
+
+    def call(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        digits = [token % 5 for token in ids[0, prompt:].tolist()]
+        last, ends = (digits or [0])[-1], sum(digits) % 3 == 0
+        return forbid(
+            scores, [one for one in range(scores.shape[1]) if (not ends if one in STOPS else one % 5 == last)]
+        )
+
+    return call
+
+
+CONSTRAINTS: dict[str, tuple[Callable[[], Any], Callable[[int], Processor]]] = {
+    "even": (Even, even),
+    "digit-sum": (DigitSum, digit_sum),
+}
+
+
+@functools.cache
+def expected(name: str, new: int = NEW) -> list[list[int]]:
+    """Return the reference decoder's tokens under a constraint."""
+    make = CONSTRAINTS[name][1]
+    return [reference_decode(TARGET, prompt, new, STOPS, [make(len(prompt))]) for prompt in PROMPTS]
+
+
+def asked(constraint: Any, new: int = NEW) -> list[Request]:
+    """Return a request for each prompt with a constraint."""
+    return [Request(index, prompt, new, STOPS, constraint=constraint) for index, prompt in enumerate(PROMPTS)]
+
+
+def tokens(results: list[Result]) -> list[list[int]]:
+    """Return the tokens of results, none of which may have failed."""
+    assert [result.error for result in results] == [None] * len(results)
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_the_fakes_constrain(name: str) -> None:
+    """Reference decoding gives other tokens with the fakes than without, and every kind of end comes up."""
+    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
+    assert all(one != other for one, other in zip(expected(name), free, strict=True))
+    assert {one[-1] in STOPS for one in expected(name, 60)} == {True, False} or name == "even"
+    for prompt in PROMPTS:
+        request = Request(0, prompt, NEW, STOPS)
+        own = OneByOne(CONSTRAINTS[name][0](), request, SIZE)
+        assert reference_decode(TARGET, prompt, NEW, STOPS, [own]) == expected(name)[PROMPTS.index(prompt)]
+
+
+class TestEven(ConstraintSuite):
+    def make(self) -> Even:
+        return Even()
+
+
+class TestDigitSum(ConstraintSuite):
+    def make(self) -> DigitSum:
+        return DigitSum()
+
+
+DRAFTERS = ("none", "model", "model,tree=static", "model,tree=dynamic", "prompt-lookup", "scripted", "tree")
+
+
+def drafter_of(name: str) -> Any:
+    """Return a drafter: scripted ones propose what the target would say without a constraint."""
+    scripts = {"scripted": fakes.ScriptedDrafter, "tree": fakes.ScriptedTree}
+    return scripts[name](harness.truth(TARGET, asked(None))) if name in scripts else name
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_equals_reference(name: str, drafter: str, align: str) -> None:
+    """Greedy tokens are the reference decoder's, over chains, trees, drafts that are not allowed, alignments and batch sizes."""
+    for batch_size in (1, 3, 8):
+        options = {"drafter": drafter_of(drafter), "align": align, "batch_size": batch_size, "draft_length": 3}
+        if align == "eqspec" and drafter in ("model,tree=static", "model,tree=dynamic", "tree"):
+            options["kv"] = "slab"
+        pipe = harness.pipeline(TARGET, DRAFT, **options)
+        assert tokens(harness.decode(pipe, asked(CONSTRAINTS[name][0]()))) == expected(name)
+
+
+@pytest.mark.parametrize("schedule", ["continuous,piece=4", "same-length,window=4"])
+def test_prompts_in_pieces_and_rows_that_change_places(schedule: str) -> None:
+    """Rows that come, go and change places each keep their own state."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=3, schedule=schedule, check=True)
+    assert tokens(harness.decode(pipe, asked(DigitSum()))) == expected("digit-sum")
+
+
+def test_rows_with_other_constraints() -> None:
+    """In one batch rows have one constraint, another one or none, and each gets its own tokens."""
+    given: list[Any] = [Even(), DigitSum(), None]
+    requests = [Request(i, prompt, NEW, STOPS, constraint=given[i % 3]) for i, prompt in enumerate(PROMPTS)]
+    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
+    wanted = [(expected("even"), expected("digit-sum"), free)[i % 3][i] for i in range(len(PROMPTS))]
+    for drafter in ("model", "model,tree=dynamic"):
+        pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=8, draft_length=3)
+        assert tokens(harness.decode(pipe, requests)) == wanted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS[:5])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_sampling_equals_plain_decoding(name: str, drafter: str) -> None:
+    """With shared noise every drafter, tree and batch size gives the tokens of one row at a time with a processor."""
+    make, processor = CONSTRAINTS[name]
+    how = {"temperature": 1.3, "repetition_penalty": 1.1}
+    soft = zoo_pair()[0]
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in PROMPTS[:4]]
+
+    def ids(pipe: Pipeline, sampling: Any) -> list[list[int]]:
+        pipe.requests._stops = STOPS
+        return tokens([*pipe.generate(prompts, 9, sampling=sampling)])
+
+    plain = harness.pipeline(soft, None, accept="gumbel", batch_size=1, seed=3)
+    own = [Sampling(**how, processors=(processor(len(prompt)),)) for prompt in prompts]
+    wanted = ids(plain, own)
+    assert wanted != ids(plain, Sampling(**how))
+    for batch_size in (1, 3, 8):
+        options = {"drafter": drafter, "accept": "gumbel", "batch_size": batch_size, "draft_length": 3, "seed": 3}
+        assert ids(harness.pipeline(*zoo_pair(), **options, constraint=make()), Sampling(**how)) == wanted
+
+
+@functools.cache
+def zoo_pair() -> tuple[Any, Any]:
+    """Return a real target, whose distributions are no point masses, and a draft."""
+    target = zoo.build("llama")
+    return target, zoo.good_draft(target)
+
+
+RULES = [
+    *[
+        ("rejection", "model"),
+        ("block", "model"),
+        ("rejection", "model,tree=static"),
+        ("traversal", "model,tree=static"),
+    ],
+    *[("rejection", "prompt-lookup"), ("block", "prompt-lookup"), ("traversal", "prompt-lookup")],
+]
+
+
+@pytest.mark.parametrize(("accept", "drafter"), RULES)
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
+    """Rules that compare distributions draw as with the same constraint as a processor, and only what is allowed."""
+    make, processor = CONSTRAINTS[name]
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in PROMPTS[:4]]
+
+    def ids(sampling: Any, **options: Any) -> list[list[int]]:
+        pipe = harness.pipeline(
+            *zoo_pair(), drafter=drafter, accept=accept, batch_size=4, draft_length=3, seed=5, **options
+        )
+        pipe.requests._stops = STOPS
+        return tokens([*pipe.generate(prompts, 9, sampling=sampling)])
+
+    own = [Sampling(temperature=1.1, processors=(processor(len(prompt)),)) for prompt in prompts]
+    assert ids(Sampling(temperature=1.1), constraint=make()) == ids(own)
+
+
+def test_samples_start_anew() -> None:
+    """Each sample of a prompt has a state of its own, which begins after the prompt."""
+
+    def ids(sampling: Sampling, **options: Any) -> list[list[int]]:
+        pipe = harness.pipeline(*zoo_pair(), accept="gumbel", draft_length=3, seed=1, **options)
+        pipe.requests._stops = STOPS
+        return tokens([*pipe.generate([[4, 5, 6]], 12, sampling=sampling)])
+
+    how = {"temperature": 1.4, "samples": 5}
+    together = ids(Sampling(**how), batch_size=4, constraint=DigitSum())
+    assert together == ids(Sampling(**how, processors=(digit_sum(3),)), batch_size=1, drafter=None)
+    assert len({tuple(one) for one in together}) > 1
+
+
+class Drafts(Watcher):
+    """Collects the draft tokens that rows were judged by."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def round(self, report: RoundReport) -> None:
+        """Note the tokens."""
+        self.seen += report.draft.tokens_BN.flatten().tolist()
+
+
+@pytest.mark.parametrize("drafter", ["model", "model,tree=static"])
+def test_drafts_are_allowed_by_construction(drafter: str) -> None:
+    """Drafters that choose from logits propose nothing that the constraint forbids."""
+    for constraint, right in ((Even(), True), (None, False)):
+        seen = Drafts()
+        pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=3, draft_length=3, observers=[seen])
+        harness.decode(pipe, asked(constraint))
+        assert seen.seen
+        assert all(token % 2 == 0 or token in STOPS for token in seen.seen) == right
+
+
+class High(Even):
+    """Allows ids that a draft model of 60 ids does not have."""
+
+    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
+        """Return one mask for all places."""
+        allowed = np.arange(states[0].size) >= 70
+        return packed(np.broadcast_to(allowed, (len(states), drafted.count, len(allowed))))
+
+
+def test_a_drafter_that_knows_nothing_that_is_allowed() -> None:
+    """Where a draft model has none of the allowed ids, its tokens are rejected, and its logits stay a distribution."""
+    target = zoo_pair()[0]
+    draft = zoo.build("llama", seed=3, num_hidden_layers=1, vocab_size=60)
+    for accept in ("rejection", "block"):
+        pipe = harness.pipeline(target, draft, accept=accept, batch_size=3, draft_length=3, constraint=High())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results = [*pipe.generate([[4, 5], [6], [7, 8, 9]], 9, sampling=Sampling(temperature=1.0))]
+        assert all(token >= 70 for one in tokens(results) for token in one)
+        assert pipe.report.num_accepted_draft_tokens == 0 < pipe.report.num_draft_tokens
+
+
+class Counting(DigitSum):
+    """Counts its calls, and notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.shapes: list[tuple[int, int]] = []
+        self.advanced: list[int] = []
+
+    def begin(self, request: Request, vocabulary: int, tokenizer: Any) -> Any:
+        """Count."""
+        self.calls["begin"] += 1
+        return super().begin(request, vocabulary, tokenizer)
+
+    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
+        """Count."""
+        self.calls["masks"] += 1
+        self.shapes.append((len(states), drafted.count))
+        return super().masks(states, drafted)
+
+    def advance(self, state: Any, tokens: list[int]) -> Any:
+        """Note how many tokens stand; the walks of masks are none of them."""
+        return super().advance(state, tokens)
+
+
+def test_masks_are_asked_for_once_a_round() -> None:
+    """One call has all rows and nodes; a drafter's steps have one each, for the one place that comes next."""
+    counting, feeds = Counting(), harness.Feeds()
+    pipe = harness.pipeline(TARGET, None, batch_size=8, observers=[feeds])
+    harness.decode(pipe, asked(counting))
+    assert counting.calls["masks"] == len(feeds.rounds)
+    assert counting.shapes == [(len(round.report.sequences), 1) for round in feeds.rounds]
+    counting, feeds = Counting(), harness.Feeds()
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=8, draft_length=3, observers=[feeds])
+    harness.decode(pipe, asked(counting, 9))
+    rows = [len(round.report.sequences) for round in feeds.rounds]
+    assert counting.shapes[:5] == [(rows[0], 1), *[(rows[1], 1)] * 3, (rows[1], 4)]
+    assert counting.calls["begin"] == len(PROMPTS)
+
+
+class Cramped(ChainVerifier):
+    """Runs out of memory in the third round of more than two rows."""
+
+    rounds = 0
+
+    def score(self, batch: Any, draft: Any) -> Any:
+        """Score, or fail."""
+        self.rounds += len(batch) > 2
+        if self.rounds == 3:
+            self.rounds += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().score(batch, draft)
+
+
+def test_rows_that_are_put_back_begin_again() -> None:
+    """After a lack of memory states are made again from the tokens, and the tokens are the same."""
+    counting = Counting()
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3, verify=Cramped())
+    with pytest.warns(RuntimeWarning, match="memory ran out"):
+        results = harness.decode(pipe, asked(counting))
+    assert tokens(results) == expected("digit-sum")
+    assert counting.calls["begin"] > len(PROMPTS)
+
+
+def test_a_lack_of_memory_inside_of_masks_is_one_of_the_round() -> None:
+    """Memory that runs out in a constraint's call halves the batch, and no row ends with an error."""
+
+    class Large(DigitSum):
+        calls = 0
+
+        def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 5:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().masks(states, drafted)
+
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=4, draft_length=3)
+    with pytest.warns(RuntimeWarning, match="memory ran out"):
+        assert tokens(harness.decode(pipe, asked(Large()))) == expected("digit-sum")
+
+
+def open_engine(pipe: Pipeline) -> Engine:
+    """Return an engine of a pipeline."""
+    engine: Any = pipe.executor.open(pipe.recipe, pipe.parts, [], HandClock())
+    return engine
+
+
+def test_an_aborted_row_leaves_the_others_as_they_are() -> None:
+    """Requests that come and go between rounds have states of their own, and one that is asked for again begins anew."""
+    engine = open_engine(harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=2))
+    constraint, ended = DigitSum(), dict[int, list[int]]()
+    for request in asked(constraint, 40):
+        engine.add(request)
+    rounds = 0
+    while not engine.idle:
+        report = engine.step()
+        rounds += 1
+        if rounds == 2:
+            gone = engine.abort((2, 0))
+            assert gone is not None
+            assert (len(gone.token_ids) > 0, gone.guide) == (True, None)
+            engine.add(asked(constraint, 40)[2])
+        ended |= {one.request.index: one.token_ids for one in (report.finished if report else ())}
+    engine.close()
+    assert [ended[index] for index in range(len(PROMPTS))] == expected("digit-sum", 40)
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "prompt-lookup", "model,tree=static"])
+@pytest.mark.parametrize("member", ["begin", "advance", "nothing"])
+def test_an_error_ends_its_own_row(member: str, drafter: str) -> None:
+    """The row that a call was made for ends with the error and the tokens it has; the others get theirs."""
+    pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=4, draft_length=3)
+    results = harness.decode(pipe, asked(Failing(member)))
+    failed = results.pop(2)
+    assert failed.finish_reason == "error"
+    assert [result.token_ids for result in results] == [one for i, one in enumerate(expected("digit-sum")) if i != 2]
+    assert failed.token_ids == expected("digit-sum")[2][: len(failed.token_ids)]
+    if member == "nothing":
+        assert failed.error == NONE_ALLOWED
+        assert failed.token_ids
+    else:
+        assert str(failed.error).startswith(f"constraint Failing: {member}() raised RuntimeError: no grammar, at ")
+    assert (len(failed.token_ids) == 0) == (member == "begin")
+
+
+FAULTS = {
+    "masks": r"masks\(\) raised RuntimeError: no grammar",
+    "shape": r"masks\(\) must return masks of shape \(B, T, ceil\(V / 32\)\) = \(\d, 1, 2\), got \(\d, 1, 1\)$",
+}
+
+
+@pytest.mark.parametrize(("member", "why"), FAULTS.items())
+def test_an_error_for_all_rows_ends_those_with_the_constraint(member: str, why: str) -> None:
+    """Rows with another constraint, or none, go on beside those of one whose masks are wrong."""
+    given: list[Any] = [Failing(member), DigitSum(), None]
+    requests = [Request(i, prompt, NEW, STOPS, constraint=given[i % 3]) for i, prompt in enumerate(PROMPTS)]
+    results = harness.decode(harness.pipeline(TARGET, DRAFT, batch_size=8, draft_length=3), requests)
+    free = [reference_decode(TARGET, prompt, NEW, STOPS) for prompt in PROMPTS]
+    for index, result in enumerate(results):
+        if index % 3 == 0:
+            assert result.finish_reason == "error"
+            with pytest.raises(ContractError, match=f"^constraint Failing: {why}"):
+                raise ContractError(result.error)
+        else:
+            assert result.token_ids == (expected("digit-sum"), free)[index % 3 - 1][index]
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "list": ([[1]], r"masks as a tensor, got \[\[1\]\]"),
+    "dtype": (torch.zeros(2, 1, 2), r"masks of 32 bits a number, torch.int32, got torch.float32"),
+    "rows": (torch.zeros(1, 1, 2, dtype=torch.int32), r"masks of shape .* = \(2, 1, 2\), got \(1, 1, 2\)"),
+    "width": (torch.zeros(2, 1, SIZE, dtype=torch.int32), r"masks of shape .* = \(2, 1, 2\), got \(2, 1, 61\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_masks_are_refused(name: str) -> None:
+    """The sentence names the constraint, what its masks have to be and what was got."""
+    given, why = WRONG[name]
+
+    class Wrong(Even):
+        def masks(self, states: Any, drafted: Drafted) -> Any:
+            return given
+
+    guarded = guard("constraint", Wrong())
+    states = [guarded.begin(request, SIZE, None) for request in asked(None)[:2]]
+    nothing = np.zeros((2, 0), dtype=np.int64)
+    with pytest.raises(ContractError, match=rf"^constraint .*Wrong.*: masks\(\) must return {why}$"):
+        guarded.masks(states, Drafted(nothing, nothing, 1))
+
+
+def test_masks_are_bits_in_ascending_order() -> None:
+    """Token id i is bit i % 32 of number i // 32, whatever the number of ids."""
+    for size in (1, 31, 32, 33, 61, 64, 100):
+        allowed = np.random.default_rng(size).random((3, 2, size)) < 0.5
+        bits = packed(allowed)
+        assert bits.shape == (3, 2, -(-size // 32))
+        assert bits.dtype == torch.int32
+        again = [[[bool(int(row[i // 32]) >> (i % 32) & 1) for i in range(size)] for row in place] for place in bits]
+        assert again == allowed.tolist()
+        assert unpacked(bits, torch.device("cpu"))[..., :size].tolist() == allowed.tolist()
+        assert not unpacked(bits, torch.device("cpu"))[..., size:].any()
+
+
+@pytest.fixture
+def known() -> Any:
+    """Register the fakes for one test."""
+    found = registry()
+    for name, factory in (("even", Even), ("digit-sum", DigitSum)):
+        add_entry(found, "test-kit", "constraint", name, factory)
+    yield found
+    del found.entries["constraint"]
+
+
+def test_by_name(known: Any) -> None:
+    """A pipeline's constraint holds for requests that name none, options follow the name, and objects do as well."""
+    for given in ("digit-sum", "digit-sum,base=5,every=3", DigitSum()):
+        pipe = harness.pipeline(TARGET, DRAFT, constraint=given, batch_size=3, draft_length=3)
+        assert tokens(harness.decode(pipe, asked(None))) == expected("digit-sum")
+    assert tokens(harness.decode(pipe, asked("even"))) == expected("even")
+    with pytest.raises(UnknownNameError, match=r"^unknown constraint 'evan': expected .*; did you mean 'even'\?$"):
+        harness.pipeline(TARGET, DRAFT, constraint="evan")
+    with pytest.raises(OptionError, match=r"^constraint 'even' has no option 'odd': it takes none$"):
+        harness.pipeline(TARGET, DRAFT, constraint="even,odd=1")
+    with pytest.raises(
+        OptionError, match=r"^constraint: expected a name or an object with advance, begin, masks, got 5"
+    ):
+        harness.pipeline(TARGET, DRAFT, constraint=5)
+    engine = open_engine(pipe)
+    with pytest.raises(PromptError, match=r"^unknown constraint 'evan'"):
+        engine.add(asked("evan")[0])
+    with pytest.raises(PromptError, match="without masks"):
+        engine.add(asked(type("Half", (), {"begin": len, "advance": len})())[0])
+    assert engine.idle
+
+
+def test_on_the_command_line(known: Any) -> None:
+    """`specframe run --constraint NAME` decodes with it, and refuses a name that nothing has."""
+    options = ["run", "--max-new-tokens", "8", "--output", "-", "--quiet", "import os\n"]
+    done = CliRunner().invoke(cli, [*options, "--constraint", "even"])
+    assert done.exit_code == 0, done.output
+    pipe = Pipeline(constraint=Even())
+    (result,) = pipe.generate(["import os\n"], 8)
+    stops = pipe.requests._stops
+    assert all(token % 2 == 0 or token in stops for token in result.token_ids)
+    assert str(result.token_ids) in done.output or f'"text": "{result.text}"' in done.output
+    wrong = CliRunner().invoke(cli, [*options, "--constraint", "evan"])
+    assert wrong.exit_code == 2
+    assert "--constraint: unknown constraint 'evan'" in wrong.output
+
+
+def test_workers_decode_with_constraints() -> None:
+    """Worker processes keep states of their own, and the error of a row comes back with its sentence."""
+    pipe = harness.pipeline(
+        TARGET, DRAFT, batch_size=2, draft_length=3, executor="local,workers=2", constraint=DigitSum()
+    )
+    assert tokens(harness.decode(pipe, asked(None))) == expected("digit-sum")
+    results = harness.decode(pipe, asked(Failing("advance")))
+    failed = results.pop(2)
+    assert "advance() raised RuntimeError: no grammar" in str(failed.error)
+    assert [result.token_ids for result in results] == [one for i, one in enumerate(expected("digit-sum")) if i != 2]
