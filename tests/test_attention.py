@@ -349,6 +349,22 @@ def test_models_that_attend_by_the_interface_are_told_by_their_code(
     assert by_interface(model) is by
 
 
+@pytest.mark.parametrize("lengths", [(6,), (6, 6, 6), (6, 2, 11)], ids=["one row", "even rows", "uneven rows"])
+def test_recorded_drafts_are_the_drafts(lengths: tuple[int, ...]) -> None:
+    """As much of recorded drafts stands as of others: a recording made at one length drafts rightly at all that follow."""
+    target = zoo.build("qwen3")
+    counts = []
+    for kind in ("on", "off"):
+        pipe = harness.pipeline(
+            target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs=kind, attention="masked"
+        )
+        asked = harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), 40)
+        found = harness.decode(pipe, asked)
+        harness.assert_exact(target, asked, found)
+        counts.append([one.metrics for one in found])
+    assert counts[0] == counts[1]
+
+
 def test_drafts_that_are_sampled_are_not_recorded_as_one() -> None:
     """What processors and other rules look at is not the same from round to round."""
     target = zoo.build("qwen3")

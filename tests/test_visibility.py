@@ -108,10 +108,11 @@ def test_rows_that_are_even(rows: int, width: int, slots: int, window: int | Non
     """What tokens of even rows see follows from their number and that of the slots, and is what the rule says."""
     key_order_1S = torch.arange(slots)[None]
     order_BT = key_order_1S[:, -width:].repeat(rows, 1)
-    placement = Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=(order_BT, key_order_1S))
+    placement = Placement(order_BT, order_BT, order_BT, key_order_1S, even_of=(order_BT, order_BT, key_order_1S))
     assert placement.even
     other = attrs.evolve(placement, key_order_BS=key_order_1S.clone())
     assert not other.even
+    assert not attrs.evolve(placement, slots_BT=order_BT.clone()).even
     wanted = masks(other, [window], torch.float32)[window]
     found = masks(placement, [window], torch.float32)[window]
     torch.testing.assert_close(found, wanted.expand(rows, -1, -1, -1), atol=0, rtol=0)

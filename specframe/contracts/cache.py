@@ -37,20 +37,20 @@ class Placement:
     sees_BTT: torch.Tensor | None = None
     """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
 
-    even_of: tuple[torch.Tensor, torch.Tensor] | None = None
-    """The ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
+    even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
 
     @property
     def even(self) -> bool:
-        """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to be the last of S.
+        """Whether slot s of every row is known to hold the token of order s, and the T tokens fed to take the last of S slots.
 
         It is known on the host. What the tokens see follows from T and S alone. A placement that was made from an even one, with
-        other orders, is not even.
+        other orders or slots, is not even.
         """
         if self.even_of is None or self.sees_BTT is not None:
             return False
-        order_BT, key_order_BS = self.even_of
-        return order_BT is self.order_BT and key_order_BS is self.key_order_BS
+        slots_BT, order_BT, key_order_BS = self.even_of
+        return slots_BT is self.slots_BT and order_BT is self.order_BT and key_order_BS is self.key_order_BS
 
     def visible(
         self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: int | None = None

@@ -272,7 +272,7 @@ class RecordedChain:
         def prepare() -> tuple[ChainBuffers, Callable[[], Outputs]]:
             buffers = ChainBuffers.of(batch, width, rows, extent)
             buffers.fill(batch, ids_BT)
-            return buffers, lambda: (self._run(buffers.batch, buffers.ids_RT, count, choose, buffers.live_R1),)
+            return buffers, lambda: (self._run(buffers.batch, buffers.ids_RT, count, choose, buffers),)
 
         found = None
         if width <= min(LONGEST, int(batch.lengths.min())):
@@ -284,16 +284,22 @@ class RecordedChain:
         return recording.replay(len(batch))[0]
 
     def _run(
-        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, live_B1: torch.Tensor | None = None
+        self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, buffers: ChainBuffers | None = None
     ) -> torch.Tensor:
         def step(block: Block) -> torch.Tensor:
             placement = self._layout.place(batch, block)
-            if live_B1 is not None:  # the other rows may be those of sequences that are not in the batch
-                slots_BT = placement.slots_BT.where(live_B1, self._slots - 1)
-                placement = attrs.evolve(placement, slots_BT=slots_BT)
+            if buffers is not None:
+                placement = self._still(placement, buffers)
             return self._forward(block, placement, 1).logits_BTV
 
         return chain(step, batch, ids_BT, count, choose)
+
+    def _still(self, placement: Placement, buffers: ChainBuffers) -> Placement:
+        """Return a placement for every replay: lengths are known on the device alone, and rows that are not live write nothing."""
+        slots_BT, live_R1 = placement.slots_BT, buffers.live_R1
+        if live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
+            slots_BT = slots_BT.where(live_R1, self._slots - 1)
+        return attrs.evolve(placement, slots_BT=slots_BT, even_of=None)
 
 
 def chain(

@@ -57,7 +57,7 @@ class RaggedLayout:
         if padded:
             slots_BT = order_BT.where(order_BT >= 0, self._spare)
         used_B = (batch.lengths_B + block.end).clamp(min=0).int()
-        even_of = (order_BT, key_order_1S) if shortest == batch.longest and not padded else None
+        even_of = (slots_BT, order_BT, key_order_1S) if shortest == batch.longest and not padded else None
         return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B, even_of=even_of)
 
     def settle(self, batch: Batch, kept: Kept) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import attrs
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
@@ -22,18 +21,18 @@ class Slab:
         return SlabStore(shapes, rows, capacity + 1, device)
 
 
-class Layer(NamedTuple):
-    """The keys, or the values, of one layer: two views of one block, made once, since every forward needs both."""
+@attrs.define(eq=False)
+class Part:
+    """The keys, or the values, of one layer: views of one block, made once for all layers of a forward."""
 
     flat: torch.Tensor
     """Slot by slot, those of all rows after each other, (rows * slots, H, D)."""
-    by_head: torch.Tensor
-    """(rows, H, slots, D)."""
     device: torch.device
-    """That of both, since asking a tensor for it makes a new object."""
-
-
-NO_LAYER = Layer(torch.empty(0), torch.empty(0), torch.device("cpu"))
+    """That of the views, since asking a tensor for it makes a new object."""
+    seen: torch.Tensor
+    """The slots that the forward attends to, (B, H, S, D)."""
+    fresh: torch.Tensor | None = None
+    """The last T of these slots, (B, H, T, D), where the forward writes them; None: it writes others."""
 
 
 class SlabStore:
@@ -42,17 +41,19 @@ class SlabStore:
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
         self.rows, self.slots, self._device, self._row_map = rows, slots, device, RowMap(rows, anywhere=True)
         self._blocks: list[torch.Tensor] = []
-        self._keys: list[Layer] = [NO_LAYER] * len(shapes)
-        self._values: list[Layer] = [NO_LAYER] * len(shapes)
+        self._parts: list[list[Part]] = []
+        """The layers of each block."""
+        self._keys: dict[int, Part] = {}
+        self._values: dict[int, Part] = {}
         for shape in dict.fromkeys(shapes):
             layers = [layer for layer, other in enumerate(shapes) if other == shape]
-            for size, views in ((shape.key_size, self._keys), (shape.value_size, self._values)):
+            for size, held in ((shape.key_size, self._keys), (shape.value_size, self._values)):
                 block = torch.zeros(
                     len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=shape.device or device
                 )
                 self._blocks.append(block)
-                for layer, part in zip(layers, block, strict=True):
-                    views[layer] = Layer(part.flatten(0, 1), part.transpose(1, 2), part.device)
+                self._parts.append([Part(part.flatten(0, 1), part.device, part.transpose(1, 2)) for part in block])
+                held.update(zip(layers, self._parts[-1], strict=True))
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
@@ -64,20 +65,30 @@ class SlabStore:
         return self._row_map.first
 
     def expect(self, placement: Placement) -> None:
-        """Take the slots the next forward writes."""
-        rows, self._extent = placement.slots_BT.shape[0], placement.key_order_BS.shape[1]
-        starts_B1 = torch.arange(self.first, self.first + rows, device=self._device)[:, None] * self.slots
-        places = (placement.slots_BT + starts_B1).flatten()
-        self._places = {block.device: places.to(block.device, non_blocking=True) for block in self._blocks}
-        self._rows = slice(self.first, self.first + rows)
+        """Take the slots the next forward writes and attends to."""
+        rows, width = placement.slots_BT.shape
+        extent, even = placement.key_order_BS.shape[1], placement.even
+        mine = slice(self.first, self.first + rows)
+        for block, parts in zip(self._blocks, self._parts, strict=True):
+            seen = block[:, mine, :extent].transpose(2, 3)
+            fresh = seen[..., extent - width :, :].unbind() if even else [None] * len(parts)
+            for part, attended, written in zip(parts, seen.unbind(), fresh, strict=True):
+                part.seen, part.fresh = attended, written
+        if not even:
+            starts_B1 = torch.arange(mine.start, mine.stop, device=self._device)[:, None] * self.slots
+            places = (placement.slots_BT + starts_B1).flatten()
+            self._places = {block.device: places.to(block.device, non_blocking=True) for block in self._blocks}
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
         return Dense(self._write(self._keys[layer], keys), self._write(self._values[layer], values))
 
-    def _write(self, layer: Layer, states: torch.Tensor) -> torch.Tensor:
-        layer.flat.index_copy_(0, self._places[layer.device], states.transpose(1, 2).flatten(0, 1))
-        return layer.by_head[self._rows, :, : self._extent]
+    def _write(self, part: Part, states: torch.Tensor) -> torch.Tensor:
+        if part.fresh is not None:
+            part.fresh.copy_(states)
+        else:
+            part.flat.index_copy_(0, self._places[part.device], states.transpose(1, 2).flatten(0, 1))
+        return part.seen
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once."""
