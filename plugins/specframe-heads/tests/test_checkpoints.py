@@ -37,9 +37,10 @@ def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
     assert choose("tiny", f"{folder},tree=dynamic")[1] == f"eagle,checkpoint={folder},tree=dynamic"
 
 
-def test_a_folder_with_commas_is_a_drafter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a, b", 'a "b"', 'a, "b",c=1'])
+def test_a_folder_with_commas_is_a_drafter(name: str, tmp_path: Path) -> None:
     """The path of a head may have commas and quotation marks, with options behind it and without."""
-    folder = testing.eagle3(tmp_path / 'a, "b",c=1', zoo.build("qwen3"))
+    folder = testing.eagle3(tmp_path / name, zoo.build("qwen3"))
     for options in ("", ",tree=dynamic,nodes=8"):
         drafter = choose("tiny", f"{folder}{options}")[1]
         assert parse_specification(drafter)[1]["checkpoint"] == str(folder)
