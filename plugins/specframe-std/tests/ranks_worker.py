@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 from specframe_std.acceptance.greedy import Greedy
+from specframe_std.drafters.prompt_lookup import PromptLookup
 from specframe_std.kv.slab import Slab, SlabStore
 from transformers import AutoModelForCausalLM
 
@@ -142,6 +143,20 @@ def no_memory_to_open() -> Any:
     """Memory runs out on rank 1 when caches are opened: rank 0 has opened its own, and feeds."""
     pipe = pipeline(kv=Failing(raising(torch.OutOfMemoryError("no memory for a cache"))))
     return [tokens(pipe), pipe._engine._limits.batch_size]
+
+
+def missed() -> Any:
+    """Memory runs out on rank 1 when its drafter is told of a round that stands."""
+
+    class Missing(PromptLookup):
+        told = 0
+
+        def observe(self, outcome: Any) -> None:
+            self.told += 1
+            if RANK == 1 and self.told == 3:
+                raise torch.OutOfMemoryError("no memory to learn")
+
+    return [tokens(pipeline(drafter="prompt-lookup")), tokens(pipeline(drafter=Missing()))]
 
 
 def failing() -> Any:

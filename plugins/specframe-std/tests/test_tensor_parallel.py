@@ -42,7 +42,7 @@ ALIGNMENTS = ("ragged", "eqspec", "exspec")
 EXACT = ["exact:ragged:3", *(f"exact:{align}:goodput,maximum=4" for align in ALIGNMENTS)]
 HEADS = ["head:tiny-eagle3", "head:tiny-clover2"]
 """Heads that have the target's embedding, or its language modelling head, which the ranks have in parts."""
-FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "failing", "three_heads"]
+FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "missed", "failing", "three_heads"]
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
 """Further architectures, with heads that two ranks share."""
 ALSO_EXACT = [
@@ -179,6 +179,11 @@ def test_memory_that_runs_out_on_one_rank(found: Found) -> None:
 def test_memory_for_caches_that_runs_out_on_one_rank(also_found: Found) -> None:
     """The same holds where one rank has no memory for its caches."""
     assert also_found("no_memory_to_open") == [[expected(), 1]] * 2
+
+
+def test_memory_that_runs_out_after_a_round_ends_the_run_of_all(found: Found) -> None:
+    """A round that stands is not tried again: where memory runs out on one rank for its drafter, all tell so alike."""
+    assert found("missed") == [{"error": "RankError", "told": "rank 1: no memory to learn"}] * 2
 
 
 def test_a_fault_of_one_rank_ends_the_run_of_all(found: Found) -> None:

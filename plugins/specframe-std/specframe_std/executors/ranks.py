@@ -100,7 +100,8 @@ class Ranks:
 
     def _part(self, error: Exception) -> Never:
         """Tell the other ranks why this one did not come to the end of a block, and raise what all of them raise."""
-        retried = isinstance(error, RuntimeError) and out_of_memory(error) and not self._stood
+        memory = isinstance(error, RuntimeError) and out_of_memory(error)
+        retried = memory and not self._stood
         mine = {"rank": self.rank, "kind": MEMORY if retried else FAULT, "told": sentence(error)}
         if lost(error) and not self._said(self._key, PATIENCE):
             mine |= {"kind": LEFT, "told": "another rank has ended without a word"}
@@ -113,7 +114,7 @@ class Ranks:
             self._go_on()
         if first["kind"] == MEMORY:
             raise error if retried else torch.OutOfMemoryError(first["told"]) from None
-        if first["told"] == sentence(error):
+        if first["told"] == sentence(error) and not memory:  # one rank cannot go on alone after a round that stands
             raise error
         own = first["kind"] == LEFT and first["rank"] == self.rank
         raise RankError(first["told"] if own else f"rank {first['rank']}: {first['told']}") from error
