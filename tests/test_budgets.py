@@ -90,9 +90,10 @@ def test_rows_near_their_ends_get_what_they_can_use(
     room: tuple[int, ...], budget: Budget, expected: tuple[Any, ...]
 ) -> None:
     """A row shortens no other row's draft; it gets less itself where that is filler that forwards leave out."""
-    assert numbers(within_reach(budget, rows(*room), uneven=True)) == expected
-    assert numbers(within_reach(budget, rows(*room), uneven=False))[:2] == expected[:2]
-    assert within_reach(budget, rows(*room), uneven=False).depths_B is budget.depths_B
+    uneven, even = (strategies(set(), words).alignment for words in ({"uneven"}, {"lossless"}))
+    assert numbers(within_reach(budget, rows(*room), uneven)) == expected
+    assert numbers(within_reach(budget, rows(*room), even))[:2] == expected[:2]
+    assert within_reach(budget, rows(*room), even).depths_B is budget.depths_B
 
 
 def test_a_budget_stays_whole_where_the_output_depends_on_it() -> None:

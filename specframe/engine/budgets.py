@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.kinds import on_device
@@ -30,18 +31,18 @@ def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
         A budget with as much depth and as many nodes as some row has, both for each row where they differ.
     """
     if "draft-invariant" in use.rule.offers:
-        budget = within_reach(budget, batch, "uneven" in use.alignment.offers)
+        budget = within_reach(budget, batch, use.alignment)
     plain = [not sequence.request.speculate for sequence in batch.sequences]
     if any(plain):
         budget = limited(budget, np.where(plain, 0, budget.depth))
     return tight(budget)
 
 
-def within_reach(budget: Budget, batch: Batch, uneven: bool) -> Budget:
+def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     """Return the budget without the tokens that rows near their ends cannot gain.
 
     The draft is no longer than the row with the most tokens to come can use. A row nearer its end shortens nobody else's draft. It
-    gets less itself, if rows may be ``uneven``, where what such rows cannot use is so much filler that forwards leave it out, and
+    gets less itself, if the alignment lets it, where what such rows cannot use is so much filler that forwards leave it out, and
     the device is one whose forwards of few tokens are faster for that.
     """
     room_B = batch.limits - batch.lengths
@@ -50,7 +51,7 @@ def within_reach(budget: Budget, batch: Batch, uneven: bool) -> Budget:
     reach, chain = int(room_B.max()) - 1, budget.nodes == budget.depth
     if reach < budget.depth:
         budget = attrs.evolve(budget, depth=reach, nodes=min(budget.nodes, reach) if chain else budget.nodes)
-    if not uneven or kinds.of(batch.lengths_B.device).queues:
+    if "uneven" not in alignment.offers or kinds.of(batch.lengths_B.device).queues:
         return budget
     # of a tree the host cannot tell which nodes are too deep: rows that can use nothing are those that matter
     depths_B = np.minimum(room_B - 1, budget.depth) if chain else np.where(room_B > 1, budget.depth, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,8 @@ from specframe_std.trees.asked import Trees
 from specframe_std.trees.choosing import likeliest
 from specframe_std.trees.shapes import Shape, promise
 
-from specframe.contracts.drafts import Budget
+from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.testing import fakes, harness
 from specframe.testing.conformance import TreeDrafterSuite
@@ -250,6 +252,48 @@ def test_rows_of_a_dynamic_tree_have_their_likeliest_nodes_first() -> None:
         assert found.draft.tokens_BN[row, : len(kept)].tolist() == whole.draft.tokens_BN[row, kept].tolist()
         renamed = {node: place for place, node in enumerate(kept)} | {-1: -1}
         assert own_parents(found, row, len(kept)) == [renamed[parents_of(whole, row)[node]] for node in kept]
+
+
+class Nodes:
+    """A policy by which the rows of some requests have so many nodes."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    maximum = Budget(3, 9)
+    rows = (9, 2, 5, 9, 7)
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the rows' budgets, by request."""
+        return Budget(3, 9, nodes_B=np.array([self.rows[sequence.request.index] for sequence in batch.sequences]))
+
+    def observe(self, report: RoundReport) -> None:
+        """Nothing to learn."""
+
+
+def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
+    """A draft model that leaves out rows without speculation gives each of the others the tree of its own budget."""
+    target, feeds, shape = fakes.fake_target(), harness.Feeds(), Shape.branching([3, 2, 1]).cut(3, 9)
+    asked = [
+        attrs.evolve(one, speculate=one.index % 3 > 0)
+        for one in harness.requests(harness.random_prompts((5, 2, 9, 3, 7), 61), 20)
+    ]
+    drafter = ModelDrafter(branch="3/2/1", nodes=9)
+    pipe = harness.pipeline(
+        target, fakes.fake_draft(target), drafter=drafter, draft_length=Nodes(), batch_size=5, observers=[feeds]
+    )
+    harness.check(pipe, asked)
+    whole = [round.report for round in feeds.decoding if round.report.lengths.min() < 2 + 20 - 4][
+        :4
+    ]  # no row is near its end
+    assert {len(report.sequences) for report in whole} == {5}
+    for report in whole:
+        parents_BN = report.draft.parents_BN
+        assert parents_BN is not None
+        for row, sequence in enumerate(report.sequences):
+            index = sequence.request.index
+            count = Nodes.rows[index] if index % 3 else 0
+            assert report.drafted[row] == count
+            assert parents_BN[row, :count].tolist() == ([*shape.cut(3, count).parents] if count else [])
 
 
 def test_a_static_tree_has_the_likeliest_children() -> None:

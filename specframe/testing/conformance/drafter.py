@@ -63,7 +63,7 @@ class DrafterSuite(DecodingSuite):
     def test_rows_have_budgets_of_their_own(self, align: str) -> None:
         """What some rows, one row or all rows are not to draft is not counted and changes no token."""
         target, draft = fake_pair()
-        sized = getattr(self.object(), "budget", None)
+        sized = getattr(self.pipeline(target, draft, align=align).composition.drafter, "budget", None)
         policy = fakes.Uneven((sized and sized(self.draft_length)) or Budget(self.draft_length))
         feeds, asked = harness.Feeds(), usual_requests(target, new=20, stop=False)
         self.verify(self.pipeline(target, draft, align=align, draft_length=policy, observers=[feeds]), asked)
