@@ -145,6 +145,7 @@ def test_roles_and_hooks():
             *["drafters", "verifiers", "acceptance_rules", "alignments", "schedulers", "kv_backends"],
             *["draft_length_policies", "attention_backends", "observers", "executors", "commands", "checkpoints"],
             "constraints",
+            "state_kinds",
         ]
     ]
 

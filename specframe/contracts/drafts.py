@@ -245,6 +245,8 @@ class Transfer:
     @property
     def kept(self) -> Kept:
         """What stands in the target's cache: each row's own tokens, and the accepted ones."""
+        if not self.draft.nodes:
+            return Kept(0)
         return Kept(self.verdict.accepted_B, self.verdict.path_BT, lambda: self.host.accepted)
 
     @functools.cached_property

@@ -18,6 +18,7 @@ from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.states import StateShape, StateStore
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
@@ -48,6 +49,10 @@ class Model(Protocol):
     def kv_shapes(self) -> list[KVShape]:
         """The shape of every layer's keys and values."""
 
+    @property
+    def state_shapes(self) -> Mapping[int, StateShape]:
+        """The shape of the state of every layer that keeps one, by the layer's number; empty: all layers attend."""
+
     def forward(
         self,
         block: Block,
@@ -58,12 +63,14 @@ class Model(Protocol):
         hidden: tuple[int, ...] = (),
         layers: Any = None,
         extra: Mapping[str, Any] = ...,
+        states: StateStore | None = None,
     ) -> Scores:
         """Feed a block into a store; return the scores of its last ``keep`` tokens, with the hidden states of these numbers.
 
         Args:
             layers: the layers in the place of the model's own; None: as they are.
             extra: further arguments of the model's ``forward``.
+            states: those of the layers that keep one, which expect the block; None: no layer does.
         """
 
 

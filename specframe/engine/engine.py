@@ -293,6 +293,7 @@ class Engine:
         self._held.callback(run.release)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
+        pool.late_forks = not run.forgetful
         return Opened(run, use, greedy, most, check)
 
     def _run(self, use: Composition, pool: Pool) -> Run:

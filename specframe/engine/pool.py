@@ -53,6 +53,8 @@ class Pool:
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row; None: it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
+        self.late_forks = True
+        """Whether a fork may begin from a parent that decodes already: layers that keep a state have none of its start by then."""
         self.draining = False
         """Whether no request is made live: those that are live are decoded to their end."""
         self._rounds = 0
@@ -209,8 +211,12 @@ class Pool:
 
     def _parent(self, request: Request) -> Sequence | None:
         """Return a live sequence of the same prompt that reads or has read it."""
+        if not request.sample:
+            return None
         alike = (other for other in self.live if other.request.index == request.index and other.parent is None)
-        return next(alike, None) if request.sample else None
+        if not self.late_forks:  # one that reads what it has generated, too, has no state at its prompt's end either
+            alike = (other for other in alike if not other.ready and not other.token_ids)
+        return next(alike, None)
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""

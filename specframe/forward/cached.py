@@ -12,6 +12,8 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
+from specframe.contracts.states import StateStore
+from specframe.errors import ModelError
 from specframe.forward.attention.choice import Asked, Choice
 from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 from specframe.forward.runner import ModelRunner
@@ -24,6 +26,10 @@ class CachedModel:
         attention: the attention backend, or those that "auto" chooses from, see :mod:`specframe.forward.attention.choice`.
         record: makes recordings of forwards over a slab; None: none are made.
         layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
+        states: the states of layers that keep one; their forwards are neither recorded nor compiled. None: all layers attend.
+
+    Raises:
+        ModelError: the model has layers that keep a state, and there are no states.
     """
 
     def __init__(
@@ -35,9 +41,15 @@ class CachedModel:
         attention: Asked = (),
         record: Callable[..., Recording] | None = None,
         layers: str = "eager",
+        states: StateStore | None = None,
     ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self._attention, self._layers, self._static = Choice(runner.attention, attention), layers, layout.static
+        self.states = states
+        if runner.state_shapes:
+            record, self._layers = None, "eager"
+            if states is None:
+                raise ModelError(f"{runner} keeps states: expected a strategy that opens its cache by run.open_cache()")
         self._hidden: tuple[int, ...] = ()
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
@@ -49,11 +61,13 @@ class CachedModel:
 
     def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
         """Return another model on this one's cache; ``how``: the further arguments, which say how its forwards are run."""
-        return CachedModel(runner, self.store, self.layout, *how)
+        return CachedModel(runner, self.store, self.layout, *(*how, self.states))
 
     def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         layers, how = self.runner.layers(self._layers), self._attention
-        return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, attention=how, layers=layers)
+        return self.runner.forward(
+            block, placement, self.store, keep=keep, hidden=hidden, attention=how, layers=layers, states=self.states
+        )
 
     def capture(self, layers: Iterable[int]) -> None:
         """Add these hidden states to the scores of every later feed, besides those asked for before.
@@ -76,15 +90,15 @@ class CachedModel:
 
     def release(self) -> None:
         """Release the cache and the CUDA graphs recorded over it."""
-        del self.store, self.layout, self._forward, self._chain
+        del self.store, self.layout, self.states, self._forward, self._chain
 
     def reserve(self, sequence: Sequence, tokens: int) -> int:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed.
 
-        Where hidden states are captured, all have to be: they are not cached.
+        Where hidden states are captured, or a layer keeps a state, all have to be: these are not cached.
         """
         cached = self.store.reserve(sequence, tokens)
-        return 0 if self._hidden else cached
+        return 0 if self._hidden or self.states is not None else cached
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
@@ -96,6 +110,8 @@ class CachedModel:
         Rows with fewer tokens than that are padded on the left, with any ids.
         """
         placement = self.place(batch, block)
+        if self.states is not None:
+            self.states.expect(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
         forward = self._forward if self._recordable else self._execute
         return forward(block, placement, keep, self._hidden)
@@ -136,6 +152,8 @@ class CachedModel:
         """Make the batch's sequences the rows of this cache and its layout."""
         with self._watch.stage("schedule"):
             self.store.arrange(batch.sequences)
+            if self.states is not None:
+                self.states.arrange(batch.sequences)
         with self._watch.stage("align"):
             self.layout.arrange(batch)
 
@@ -158,20 +176,38 @@ class CachedModel:
         ahead = batch.unread if unread is None else unread
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
         left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
-        chunk = self.tokens_at_once(batch)
+        chunk, forks = self.tokens_at_once(batch), self._forks(batch)
+        self._remember(batch, forks and ahead == 1)
         while ahead > left:
             step = min(ahead - left, chunk)
+            if forks and ahead > 1:
+                step = min(step, ahead - 1)  # forks begin before the prompt's last token
             ahead -= step
             scores = self.feed(
                 batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=batch.last_counts(step, -ahead))
             )
             pieces.append(scores.hidden)
+            if self.states is not None:
+                self.settle(batch, Kept(-ahead))
+            self._remember(batch, forks and ahead == 1)
         if len(pieces) < 2 or not self._hidden:
             return scores
         return Scores(scores.logits_BTV, {n: torch.cat([piece[n] for piece in pieces], dim=1) for n in self._hidden})
 
+    def _forks(self, batch: Batch) -> bool:
+        """Return whether states at the end of these prompts have to be kept for forks."""
+        return self.states is not None and not batch.left and any(sequence.forks for sequence in batch.sequences)
+
+    def _remember(self, batch: Batch, now: bool) -> None:
+        """Keep the states that forks start from, if this is where they do: before their prompt's last token."""
+        if now and self.states is not None:
+            self.follow(batch)
+            self.states.remember(batch)
+
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens that were fed but those that stand."""
+        if self.states is not None:
+            self.states.settle(batch, kept)
         if kept.path_BT is None and self._static:
             return  # the next block overwrites what does not stand
         with self._watch.stage("align"):

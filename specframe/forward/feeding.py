@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from specframe.forward.attention.masks import masks
 from specframe.forward.hidden import Forwards
 from specframe.forward.ongoing import Ongoing, by_interface, own, running, using
 from specframe.forward.rope import Rope
+from specframe.forward.states import state_layers
 from specframe.forward.unpadded import Unpadded
 from specframe.forward.views import StoreCache, Unwritten
 
@@ -30,11 +31,12 @@ class Feeder:
     """Calls a causal language model on explicit positions and masks, over a cache that is a KV store.
 
     Args:
-        model: a transformers causal language model whose layers all attend (fully or in a sliding window).
+        model: a transformers causal language model whose layers attend (fully or in a sliding window), or keep a state of a kind
+            that a plugin has registered.
         role: "target" or "draft", for observers and errors.
 
     Raises:
-        ModelError: the model takes no positions or no cache, or has layers that cannot forget.
+        ModelError: the model takes no positions or no cache, or has layers that cannot forget and keep no known state.
     """
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
@@ -42,7 +44,9 @@ class Feeder:
         self.config = model.config.get_text_config()
         self.device, self.dtype = next(model.parameters()).device, model.dtype
         with using(self.config):
-            self.windows = attention_windows(self.config, role)
+            self.state_layers = state_layers(model, f"the {role}") if unattending(self.config) else {}
+            """The layers that keep a state, by their number."""
+            self.windows = attention_windows(self.config, role, self.state_layers)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
@@ -68,7 +72,7 @@ class Feeder:
         return f"the {self.role} ({type(self.model).__name__})"
 
     @functools.cached_property
-    def unread(self) -> torch.Tensor | dict[str, torch.Tensor]:
+    def unread(self) -> torch.Tensor | dict[str, Any]:
         """Masks that are not looked at: without any, transformers would build its own."""
         nothing = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         return self._per_kind(dict.fromkeys(self.windows, nothing))
@@ -86,6 +90,7 @@ class Feeder:
         forwards: Forwards = NOTHING,
         extra: Mapping[str, Any] = NOTHING,
         kernels: bool = False,
+        numbers: Mapping[int, int] | None = None,
         unpadded: Unpadded | None = None,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
@@ -102,6 +107,7 @@ class Feeder:
             forwards: replacements of modules' ``forward``, beside those of rotary modules.
             extra: further arguments of the model's ``forward``.
             kernels: whether the plan compiles kernels of its own.
+            numbers: the store's number of each layer that attends, by the model's; None: they are the same.
             unpadded: lays the real tokens in one row; None: the model is fed the rectangle.
         """
         if unpadded is not None:
@@ -109,7 +115,7 @@ class Feeder:
         kept = keep if unpadded is None else unpadded.kept(keep)
         options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
-        cache = StoreCache(store, extent, self.dense, unpadded)
+        cache = StoreCache(store, extent, self.dense, unpadded, numbers)
         shown = Unwritten(extent) if compiles else cache
         state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded)
         with compiling(), running(self.config, state, self.interface):
@@ -124,7 +130,7 @@ class Feeder:
             )
         return output.logits[:, -keep:] if unpadded is None else unpadded.logits(output.logits, keep)
 
-    def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, torch.Tensor]:
+    def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, Any]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
 
         ``window``, if there is one, is in the place of every sliding window.
@@ -133,19 +139,36 @@ class Feeder:
         made = masks(placement, set(windows.values()), self.dtype)
         return self._per_kind({kind: made[own] for kind, own in windows.items()})
 
-    def _per_kind(self, masks: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return masks as the model takes them: one per kind of layer, or one for all."""
-        return masks if hasattr(self.config, "layer_types") else masks["all"]
+    def _per_kind(self, masks: dict[str, Any]) -> torch.Tensor | dict[str, Any]:
+        """Return masks as the model takes them: one per kind of layer, None for those without keys and values, or one for all."""
+        if not hasattr(self.config, "layer_types"):
+            return masks["all"]
+        return (
+            {kind: masks.get(kind) for kind in dict.fromkeys(self.config.layer_types)} if self.state_layers else masks
+        )
 
 
-def attention_windows(config: Any, role: str) -> dict[str, int | None]:
+ATTENDING = frozenset({"full_attention", "sliding_attention"})
+"""The types of layers, as transformers has them, whose keys and values can forget rejected tokens."""
+
+
+def unattending(config: Any) -> bool:
+    """Return whether a configuration has layers of a type that does not attend."""
+    return not ATTENDING.issuperset(getattr(config, "layer_types", None) or ())
+
+
+def attention_windows(config: Any, role: str, states: Container[int] = ()) -> dict[str, int | None]:
     """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
 
     Models without ``layer_types`` have one kind, "all".
 
+    Args:
+        config: of the model.
+        role: of the model, for errors.
+        states: the numbers of layers that keep a state of a known kind.
+
     Raises:
-        ModelError: when a layer keeps a state that cannot forget rejected tokens (recurrent or convolutional layers), or
-            attends in chunks.
+        ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers), or attends in chunks.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -153,10 +176,10 @@ def attention_windows(config: Any, role: str) -> dict[str, int | None]:
             raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
         return {"all": getattr(config, "sliding_window", None)}
     windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
-    unknown = sorted(set(kinds) - set(windows))
+    unknown = sorted({kind for number, kind in enumerate(kinds) if kind not in windows and number not in states})
     if unknown:
         raise ModelError(
             f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
-            "whose cache can forget rejected tokens"
+            "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
         )
-    return {kind: windows[kind] for kind in dict.fromkeys(kinds)}
+    return {kind: windows[kind] for kind in dict.fromkeys(kinds) if kind in windows}

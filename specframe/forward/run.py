@@ -17,6 +17,7 @@ from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.ongoing import attending
 from specframe.forward.runner import ModelRunner
+from specframe.forward.states import RowStates
 
 
 @attrs.define(eq=False)
@@ -58,11 +59,13 @@ class Run:
             share: the cached model whose cache it uses; None: a cache of its own.
         """
         record = RECORDINGS["off" if runner.spread else self.graphs](runner.device)
-        how = (self.watch, self.attention, record, self.layers)
+        how: tuple[Any, ...] = (self.watch, self.attention, record, self.layers)
         if share is not None:
             self._sharing.append(share.shared(runner, *how))
             return self._sharing[-1]
         store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+        if runner.state_shapes:
+            how = (*how, RowStates(runner.state_layers, self.rows, runner.device))
         self.caches.append(self._cached(runner, store, *how))
         return self.caches[-1]
 
@@ -109,5 +112,10 @@ class Run:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes all caches hold."""
-        return sum(cached.store.nbytes for cached in self.caches)
+        """Bytes that all caches hold, those of states included."""
+        return sum(cached.store.nbytes + (cached.states.nbytes if cached.states else 0) for cached in self.caches)
+
+    @property
+    def forgetful(self) -> bool:
+        """Whether a cache keeps states: a fork then has to begin before its parent decodes."""
+        return any(cached.states is not None for cached in self.caches)

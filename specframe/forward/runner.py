@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.roles import AttentionBackend
+from specframe.contracts.states import StateShape, StateStore
 from specframe.errors import ModelError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
@@ -21,6 +22,7 @@ from specframe.forward.bitwise import order
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
 from specframe.forward.selftests import SelfTests
+from specframe.forward.states import taking
 from specframe.forward.unpadded import Unpadded, unpadded
 
 COMPILING_PAYS = 100_000
@@ -55,6 +57,16 @@ class ModelRunner(Feeder):
         return self._tests.kv_shapes
 
     @property
+    def state_shapes(self) -> Mapping[int, StateShape]:
+        """The shape of the state of every layer that keeps one, by its number."""
+        return {number: layer.shape for number, layer in self.state_layers.items()}
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[int, int] | None:
+        """A store's number of each layer that attends, by the model's; None: they are the same, as all layers attend."""
+        return {number: place for place, number in enumerate(self._tests.attending)} if self.state_layers else None
+
+    @property
     def spread(self) -> bool:
         """Whether layers are on other devices than the model's first weights."""
         return any(shape.device is not None for shape in self.kv_shapes)
@@ -75,6 +87,7 @@ class ModelRunner(Feeder):
         attention: Choice | None = None,
         layers: compiled.Layers | None = None,
         extra: Mapping[str, Any] = NOTHING,
+        states: StateStore | None = None,
     ) -> Scores:
         """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
 
@@ -83,6 +96,7 @@ class ModelRunner(Feeder):
             attention: chooses the attention backend; None: mask tensors.
             layers: the model's layers compiled; None: as they are.
             extra: further arguments of the model's ``forward``.
+            states: those of the layers that keep one, which expect the block; None: no layer does.
         """
         plan, kernels = None, False
         if attention is not None and (backend := attention.way(placement)) is not None:
@@ -95,6 +109,8 @@ class ModelRunner(Feeder):
         shown = self.masks(placement) if plan is None else self.unread
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         forwards = layers.forwards if layers else NOTHING
+        if states is not None:
+            forwards = {**forwards, **taking(self.state_layers, states)}
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
@@ -115,6 +131,7 @@ class ModelRunner(Feeder):
                 forwards,
                 {**of_tokens, **extra},
                 kernels,
+                self._numbers,
                 laid,
             )
         if laid is not None:
@@ -122,8 +139,11 @@ class ModelRunner(Feeder):
         return Scores(logits_BTV, found)
 
     def _unpadded(self, block: Block) -> Unpadded | None:
-        """Return the places of a block's real tokens, where leaving out the filler pays and the model can be fed so."""
-        laid = unpadded(block, self.device)
+        """Return the places of a block's real tokens, where leaving out the filler pays and the model can be fed so.
+
+        A layer with a state takes in rows: it is fed the rectangle.
+        """
+        laid = None if self.state_layers else unpadded(block, self.device)
         return laid if laid is not None and not self.spread and self._tests.without_filler else None
 
     @functools.cached_property

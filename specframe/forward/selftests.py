@@ -18,6 +18,7 @@ from specframe.forward.attention.interface import Watched
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.ongoing import own
 from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
+from specframe.forward.states import RowStates, taking
 from specframe.forward.unpadded import Unpadded
 from specframe.models.precision import eps
 from specframe.values import unwrapped
@@ -44,6 +45,8 @@ class SelfTests:
 
     def __init__(self, feeder: Feeder) -> None:
         self._feeder = feeder
+        self.attending: list[int] = []
+        """The numbers of the layers with keys and values, known with :attr:`kv_shapes`."""
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
@@ -69,7 +72,8 @@ class SelfTests:
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self._feeder.windows.values()):
             self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
-        shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        self.attending = sorted(probe.shapes)
+        shapes = [probe.shapes[layer] for layer in self.attending]
         return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
 
     def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
@@ -128,10 +132,17 @@ class SelfTests:
             forwards=forwards,
         ).float()
 
-    def _call(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with."""
+    def _call(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Call the model with the rotary factors that it takes by itself, whatever the run that asks decodes with.
+
+        Layers with states begin with new ones.
+        """
+        if layers := self._feeder.state_layers:
+            states = RowStates(layers, len(ids_BT), self._feeder.device)
+            states.begin(positions_BT)
+            options["forwards"] = {**options.get("forwards", NOTHING), **taking(layers, states)}
         with self._feeder.rope.decoding(False):
-            return self._feeder.call(*arguments, **options)
+            return self._feeder.call(ids_BT, positions_BT, *arguments, **options)
 
     @functools.cached_property
     def _places(self) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,10 +20,19 @@ class StoreCache(Cache):
         extent: slots attended to.
         contiguous: copy what is attended to into tensors (B, H, S, D) without strides, which some models take for granted.
         unpadded: the places of tokens that the model has in one row, (1, N); None: it has a rectangle.
+        numbers: the store's number of each layer that attends, by the model's; None: they are the same.
     """
 
-    def __init__(self, store: KVStore, extent: int, contiguous: bool = False, unpadded: Unpadded | None = None) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        extent: int,
+        contiguous: bool = False,
+        unpadded: Unpadded | None = None,
+        numbers: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(layers=[])
+        self._numbers = numbers
         self._store, self._extent, self._contiguous, self._unpadded = store, extent, contiguous, unpadded
         self.paged: dict[int, Paged] = {}
         """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
@@ -33,7 +43,8 @@ class StoreCache(Cache):
         """Write (B, H, T, D) keys and values; return those of all slots attended to, or the new ones where they are in pages."""
         if self._unpadded is not None:
             key_states, value_states = self._unpadded.heads(key_states), self._unpadded.heads(value_states)
-        view = self._store.write(layer_idx, key_states, value_states)
+        number = layer_idx if self._numbers is None else self._numbers[layer_idx]
+        view = self._store.write(number, key_states, value_states)
         if isinstance(view, Paged):
             self.paged[layer_idx] = view
             return key_states, value_states

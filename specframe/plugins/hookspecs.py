@@ -172,6 +172,17 @@ def specframe_register_observers(register: Register) -> None:
 
 
 @hookspec
+def specframe_register_state_kinds(register: Register) -> None:
+    """Offer kinds of state: they say how layers without keys and values are cut back to the tokens that stand.
+
+    Called: once per process, at discovery.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.states.StateKind`.
+    Must: leave no trace of a token that is not real, or that does not stand; give the outputs that the model's own layer gives.
+    Must not: claim a layer that another kind claims; synchronise host and device.
+    """
+
+
+@hookspec
 def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Set
 from typing import Any
 
-from specframe.contracts import cache, constraints, engine, roles
+from specframe.contracts import cache, constraints, engine, roles, states
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, shown
 
@@ -23,6 +23,7 @@ PROTOCOLS: Mapping[str, type] = {
     "observer": roles.Observer,
     "executor": engine.Executor,
     "constraint": constraints.Constraint,
+    "state kind": states.StateKind,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 

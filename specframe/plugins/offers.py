@@ -30,6 +30,7 @@ OTHERS: Mapping[str, str] = {
     "command": "specframe_register_commands",
     "checkpoint": "specframe_register_checkpoints",
     "constraint": "specframe_register_constraints",
+    "state kind": "specframe_register_state_kinds",
 }
 """The other kinds, which take no part in a round, and the hook each is registered through."""
 

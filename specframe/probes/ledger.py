@@ -54,7 +54,7 @@ class CheckedModel(CachedModel):
 
     def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
         """Return another model on this one's cache, with the same ledger."""
-        return CheckedModel(runner, self.store, self.layout, *how, ledger=self._ledger)
+        return CheckedModel(runner, self.store, self.layout, *how, self.states, ledger=self._ledger)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking the batch that the layout is handed."""

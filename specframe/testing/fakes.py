@@ -64,6 +64,8 @@ class FakeModel(PreTrainedModel, GenerationMixin):
 
     config_class = FakeConfig
     _supports_sdpa = True
+    attending = 0
+    """The number of the layer with keys and values."""
 
     def __init__(self, config: FakeConfig) -> None:
         super().__init__(config)
@@ -90,19 +92,24 @@ class FakeModel(PreTrainedModel, GenerationMixin):
         keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.anchor.dtype)
         values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.anchor.dtype)
         if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, 0)
+            keys, values = past_key_values.update(keys, values, self.attending)
         token_BS, position_BS = keys[:, 0].long().unbind(-1)
         pairs_BS = token_BS * 8191 + position_BS * 131 + values[:, 0, :, 0].long() * 524287
         visible_BTS = _visible(attention_mask, input_ids.shape[1], keys.shape[2], input_ids.device)
-        sums_BT = (visible_BTS * _mix(pairs_BS + self._seed)[:, None]).sum(-1) + position_ids
+        sums_BT = (visible_BTS * mixed(pairs_BS + self._seed)[:, None]).sum(-1) + position_ids
+        sums_BT = sums_BT + self.remembered(input_ids, past_key_values)
         return CausalLMOutputWithPast(
-            logits=self._logits(_mix(sums_BT[:, -logits_to_keep:])), past_key_values=past_key_values
+            logits=self._logits(mixed(sums_BT[:, -logits_to_keep:])), past_key_values=past_key_values
         )
+
+    def remembered(self, ids_BT: torch.Tensor, cache: Cache | None) -> torch.Tensor | int:
+        """Return what layers without keys and values add to each token's sum."""
+        return 0
 
     def _logits(self, hash_BT: torch.Tensor) -> torch.Tensor:
         choice_BT = hash_BT % self._size
         if self._slip_every:
-            slips = _mix(hash_BT + 1) % self._slip_every == 0
+            slips = mixed(hash_BT + 1) % self._slip_every == 0
             choice_BT = (choice_BT + slips) % self._size
         others_BTV = (hash_BT[..., None] >> torch.arange(self._size, device=hash_BT.device) % 31) & 1
         return others_BTV.to(self.anchor.dtype).scatter_(2, choice_BT[..., None], CERTAIN)
@@ -110,12 +117,13 @@ class FakeModel(PreTrainedModel, GenerationMixin):
 
 def _visible(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Return which keys each query sees, (B or 1, T, S), from a boolean or additive mask or, without one, causally."""
+    mask = mask["full_attention"] if isinstance(mask, dict) else mask
     if mask is None:
         return torch.ones(1, queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
 
 
-def _mix(numbers: torch.Tensor) -> torch.Tensor:
+def mixed(numbers: torch.Tensor) -> torch.Tensor:
     """Scatter whole numbers over 31 bits."""
     numbers = numbers * 0x9E3779B1
     numbers = (numbers ^ (numbers >> 29)) * 0x2C1B3C6D

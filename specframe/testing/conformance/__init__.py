@@ -21,6 +21,7 @@ from specframe.testing.conformance.executor import ExecutorSuite
 from specframe.testing.conformance.kv import KVBackendSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
+from specframe.testing.conformance.states import StateKindSuite
 from specframe.testing.conformance.stops import StopSuite
 from specframe.testing.conformance.trees import TreeDrafterSuite
 from specframe.testing.conformance.verifier import VerifierSuite
@@ -36,6 +37,7 @@ __all__ = [
     "ExecutorSuite",
     "KVBackendSuite",
     "SchedulerSuite",
+    "StateKindSuite",
     "StopSuite",
     "TreeDrafterSuite",
     "VerifierSuite",

@@ -5,6 +5,7 @@ Tensor names carry their shape: B rows, T tokens, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import attrs
@@ -16,6 +17,7 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.roles import AttentionBackend, AttentionFacts
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
+from specframe.contracts.states import StateShape
 from specframe.forward.cached import CachedModel
 from specframe.forward.views import gathered
 from specframe_heads.blocks.net import Write
@@ -52,6 +54,7 @@ class HeadRunner:
     role: str = "draft"
     context: int = 2**31
     spread: bool = False
+    state_shapes: Mapping[int, StateShape] = attrs.Factory(dict)
 
 
 class HeadCache:

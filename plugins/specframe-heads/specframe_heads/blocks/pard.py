@@ -19,7 +19,7 @@ from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
-from specframe.errors import ModelError
+from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer
 from specframe.models.vocabulary import check_vocabularies
@@ -81,6 +81,10 @@ class Pard(HeadDrafter):
         if self._runner is None or self._runner.model is not self.head.model:  # a model is tried once
             self._runner = ModelRunner(self.head.model, "draft")
         self._cache = run.open_cache(self._runner)
+        if self._runner.state_shapes:
+            raise CompositionError(
+                f"{self.checkpoint} has layers that keep a state, and drafter 'pard' feeds tokens again: expected others"
+            )
         self._row_map, self._read = RowMap(run.rows), np.zeros(run.rows, dtype=np.int64)
 
     _runner: ModelRunner | None = None

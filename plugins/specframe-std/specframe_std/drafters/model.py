@@ -72,8 +72,13 @@ class ModelDrafter:
         return run.open_cache(self._runner)
 
     def start(self, run: Run) -> None:
-        """Open the cache."""
+        """Open the cache; raise :class:`CompositionError` for trees of a draft model that keeps states."""
         self._cache = self.open(run)
+        if self._cache.runner.state_shapes and not self._trees.chain:
+            raise CompositionError(
+                "a tree is drafted by feeding tokens again, and the draft model has layers that keep a state: expected tree=chain, "
+                "or a draft model whose layers attend"
+            )
         self._rule = run.rule
         self._logits = "logits" in run.rule.needs
         self._samples = "samples" in run.rule.offers
@@ -87,6 +92,9 @@ class ModelDrafter:
         if outcome.transfer is None:
             if batch := self._speculating.batch(outcome.batch):
                 self._cache.read(batch)
+        elif self._cache.runner.state_shapes:
+            if batch := self._speculating.batch(outcome.batch):
+                self._cache.settle(batch, Kept(-2))  # where the next draft begins
         elif self._fed_BN is not None and outcome.transfer.verdict.path_BT is not None:
             self._keep(outcome.before, outcome.transfer, self._fed_BN)
 
@@ -105,6 +113,9 @@ class ModelDrafter:
             self._cache.read(batch, left=1)
             cached[:] = batch.lengths - 1
         if draft_length == 0:
+            if self._cache.runner.state_shapes and not (batch.prefill or batch.starts):
+                self._cache.feed(batch, Block(batch.last_tokens(2), -2))  # rows of other gaps could not be fed together
+                cached[:] = batch.lengths
             self._cache.follow(batch)
             return Draft(whole.tokens_BS[:, :0])
 

@@ -1,0 +1,112 @@
+"""States: what a layer keeps of a row's tokens in the place of keys and values, and how it is cut back to the tokens that stand.
+
+A layer with a state (gated delta rule, Mamba-2, short convolution) keeps a few numbers per row, whatever the row's length. They
+cannot forget a token. A store therefore has each row's state up to the tokens that stand, and what was fed since; when it is known
+what of that stands, the state takes in those tokens and no others.
+
+Tensor names carry their shape: B rows, T tokens fed per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from specframe.contracts.drafts import Block
+from specframe.contracts.round import Batch, Kept, Sequence
+
+Parts = tuple[torch.Tensor, ...]
+"""The parts of rows' states, (B, ...) each, as :attr:`StateShape.sizes` has them."""
+Inputs = tuple[torch.Tensor, ...]
+"""What a layer's state takes in of each token, (B, T, ...) each."""
+
+
+@attrs.frozen
+class StateShape:
+    """Shape of one layer's state of one row. All its numbers are 0 before the row's first token."""
+
+    sizes: tuple[tuple[int, ...], ...]
+    """The shape of each part, as of the matrix of a delta rule and of the window of a convolution."""
+    dtypes: tuple[torch.dtype, ...]
+    """The dtype of each part."""
+    device: torch.device | None = None
+    """Where the layer is, if that is not the device that the store is opened on."""
+
+
+@attrs.frozen(eq=False)
+class LayerState:
+    """The states of one layer in one forward, as its function is given them."""
+
+    before: Parts
+    """Each row's state after the tokens before its first real one of the block. Not to be written to."""
+    real_BT: torch.Tensor
+    """Which places of the block hold a token, (B, T), bool; the others leave no trace. In a row they come before the tokens."""
+    parents_BT: torch.Tensor | None
+    """Place in the block of the token that each token follows, -1: the one that ``before`` ends with; None: a chain."""
+    note: Callable[[Inputs, Parts | None], None]
+    """Takes what the state takes in of each token, and the rows' states after the block's last token (None: the block branches).
+    Called once."""
+
+
+class StateKind(Protocol):
+    """A kind of state, and the layers of models that keep it. It has no state of its own: one object serves all models."""
+
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+        """Return the modules of a model that keep such a state, by the number of their layer; none where it has none."""
+
+    def shape(self, layer: torch.nn.Module) -> StateShape:
+        """Return the shape of a layer's state."""
+
+    def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., Any]:
+        """Return what is called in the place of a layer's ``forward``, in one forward of the model, with the same arguments.
+
+        It goes on from ``state.before`` and not from the model's own cache, passes over what is not real, has each token follow its
+        parent, and tells ``state.note`` what it has taken in.
+        """
+
+    def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after taking in the first ``counts_B[i]`` of T tokens in row i, one after the other, without a wait.
+
+        Args:
+            layer: the module.
+            before: the states before.
+            inputs: as the layer's function has noted them, the tokens that stand first; what follows them means nothing.
+            counts_B: from 0 to T.
+        """
+
+
+class StateStore(Protocol):
+    """The states of one model's layers, for every live sequence. The class is :class:`specframe.forward.states.RowStates`."""
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Make ``sequences`` the rows of the forwards to come, in this order.
+
+        A sequence that has no row begins with a state of zeros, a fork with the one that :meth:`remember` has kept of its parent.
+        """
+
+    def expect(self, batch: Batch, block: Block) -> None:
+        """Announce the next forward. It begins where each row's state ends, or goes on from the chain that was fed last.
+
+        Raises:
+            ContractError: it begins elsewhere.
+        """
+
+    def state(self, layer: int) -> LayerState:
+        """Return the states of a layer for the expected forward."""
+
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Take in, of the tokens fed since the last call, those that stand, and forget the others; on the device, without a wait.
+
+        Raises:
+            ContractError: a row is to keep fewer tokens than its state holds.
+        """
+
+    def remember(self, batch: Batch) -> None:
+        """Keep a copy of the states of sequences that have forks to come, which start from there."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""

@@ -1,0 +1,307 @@
+"""The states of a model's layers: found by kinds of state that plugins register, kept per row, settled by replay.
+
+A row has one state per layer, that after the tokens that stand, and the inputs of the tokens fed since. What is fed goes on from
+there into tensors of its own. When it is known which of these tokens stand, the state takes in their inputs, for all rows at once:
+nothing of the model is run twice, and nothing has to be undone.
+
+Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a block, P tokens fed since rows were settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Block
+from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.rows import Moves, RowMap
+from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape, StateStore
+from specframe.devices.kinds import on_device
+from specframe.devices.memory import out_of_memory
+from specframe.errors import ContractError, ModelError, SpecframeError, sentence
+from specframe.plugins.members import require_members
+from specframe.plugins.registry import registry
+
+Result = TypeVar("Result")
+
+UNKNOWN = -1
+"""The number of tokens of a row's state where it is known on the device alone."""
+
+
+@attrs.frozen(eq=False)
+class StateLayer:
+    """A layer that keeps a state, and its kind, whose errors become a sentence."""
+
+    kind: StateKind
+    module: torch.nn.Module
+    called: str
+    """What errors call the kind."""
+
+    @property
+    def shape(self) -> StateShape:
+        """The shape of its state."""
+        return checked(self.called, "shape", self.kind.shape, self.module)
+
+    def forward(self, state: LayerState) -> Callable[..., Any]:
+        """Return what is called in the place of the module's ``forward``."""
+        forward = checked(self.called, "forward", self.kind.forward, self.module, state)
+
+        def function(*given: Any, **named: Any) -> Any:
+            return checked(self.called, "forward", forward, *given, **named)
+
+        return function
+
+    def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after taking in the first tokens, after checking their shapes."""
+        after = checked(self.called, "advance", self.kind.advance, self.module, before, inputs, counts_B)
+        shapes = [tuple(part.shape) for part in before]
+        if (found := [tuple(getattr(part, "shape", ())) for part in after]) != shapes:
+            raise ContractError(f"{self.called}: advance() must return parts of the shapes {shapes}, got {found}")
+        return after
+
+
+def checked(called: str, member: str, function: Callable[..., Result], *given: Any, **named: Any) -> Result:
+    """Return what a function of a kind of state returns; what it raises becomes a sentence, unless it is a lack of memory."""
+    try:
+        return function(*given, **named)
+    except SpecframeError:
+        raise
+    except Exception as error:  # a stranger's method may raise anything
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            raise
+        raise ContractError(f"{called}: {member}() raised {type(error).__name__}: {sentence(error)}") from error
+
+
+def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
+    """Return the layers of a model whose kind of state a plugin has registered, by their number.
+
+    Args:
+        model: the model.
+        called: what errors call it.
+
+    Raises:
+        ModelError: two kinds claim the same layer.
+    """
+    found: dict[int, StateLayer] = {}
+    for name in registry().names("state kind"):
+        kind: StateKind = registry().make("state kind", name)
+        told = str(registry().entry("state kind", name))
+        require_members("state kind", kind, told)
+        for number, module in checked(told, "layers", kind.layers, model).items():
+            if number in found:
+                raise ModelError(
+                    f"layer {number} of {called} is claimed by {found[number].called} and {told}: expected one"
+                )
+            found[number] = StateLayer(kind, module, told)
+    return dict(sorted(found.items()))
+
+
+def taking(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
+    """Return what is called in the place of each layer's ``forward``, in the forward that a store of states expects."""
+    return {layer.module: layer.forward(store.state(number)) for number, layer in layers.items()}
+
+
+@attrs.define(eq=False)
+class Fed:
+    """The tokens of one forward that are not settled yet."""
+
+    order_BT: torch.Tensor
+    parents_BT: torch.Tensor | None
+    own: int
+    """Number of first places that hold rows' own tokens; in a tree the nodes follow them."""
+    asked: list[int] = attrs.Factory(list)
+    """The layers that have been given their states."""
+    inputs: dict[int, Inputs] = attrs.Factory(dict)
+    """What each layer's state takes in of them."""
+    after: dict[int, Parts] = attrs.Factory(dict)
+    """Each layer's states after the last of them."""
+
+
+class RowStates:
+    """One state per row and layer, and the inputs of the tokens fed since it was settled.
+
+    Args:
+        layers: the layers with states, by their number.
+        rows: R, the sequences that there is room for.
+        device: where states are, if their shape names no other.
+    """
+
+    def __init__(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> None:
+        self._layers, self._row_map = layers, RowMap(rows, anywhere=True)
+        self._held: dict[int, Parts] = {}
+        for number, layer in layers.items():
+            shape = layer.shape
+            self._held[number] = tuple(
+                torch.zeros(rows, *size, dtype=dtype, device=shape.device or device)
+                for size, dtype in zip(shape.sizes, shape.dtypes, strict=True)
+            )
+        self._count = np.zeros(rows, dtype=np.int64)
+        self._starts: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
+        """Copies of the states that forks start with, by their parent."""
+        self._fed: list[Fed] = []
+        self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [part for parts in self._held.values() for part in parts]
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Bring the rows of ``sequences`` side by side."""
+        moves = self._row_map.arrange(sequences)
+        self._rows = slice(self._row_map.first, self._row_map.first + len(sequences))
+        if not (moves.sources or moves.fresh):
+            return
+        self._require_settled("rows change their places")
+        moves.apply(*self._tensors)
+        moves.apply_host(self._count)
+        self._begin(moves, sequences)
+
+    def _begin(self, moves: Moves, sequences: list[Sequence]) -> None:
+        """Give rows that begin their first state: zeros, or a copy of the one at their parent's start."""
+        self._count[moves.fresh], self._count[moves.forked] = 0, UNKNOWN
+        if moves.fresh:
+            for part in self._tensors:
+                part.index_fill_(0, on_device(moves.fresh, part.device), 0)
+        for row in moves.forked:
+            parent = sequences[row - self._rows.start].parent
+            for part, start in zip(self._tensors, self._starts[id(parent)][1], strict=True):
+                part[row] = start
+        self._starts = {key: kept for key, kept in self._starts.items() if kept[0].forks}
+
+    def remember(self, batch: Batch) -> None:
+        """Keep a copy of the states of sequences that have forks to come."""
+        for row, sequence in enumerate(batch.sequences, self._rows.start):
+            if sequence.forks:
+                self._starts[id(sequence)] = sequence, [part[row].clone() for part in self._tensors]
+
+    def expect(self, batch: Batch, block: Block) -> None:
+        """Begin a forward of the batch's rows."""
+        first = np.maximum(batch.lengths + block.start, 0)
+        if self._fed:
+            goes_on = block.parents_BT is None and self._fed[-1].parents_BT is None
+            if not goes_on or not np.array_equal(first, self._end):
+                self._require_settled("a block begins that is no continuation of it")
+        else:
+            count = self._count[self._rows]
+            if (wrong := np.flatnonzero((count != UNKNOWN) & (count != first))).size:
+                row = wrong[0]
+                raise ContractError(
+                    f"a block begins after {first[row]} tokens of row {row}, whose state holds {count[row]}: expected a cache that "
+                    "was settled at the tokens before the block"
+                )
+            self._first = first
+        self._end = np.maximum(batch.lengths + block.end, 0)
+        order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+        self.begin(order_BT, block.parents_BT, max(-block.start, 0))
+
+    def begin(self, order_BT: torch.Tensor, parents_BT: torch.Tensor | None = None, own: int = 0) -> None:
+        """Begin a forward of tokens with these orders; negative: padding. Where nothing was arranged, of the first rows."""
+        if self._rows.stop == self._rows.start:
+            self._rows = slice(0, len(order_BT))
+        self._fed.append(Fed(order_BT, parents_BT, own))
+
+    def state(self, layer: int) -> LayerState:
+        """Return the states of a layer for the forward that has begun."""
+        fed = self._fed[-1]
+        before = self._now(layer) if len(self._fed) == 1 else self._fed[-2].after[layer]
+        fed.asked.append(layer)
+
+        def note(inputs: Inputs, after: Parts | None) -> None:
+            fed.inputs[layer] = inputs
+            if after is not None:
+                fed.after[layer] = after
+
+        return LayerState(before, fed.order_BT >= 0, fed.parents_BT, note)
+
+    def _now(self, layer: int) -> Parts:
+        """Return a layer's states of the batch, as views."""
+        return tuple(part[self._rows] for part in self._held[layer])
+
+    def settle(self, batch: Batch, kept: Kept) -> None:
+        """Take in the tokens that stand."""
+        if not self._fed:
+            return
+        self._require_noted()
+        if isinstance(kept.beyond, torch.Tensor):
+            self._take_in(kept.device(batch), kept.path_BT)
+            self._count[self._rows] = UNKNOWN
+        else:
+            self._settle_to(batch, kept)
+        self._fed.clear()
+
+    def _settle_to(self, batch: Batch, kept: Kept) -> None:
+        """Take in the tokens that stand where their number is known on the host; all of them need no replay, and none nothing."""
+        stand = kept.host(batch)
+        if (short := np.flatnonzero(stand < self._first)).size:
+            row = short[0]
+            raise ContractError(
+                f"row {row} is to keep {stand[row]} tokens, and its state holds {self._first[row]} already: expected at least as "
+                "many, since a state forgets nothing"
+            )
+        if self._fed[-1].parents_BT is None and (stand >= self._end).all():
+            self._hold(self._fed[-1].after)
+        elif (stand > self._first).any():
+            self._take_in(kept.device(batch), kept.path_BT)
+        self._count[self._rows] = np.minimum(stand, self._end)
+
+    def _hold(self, after: Mapping[int, Parts]) -> None:
+        """Have rows hold these states of layers."""
+        for number, parts in after.items():
+            for held, part in zip(self._now(number), parts, strict=True):
+                held.copy_(part)
+
+    def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
+        """Advance all states by the tokens whose order is below ``kept_B``, along a path if the last block was a tree."""
+        places_BP, order_BP = self._chain(path_BT)
+        padding_B1 = (order_BP < 0).sum(1, keepdim=True)
+        counts_B = ((order_BP >= 0) & (order_BP < kept_B[:, None])).sum(1)
+        shifted_BP = torch.arange(order_BP.shape[1], device=order_BP.device) + padding_B1
+        places_BP = places_BP.gather(1, shifted_BP.clamp(max=order_BP.shape[1] - 1))
+        for number in self._fed[0].inputs:  # a model that shares the states has the first layers only
+            given = zip(*(fed.inputs[number] for fed in self._fed), strict=True)
+            inputs = tuple(picked(torch.cat(parts, dim=1), places_BP) for parts in given)
+            now = self._now(number)
+            self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
+
+    def _chain(self, path_BT: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places and the orders of the tokens that may stand, one after the other, (B, P) each."""
+        fed = self._fed[0]
+        rows, device = len(fed.order_BT), fed.order_BT.device
+        if fed.parents_BT is None:
+            order_BP = torch.cat([one.order_BT for one in self._fed], dim=1)
+            return torch.arange(order_BP.shape[1], device=device).expand(rows, -1), order_BP
+        places_BP = torch.arange(fed.own, device=device).expand(rows, -1)
+        if path_BT is not None:
+            places_BP = torch.cat([places_BP, path_BT + fed.own], dim=1)
+        return places_BP, fed.order_BT[:, :1] + torch.arange(places_BP.shape[1], device=device)
+
+    def _require_noted(self) -> None:
+        for fed in self._fed:
+            for number in fed.asked:
+                noted = number in fed.inputs and (fed.parents_BT is not None or number in fed.after)
+                if not noted:
+                    raise ContractError(
+                        f"{self._layers[number].called}: forward() must note what the state of layer {number} takes in, and the "
+                        "state after it where the block is a chain"
+                    )
+
+    def _require_settled(self, when: str) -> None:
+        if self._fed:
+            raise ContractError(
+                f"a cache with states was fed and not settled when {when}: expected settle() once it is known what stands"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states, without those that forks start with."""
+        return sum(part.nbytes for part in self._tensors)
+
+
+def picked(values_BT: torch.Tensor, places_BP: torch.Tensor) -> torch.Tensor:
+    """Return the values at places of each row, (B, P, ...), of (B, T, ...) ones."""
+    places_BP = places_BP.to(values_BT.device)
+    return values_BT[torch.arange(len(places_BP), device=places_BP.device)[:, None], places_BP]

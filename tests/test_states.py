@@ -1,0 +1,428 @@
+"""Layers that keep a state: whatever is rejected, moved, forked, put back or read in pieces, it holds the row's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from specframe.contracts.drafts import Block, Budget
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Kept
+from specframe.contracts.states import LayerState
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
+from specframe.forward.attention import choice
+from specframe.forward.cached import CachedModel
+from specframe.forward.runner import ModelRunner
+from specframe.forward.states import RowStates, state_layers
+from specframe.plugins.registry import add_entry, registry
+from specframe.testing import fakes, harness, standard, states, where
+from specframe.testing.conformance import StateKindSuite
+from specframe.testing.conformance.decoding import LENGTHS, RIGHT
+from specframe.testing.device.rounds import watched_rounds
+from specframe.text.sampling import Sampling
+
+TARGET = states.fake_state_target()
+
+
+@pytest.fixture(autouse=True)
+def _known() -> Iterator[None]:
+    """Have the fake kind of state registered."""
+    with states.known():
+        yield
+
+
+def usual(new: int = 9) -> list[Request]:
+    """Return ragged requests with pad and eos ids (the same) inside prompts, some of which stop early."""
+    prompts = harness.random_prompts(LENGTHS, 61)
+    prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = 0
+    return harness.requests(prompts, new, {0, 5, 11})
+
+
+def scripted(asked: list[Request], right: fakes.Right = RIGHT["by-turns"]) -> fakes.ScriptedDrafter:
+    """Return a drafter whose drafts are right for so many tokens."""
+    return fakes.ScriptedDrafter(harness.truth(TARGET, asked), right)
+
+
+class TestFakeHash(StateKindSuite):
+    """The fake kind passes the suite of kinds."""
+
+    temperature = 40.0
+
+    def model(self) -> states.FakeStateModel:
+        """Return the fake target."""
+        return TARGET
+
+
+def test_the_fake_shows_every_fault_of_a_state() -> None:
+    """A token more, a token less, one twice and two in another order change the next logits, though keys and values are equal."""
+
+    def logits(*ids: int) -> torch.Tensor:
+        given = torch.tensor([ids])
+        whole = TARGET.remembered(given, None)
+        return whole[0, -1]
+
+    right = logits(5, 6, 7, 8)
+    wrong = [logits(5, 6, 7), logits(5, 6, 7, 8, 9), logits(5, 6, 6, 7, 8), logits(5, 7, 6, 8), logits(6, 7, 8)]
+    assert all(not torch.equal(right, one) for one in wrong)
+    plain = fakes.fake_target()
+    assert plain.config.seed == TARGET.config.seed
+    prompts = harness.random_prompts([5, 9, 14], 61, seed=7)
+    assert any(harness.continuation(plain, one, 8) != harness.continuation(TARGET, one, 8) for one in prompts)
+
+
+@pytest.mark.parametrize("align", standard.FOR_TREES)
+@pytest.mark.parametrize("draft_length", [1, 4])
+def test_a_draft_model_with_states(align: str, draft_length: int) -> None:
+    """A draft model with states drafts for a target with states, and every draft of the target itself stands."""
+    asked = usual()
+    draft = states.fake_state_draft(TARGET)
+    harness.check(harness.pipeline(TARGET, draft, align=align, batch_size=3, draft_length=draft_length), asked)
+    asked = harness.requests(harness.random_prompts(LENGTHS, 61), 11)
+    twin = states.fake_state_target()
+    pipe = harness.pipeline(TARGET, twin, align=align, batch_size=3, draft_length=4)
+    assert {one.metrics.num_spec_steps for one in harness.check(pipe, asked)} == {2}
+
+
+def test_a_draft_model_with_states_for_a_target_without() -> None:
+    """The draft model's states are its own business: a target that attends is decoded exactly."""
+    target = fakes.fake_target()
+    asked = usual()
+    harness.check(harness.pipeline(target, states.fake_state_draft(TARGET), batch_size=3, draft_length=3), asked)
+
+
+class Sometimes:
+    """Drafts nothing in most rounds."""
+
+    needs = offers = frozenset[str]()
+
+    def __init__(self, depth: int) -> None:
+        self.maximum, self._rounds = Budget(depth), 0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget of every fourth round, and else none."""
+        self._rounds += 1
+        return self.maximum if self._rounds % 4 == 0 else Budget(0)
+
+    def observe(self, report: Any) -> None:
+        """Learn nothing."""
+
+
+def test_a_draft_model_with_states_reads_along() -> None:
+    """In rounds that draft nothing the draft model reads what was generated: its drafts after them are those of the target."""
+    asked = harness.requests(harness.random_prompts([5, 1, 9, 4], 61), [20, 9, 14, 17])
+    policy = Sometimes(3)
+    pipe = harness.pipeline(TARGET, states.fake_state_target(), batch_size=2, draft_length=policy)
+    results = harness.check(pipe, asked)
+    drafted = sum(one.metrics.num_draft_tokens for one in results)
+    assert 0 < drafted == sum(one.metrics.num_accepted_draft_tokens for one in results)
+
+
+@pytest.mark.parametrize("align", ["ragged", "exspec"])
+@pytest.mark.parametrize("piece", [1, 3, 4])
+def test_prompts_in_pieces(align: str, piece: int) -> None:
+    """Long prompts are read in pieces beside rows that decode, by target and draft model, and every piece is settled."""
+    asked = harness.requests(harness.random_prompts([3, 17, 2, 11, 9], 61), 8)
+    draft = states.fake_state_draft(TARGET)
+    schedule = f"continuous,piece={piece}"
+    harness.check(harness.pipeline(TARGET, draft, align=align, schedule=schedule, batch_size=2, draft_length=3), asked)
+
+
+def test_prompts_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of unequal length that are read in several forwards: padding before a row's first token leaves no trace."""
+    monkeypatch.setattr(choice, "PREFILL_TOKENS", 8)
+    asked = usual()
+    harness.check(harness.pipeline(TARGET, states.fake_state_draft(TARGET), batch_size=5, draft_length=3), asked)
+
+
+def test_samples_share_the_reading_of_the_prompt() -> None:
+    """Samples that are admitted with the first read nothing themselves: their rows begin as copies of its state."""
+    feeds = harness.Feeds()
+    pipe = harness.pipeline(TARGET, None, accept="gumbel", batch_size=4, observers=[feeds])
+    list(pipe.generate(harness.random_prompts([6], 61), 5, sampling=Sampling(temperature=40.0, samples=4)))
+    assert [one.rows for one in feeds.reading] == [1]
+    assert feeds.reading[0].target == [(1, 5), (1, 1)], "the state before the last token is kept for the samples"
+    assert [one.target for one in feeds.rounds if one.report.starts] == [[(3, 1)]]
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_aborted_rows_leave_nothing(at: int) -> None:
+    """A sequence that takes the row of an aborted one begins with an empty state, and the others go on."""
+    asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5, 3], 61), 20)
+    pipe = harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    for request in asked:
+        engine.add(request)
+    ended = {}
+    for step in range(200):
+        if engine.idle:
+            break
+        if step == at:
+            assert engine.abort((1, 0)) is not None
+        if (report := engine.step()) is not None:
+            ended |= {one.request.index: one.token_ids for one in report.finished}
+    assert sorted(ended) == [0, 2, 3, 4, 5]
+    assert all(ended[i] == harness.continuation(TARGET, asked[i].prompt_ids, 20) for i in ended)
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("align", ["masking,positions=content", "padding,mask=content,positions=content,bonus=target"])
+def test_mended_alignments(align: str) -> None:
+    """Alignments that attend to more columns than a row has tokens have no more tokens in its states."""
+    asked = usual()
+    harness.check(harness.pipeline(TARGET, scripted(asked), align=align, batch_size=3, draft_length=4), asked)
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
+    """The draft model's states are forked with the target's: samples are those of plain decoding."""
+    prompts = harness.random_prompts([6, 1, 9], 61)
+    found = []
+    for drafter, rows in ((None, 1), (states.fake_state_draft(TARGET), batch_size)):
+        pipe = harness.pipeline(TARGET, drafter, accept=standard.ALWAYS_THE_SAME, batch_size=rows, draft_length=3)
+        results = pipe.generate(prompts, 7, sampling=Sampling(temperature=40.0, samples=4))
+        found.append([one.token_ids for one in results])
+    assert found[0] == found[1]
+
+
+def test_as_on_a_gpu() -> None:
+    """On a device as strict as CUDA a run with states is exact, waits once a round and copies no more than without states."""
+    asked = usual()
+    with where.running_on("sim"), watched_rounds() as watched:
+        draft = states.fake_state_draft(TARGET)
+        pipe = harness.pipeline(TARGET, draft, batch_size=2, draft_length=3, observers=[watched])
+        harness.check(pipe, asked)
+        watched.rounds.clear()  # a model is tried out in its first run
+        harness.check(pipe, asked)
+    assert watched.steady
+    assert max(one.waits for one in watched.rounds) == 1
+    assert max(one.copies for one in watched.steady) <= 2
+
+
+def test_what_stands_as_a_whole_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, and rounds without a draft, leave the states that their forwards have computed: nothing is taken in again."""
+
+    def advance(*_: Any) -> Any:
+        raise AssertionError("replayed")
+
+    monkeypatch.setattr(states.FakeHash, "advance", advance)
+    asked = usual()
+    harness.check(harness.pipeline(TARGET, None, batch_size=3), asked)
+    with pytest.raises(
+        ContractError, match=r"^state kind 'fake-hash' of .*: advance\(\) raised AssertionError: replayed$"
+    ):
+        harness.decode(harness.pipeline(TARGET, scripted(asked), batch_size=3), asked)
+
+
+def test_prefixes_of_states_are_not_cached() -> None:
+    """A store that has a sequence's first keys and values has not its states: all tokens are fed."""
+    run = harness.open_run(TARGET, 2, 20)
+    sequence = Rows(5).batch.sequences[0]
+    run.target.store.reserve = lambda *_: 3  # type: ignore[method-assign]
+    assert run.target.reserve(sequence, 5) == 0
+    plain = harness.open_run(fakes.fake_target(), 2, 20)
+    plain.target.store.reserve = lambda *_: 3  # type: ignore[method-assign]
+    assert plain.target.reserve(sequence, 5) == 3
+
+
+def wrong(member: str, function: Any) -> Any:
+    """Return a kind of which one member does something else."""
+    return type("Wrong", (states.FakeHash,), {member: function})
+
+
+@pytest.mark.parametrize(
+    ("member", "function", "said"),
+    [
+        ("layers", lambda self, model: 1 / 0, r"layers\(\) raised ZeroDivisionError: division by zero"),
+        ("shape", lambda self, layer: 1 / 0, r"shape\(\) raised ZeroDivisionError: division by zero"),
+        ("forward", lambda self, layer, state: lambda ids, cache: 1 / 0, r"forward\(\) raised ZeroDivisionError: .*"),
+        (
+            "forward",
+            lambda self, layer, state: states.FakeHash().forward(layer, attrs.evolve(state, note=lambda *_: None)),
+            r"forward\(\) must note what the state of layer 0 .*",
+        ),
+        (
+            "advance",
+            lambda self, *_: (torch.zeros(1),),
+            r"advance\(\) must return parts of the shapes \[\(3, 2\)\], got \[\(1,\)\]",
+        ),
+    ],
+    ids=["layers", "shape", "forward", "nothing noted", "advance"],
+)
+def test_faults_of_a_kind_are_one_sentence(member: str, function: Any, said: str) -> None:
+    """What a kind raises or returns is told with its name and its distribution."""
+    known = registry().entries["state kind"]
+    before = dict(known)
+    known.clear()
+    add_entry(registry(), "faulty-dist", "state kind", "faulty", wrong(member, function))
+    asked = usual()
+    try:
+        with pytest.raises(SpecframeError, match=rf"state kind 'faulty' of faulty-dist: {said}$") as raised:
+            harness.decode(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
+    finally:
+        known.clear()
+        known.update(before)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_kind_is_one_sentence() -> None:
+    """Without a plugin that knows its kind, a model with states is refused."""
+    del registry().entries["state kind"][states.NAME]
+    try:
+        with pytest.raises(ModelError) as raised:
+            ModelRunner(TARGET, "target")
+    finally:
+        add_entry(registry(), states.DISTRIBUTION, "state kind", states.NAME, states.FakeHash)
+    assert str(raised.value) == (
+        "the target has layers of type linear_attention; expected only full_attention and sliding_attention, whose cache can "
+        "forget rejected tokens, or a kind of state that an installed plugin registers"
+    )
+
+
+def test_a_layer_that_two_kinds_claim_is_one_sentence() -> None:
+    """Two plugins that both know a layer are named."""
+    add_entry(registry(), "another", "state kind", "another", states.FakeHash)
+    try:
+        with pytest.raises(
+            ModelError,
+            match=r"^layer 0 of the target is claimed by state kind 'another' of .* and state kind 'fake-hash'",
+        ):
+            state_layers(TARGET, "the target")
+    finally:
+        del registry().entries["state kind"]["another"]
+
+
+def test_trees_of_a_draft_model_with_states_are_refused() -> None:
+    """A tree is drafted by feeding tokens again, which a state cannot take in twice."""
+    pipe = harness.pipeline(TARGET, harness.strategy(registry(), "drafter", "model,branch=2/1"), draft_length=2)
+    pipe.parts.draft = states.fake_state_draft(TARGET)
+    with pytest.raises(CompositionError, match=r"a tree is drafted by feeding tokens again, .*: expected tree=chain"):
+        harness.decode(pipe, usual())
+
+
+def test_a_cache_opened_past_the_run_is_refused() -> None:
+    """A strategy that makes a cache of its own for a model with states is told how to open one."""
+    run = harness.open_run(TARGET, 2, 20)
+    with pytest.raises(
+        ModelError, match=r"keeps states: expected a strategy that opens its cache by run\.open_cache\(\)$"
+    ):
+        CachedModel(run.runner, run.target.store, run.target.layout, run.watch)
+
+
+# ---- the store ---------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """A store of states and rows of tokens that are fed to it."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.asked = harness.requests(harness.random_prompts(lengths, 61), 20)
+        pool = harness.open_pool(self.asked)
+        self.batch = pool.batch(pool.admit(len(lengths)))
+        self.layers = state_layers(TARGET, "the target")
+        self.store = RowStates(self.layers, len(lengths), torch.device("cpu"))
+        self.store.arrange(self.batch.sequences)
+
+    def feed(self, ids_BT: torch.Tensor, start: int, parents_BT: torch.Tensor | None = None) -> LayerState:
+        """Feed a block and return the states it was given."""
+        self.store.expect(self.batch, Block(ids_BT, start, parents_BT))
+        state = self.store.state(0)
+        self.layers[0].forward(state)(ids_BT, None)
+        return state
+
+    def read(self) -> None:
+        """Feed all rows' tokens but the last, and settle them."""
+        width = self.batch.longest - 1
+        self.feed(self.batch.last_tokens(width, -1), -width - 1)
+        self.store.settle(self.batch, Kept(-1))
+
+    def expected(self, row: int, *after: int) -> list[int]:
+        """Return the state after a row's own tokens but the last, and others."""
+        state_12 = torch.zeros(1, 2, dtype=torch.long)
+        for token in [*self.asked[row].prompt_ids[:-1], *after]:
+            state_12 = states.taken(state_12, torch.tensor([token]))
+        found: list[int] = state_12[0].tolist()
+        return found
+
+
+DRAFT_BT = torch.tensor([[20, 21, 22, 23], [30, 31, 32, 33], [40, 41, 42, 43]])
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_each_row_keeps_its_own_number_of_tokens(where: str) -> None:
+    """After a block of which rows keep none, some and all tokens, each state is that of a fresh pass over what stands."""
+    rows, stand = Rows(5, 1, 9), np.array([-1, 1, 3])
+    rows.read()
+    rows.feed(DRAFT_BT, -1)
+    kept = Kept(stand) if where == "host" else Kept(torch.from_numpy(stand), None, lambda: stand)
+    rows.store.settle(rows.batch, kept)
+    lengths = rows.batch.lengths + stand + 1
+    rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
+    (before_B2,) = rows.feed(DRAFT_BT[:, :1], -1).before
+    assert before_B2.tolist() == [
+        rows.expected(0),
+        rows.expected(1, 30, 31),
+        rows.expected(2, 40, 41, 42, 43),
+    ]
+
+
+def test_a_path_is_taken_in_in_its_order() -> None:
+    """Of a tree the state takes in the row's own token and the nodes of the path, wherever they are in the block."""
+    rows = Rows(5, 1)
+    rows.read()
+    parents_BT = torch.tensor([[-1, 0, 0, 1, 2]]).expand(2, -1)
+    rows.feed(torch.tensor([[20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]), -1, parents_BT)
+    path_BT, stand = torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1])
+    rows.store.settle(rows.batch, Kept(stand, path_BT, lambda: stand.numpy()))
+    lengths = rows.batch.lengths + stand.numpy() + 1
+    rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
+    (before_B2,) = rows.feed(DRAFT_BT[:2, :1], -1).before
+    assert before_B2.tolist() == [rows.expected(0, 20, 22, 24), rows.expected(1, 30, 31)]
+
+
+def test_chains_in_several_blocks() -> None:
+    """Blocks that go on from one another are settled together, up to any of their tokens."""
+    rows = Rows(5, 3)
+    rows.read()
+    for place in range(4):
+        rows.feed(DRAFT_BT[:2, place : place + 1], place - 1)
+    rows.store.settle(rows.batch, Kept(2))
+    lengths = rows.batch.lengths + 3
+    rows.batch = attrs.evolve(rows.batch, lengths=lengths, lengths_B=torch.from_numpy(lengths))
+    (before_B2,) = rows.feed(DRAFT_BT[:2, :1], -1).before
+    assert before_B2.tolist() == [rows.expected(0, 20, 21, 22), rows.expected(1, 30, 31, 32)]
+
+
+def test_a_state_forgets_nothing() -> None:
+    """A strategy that goes back behind what a state has taken in, or goes on without settling, is told so in one sentence."""
+    rows = Rows(5, 3)
+    rows.read()
+    with pytest.raises(
+        ContractError, match=r"a block begins after 3 tokens of row 0, whose state holds 4: expected a cache"
+    ):
+        rows.feed(DRAFT_BT[:2], -2)
+    rows.feed(DRAFT_BT[:2], -1)
+    with pytest.raises(
+        ContractError, match=r"row 0 is to keep 3 tokens, and its state holds 4 already: expected at least"
+    ):
+        rows.store.settle(rows.batch, Kept(-2))
+    with pytest.raises(
+        ContractError, match=r"was fed and not settled when a block begins that is no continuation of it"
+    ):
+        rows.feed(DRAFT_BT[:2], -1)
+    with pytest.raises(ContractError, match=r"was fed and not settled when rows change their places"):
+        rows.store.arrange(rows.batch.sequences[::-1])
+
+
+def test_bytes_are_counted() -> None:
+    """A run counts the bytes of states beside those of keys and values."""
+    run, plain = harness.open_run(TARGET, 3, 20), harness.open_run(fakes.fake_target(), 3, 20)
+    assert run.kv_bytes - plain.kv_bytes == 3 * 2 * 8
