@@ -256,7 +256,7 @@ class High(Even):
 
 
 def test_a_drafter_that_knows_nothing_that_is_allowed() -> None:
-    """Where a draft model has none of the allowed ids, its tokens are rejected, and its logits stay a distribution."""
+    """Where a draft model has none of the allowed ids, its tokens are rejected, and nobody is warned."""
     target = zoo_pair()[0]
     draft = zoo.build("llama", seed=3, num_hidden_layers=1, vocab_size=60)
     for accept in ("rejection", "block"):
@@ -375,18 +375,19 @@ def test_an_aborted_row_leaves_the_others_as_they_are() -> None:
     assert [ended[index] for index in range(len(PROMPTS))] == expected("digit-sum", 40)
 
 
+@pytest.mark.parametrize("check", [False, True], ids=["", "check"])
 @pytest.mark.parametrize("drafter", ["none", "model", "prompt-lookup", "model,tree=static"])
 @pytest.mark.parametrize("member", ["begin", "advance", "nothing"])
-def test_an_error_ends_its_own_row(member: str, drafter: str) -> None:
+def test_an_error_ends_its_own_row(member: str, drafter: str, check: bool) -> None:
     """The row that a call was made for ends with the error and the tokens it has; the others get theirs."""
-    pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=4, draft_length=3)
+    pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=4, draft_length=3, check=check)
     results = harness.decode(pipe, asked(Failing(member)))
     failed = results.pop(2)
     assert failed.finish_reason == "error"
     assert [result.token_ids for result in results] == [one for i, one in enumerate(expected("digit-sum")) if i != 2]
     assert failed.token_ids == expected("digit-sum")[2][: len(failed.token_ids)]
     if member == "nothing":
-        assert failed.error == NONE_ALLOWED
+        assert failed.error == f"constraint Failing: {NONE_ALLOWED}"
         assert failed.token_ids
     else:
         assert str(failed.error).startswith(f"constraint Failing: {member}() raised RuntimeError: no grammar, at ")
@@ -413,6 +414,82 @@ def test_an_error_for_all_rows_ends_those_with_the_constraint(member: str, why: 
                 raise ContractError(result.error)
         else:
             assert result.token_ids == (expected("digit-sum"), free)[index % 3 - 1][index]
+
+
+class Acting(DigitSum):
+    """Does something else at one call of a member."""
+
+    def __init__(self, member: str = "", at: int = 0, act: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self._member, self._at, self._act = member, at, act
+
+    def _count(self, member: str) -> None:
+        self.calls[member] += 1
+        if member == self._member and self.calls[member] == self._at:
+            self._act()
+
+    def begin(self, request: Request, vocabulary: int, tokenizer: Any) -> Any:
+        """Act, and begin."""
+        self._count("begin")
+        return super().begin(request, vocabulary, tokenizer)
+
+    def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
+        """Act, and return masks."""
+        self._count("masks")
+        walking = DigitSum()
+        return walking.masks(states, drafted)
+
+    def advance(self, state: Any, tokens: list[int]) -> Any:
+        """Act, and go on."""
+        self._count("advance")
+        return super().advance(state, tokens)
+
+
+ACTS = ("memory", "error", "exit", "abort", "close")
+
+
+@pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
+@pytest.mark.parametrize("when", ["first", "middle", "last"])
+@pytest.mark.parametrize("member", ["begin", "masks", "advance"])
+@pytest.mark.parametrize("act", ACTS)
+def test_whatever_happens_in_a_call(act: str, member: str, when: str) -> None:
+    """Each request has one end: with its tokens, with an error and a part of them, or by the abort; a closed engine has none."""
+    pipe, counting = harness.pipeline(TARGET, DRAFT, batch_size=3, draft_length=2), Acting()
+    harness.decode(pipe, asked(counting))
+    count = counting.calls[member]
+    engine, gone = open_engine(pipe), list[Any]()
+
+    def happen() -> None:
+        if act in ("abort", "close"):
+            gone.append(engine.abort((4, 0)) if act == "abort" else engine.close())
+            return
+        raise {
+            "memory": torch.OutOfMemoryError("CUDA out of memory"),
+            "error": ValueError("planted"),
+            "exit": SystemExit(3),
+        }[act]
+
+    acting = Acting(member, {"first": 1, "middle": (count + 1) // 2, "last": count}[when], happen)
+    for request in asked(acting):
+        engine.add(request)
+    ended: list[Any] = []
+    while not engine.idle:
+        report = engine.step()
+        ended += report.finished if report else []
+    if act == "close":
+        assert len(ended) < len(PROMPTS)
+        return
+    ended += [one for one in gone if one is not None]
+    assert sorted(one.request.index for one in ended) == list(range(len(PROMPTS)))
+    failed = [one for one in ended if one.finish_reason == "error"]
+    assert bool(failed) == (act in ("error", "exit"))
+    for one in ended:
+        wanted = expected("digit-sum")[one.request.index]
+        assert one.token_ids == (wanted if one.finish_reason in ("eos", "length") else wanted[: len(one.token_ids)])
+    assert all("planted" in one.error or "SystemExit" in one.error for one in failed)
+    assert len(failed) <= (3 if member == "masks" else 1)
+    assert len([one for one in ended if one.finish_reason not in ("eos", "length")]) <= 3
 
 
 WRONG: dict[str, tuple[Any, str]] = {

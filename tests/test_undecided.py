@@ -98,3 +98,19 @@ def test_infinity_is_a_choice_of_ones_own_processors() -> None:
         scores_BTV[0, 1, 2], scores_BTV[0, 2, 0], scores_BTV[0, 3] = float("inf"), float("nan"), float("-inf")
         found[name] = undecided(batch, scores_BTV)[0].tolist()
     assert found == {"own": [False, False, True, True], "none": [False, True, True, True]}
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_checks_say_nothing_of_such_places(temperature: float) -> None:
+    """With checks, too, a row without a token to choose ends with an error, and a token with an infinite score is chosen."""
+
+    def shaped(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] >= 8:
+            return torch.full_like(scores, float("-inf"))
+        return scores.index_fill(1, torch.tensor([ids.shape[1]]), float("inf"))
+
+    for check in (False, True):
+        pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", draft_length=3, check=check)
+        how = Sampling(temperature=temperature, processors=(shaped,))
+        (result,) = pipe.generate([[1, 2, 3]], 9, sampling=how)
+        assert (result.token_ids, result.finish_reason) == ([3, 4, 5, 6, 7], "error")

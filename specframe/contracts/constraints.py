@@ -67,7 +67,10 @@ class Constraint(Protocol):
         """
 
     def advance(self, state: Any, tokens: list[int]) -> Any:
-        """Return the state after further tokens, which stand; it may be the same object."""
+        """Return the state after further tokens, which stand; it may be the same object.
+
+        They are allowed, unless the acceptance rule goes by something else than scores.
+        """
 
 
 @attrs.define(eq=False)

@@ -93,7 +93,6 @@ class Sequence:
     def wait(self) -> None:
         """Take the row away. The sequence then reads its prompt and its generated tokens again before it decodes on."""
         self.state, self.unread, self.parent, self.forks, self.waited = State.WAITING, 0, None, 0, 0
-        self.guide = None
 
 
 @attrs.frozen(eq=False)

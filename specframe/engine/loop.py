@@ -83,7 +83,7 @@ def step(
     with watch.stage("prefill" if batch.prefill else "verify"):
         scores = use.verifier.score(batch, draft)
     with watch.stage("accept"):
-        shaped_BTV = shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN, strict=True)
+        shaped_BTV = shape(batch, draft.tokens_BN, scores.logits_BTV, draft.parents_BN)
         shaped = Scores(shaped_BTV, scores.hidden)
         judged = verdict_of(use.rule, batch, draft, shaped)
         verdict = judged.within(draft)

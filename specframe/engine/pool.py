@@ -16,6 +16,7 @@ from specframe.contracts.round import Batch, Sequence, State
 from specframe.contracts.rows import RowMap
 from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
+from specframe.engine.blame import called
 from specframe.engine.gains import gains
 from specframe.engine.waiting import Key, Queue
 from specframe.text.constraints import NONE_ALLOWED
@@ -355,7 +356,7 @@ class Pool:
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         if reason == "error" and sequence.guide:
-            sequence.error = sequence.error or NONE_ALLOWED
+            sequence.error = sequence.error or f"{called('constraint', sequence.guide.constraint)}: {NONE_ALLOWED}"
         sequence.finish(reason)
         sequence.token_ids = self._tokens[self._batch_rows][
             row, len(sequence.request.prompt_ids) : batch.lengths[row]

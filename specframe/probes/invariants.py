@@ -20,7 +20,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
 from specframe.contracts.drafts import Draft, RoundReport, Scores, Transfer, Verdict, along
 from specframe.contracts.round import Batch, Sequence
@@ -53,17 +52,19 @@ class Checks(Accounts, Watcher, Listener):
         logits_BTV = along(verdict, scores.logits_BTV)
         best_BT = logits_BTV.max(-1).values
         got_BT = logits_BTV.gather(2, verdict.tokens_BT[..., None])[..., 0]
-        own = torch.where(torch.isfinite(got_BT), got_BT == best_BT, False).tolist()
-        possible = torch.isfinite(got_BT).tolist()
+        own, possible = (got_BT == best_BT).tolist(), (got_BT > float("-inf")).tolist()
+        ends = (
+            (best_BT > float("-inf")).long().cumprod(1).sum(1).tolist()
+        )  # a row ends where there is no token to choose
         for row, accepted in enumerate(verdict.accepted_B.tolist()):
             account = self.account(batch.sequences[row])
             if not 0 <= accepted < logits_BTV.shape[1]:
                 drafted = logits_BTV.shape[1] - 1
                 self.fail("bonus", row, account, f"{accepted} tokens of a draft of {drafted} are accepted")
             stands = own[row] if account.sequence.request.plan.greedy else possible[row]
-            if not stands[accepted]:
+            if accepted < ends[row] and not stands[accepted]:
                 self.fail("bonus", row, account, "the bonus token is not the target's choice")
-            if not all(own[row][:accepted]) and account.sequence.request.plan.greedy:
+            if not all(own[row][: min(accepted, ends[row])]) and account.sequence.request.plan.greedy:
                 self.fail("bonus", row, account, "an accepted token is not the target's choice")
 
     def committed(self, batch: Batch, order: list[Sequence], judged: Verdict, stands: Transfer) -> None:

@@ -18,27 +18,24 @@ from specframe.devices.kinds import constant, of
 from specframe.devices.memory import out_of_memory
 from specframe.errors import sentence
 
-NONE_ALLOWED = "the constraint: expected a token that it allows and that has a score, got none after the last token"
-"""The error of a sequence after whose last token none can be chosen."""
+NONE_ALLOWED = "expected a token that it allows and that has a score, got none after the last token"
+"""What is told of the constraint of a sequence after whose last token none can be chosen."""
 
 
 def constrain(
-    batch: Batch, drafted_BN: torch.Tensor, scores_BTV: torch.Tensor, parents_BN: torch.Tensor | None, strict: bool
+    batch: Batch, drafted_BN: torch.Tensor, scores_BTV: torch.Tensor, parents_BN: torch.Tensor | None
 ) -> None:
-    """Give tokens that constraints do not allow a score of minus infinity, in place.
+    """Give tokens that constraints do not allow a score of minus infinity, in place; all tokens where a constraint has failed.
 
     Args:
         batch: the rows.
         drafted_BN: the draft tokens of each row.
         scores_BTV: the scores at the last T places of each row.
         parents_BN: the draft token that each draft token follows, -1: the row's last token; (B, N) or (1, N); None: a chain.
-        strict: whether every token is refused where a constraint allows none, or has failed. If not, such scores stay.
     """
     for held in by_constraint(batch).values():
         bits_ATW = masks_of(batch, held, drafted_BN, parents_BN, scores_BTV.shape[1])
         allowed_ATV = unpacked(bits_ATW, scores_BTV.device)[..., : scores_BTV.shape[2]]
-        if not strict:
-            allowed_ATV = allowed_ATV | ~allowed_ATV.any(-1, keepdim=True)
         rows_A = constant(tuple(held), scores_BTV.device)
         scores_BTV[rows_A] = scores_BTV[rows_A].masked_fill(~allowed_ATV, float("-inf"))
 

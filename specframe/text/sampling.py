@@ -161,11 +161,7 @@ class Sampling:
 
 
 def shape(
-    batch: Batch,
-    drafted_BN: torch.Tensor,
-    logits_BTV: torch.Tensor,
-    parents_BN: torch.Tensor | None = None,
-    strict: bool = False,
+    batch: Batch, drafted_BN: torch.Tensor, logits_BTV: torch.Tensor, parents_BN: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return logits shaped by each row's constraint, and then by its plan; float32 if any row has either.
 
@@ -174,13 +170,11 @@ def shape(
         drafted_BN: the N draft tokens of each row.
         logits_BTV: logits of the last T positions, T at most N + 1. In a chain, the last position follows all of ``drafted_BN``.
         parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
-        strict: whether no token can be chosen where a constraint allows none, as it is for the target. Where drafts are chosen,
-            such a position keeps its scores: whatever is drafted there is rejected.
     """
     if unshaped(batch):
         return logits_BTV
     scores_BTV = logits_BTV.float().clone(memory_format=torch.contiguous_format)
-    constrain(batch, drafted_BN, scores_BTV, parents_BN, strict)
+    constrain(batch, drafted_BN, scores_BTV, parents_BN)
     plans = [sequence.request.plan for sequence in batch.sequences]
     if not any(plan.processors for plan in plans):
         return scores_BTV
