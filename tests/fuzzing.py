@@ -18,8 +18,8 @@ COUNT = int(os.environ.get("SPECFRAME_FUZZ", "100"))
 """Inputs in all."""
 SEED = int(os.environ.get("SPECFRAME_FUZZ_SEED", "0"))
 
-SHARES = {"command": 45, "prompts": 15, "argument": 35, "interruption": 5}
-"""Of a hundred inputs, how many are of each kind."""
+SHARES = {"command": 45, "prompts": 15, "argument": 35, "interruption": 5, "run": 40}
+"""Of a hundred inputs, how many are of each kind; runs are counted by themselves."""
 
 TEXTS: tuple[str, ...] = (
     *("", " ", "x", "nan", "NaN", "inf", "-inf", "1e999", "-1", "-0", "0", "1", "2", "0.5", "3.5", "1e3", "+1", "01"),

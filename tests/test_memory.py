@@ -11,6 +11,8 @@ from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
 
 from specframe.engine import retry
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
 from specframe.errors import ContractError, ModelError
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
@@ -228,6 +230,26 @@ def test_rows_grow_again_after_a_passing_lack_of_memory(monkeypatch: pytest.Monk
     assert limits.shrink(8)
     assert [limits.grow(True) for _ in range(4)] == [False, False, False, True]
     assert (limits.of(8), limits.batch_size) == (8, 8)
+
+
+def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
+    """A lack of memory with one row is an error; stepped on, the engine decodes what is left, the request in that row too."""
+    target = fakes.fake_target()
+    asked = harness.requests(harness.random_prompts([3, 5], 61), 5)
+    pipe = harness.pipeline(target, batch_size=1, verify=Cramped(0, {2, 4}))
+    engine = Engine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    ended, errors = dict[int, list[int]](), list[str]()
+    for one in asked:
+        engine.add(one)
+    while not engine.idle:
+        try:
+            report = engine.step()
+        except ModelError as error:
+            errors.append(str(error))
+        else:
+            ended |= {one.request.index: one.token_ids for one in (report.finished if report else ())}
+    assert ["does not suffice for one sequence" in one for one in errors] == [True, True]
+    assert ended == {one.index: harness.expected(target, one)[0] for one in asked}
 
 
 def test_limits_do_not_grow_where_nothing_waits() -> None:

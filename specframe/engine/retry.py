@@ -28,15 +28,15 @@ class Limits:
         return rows if self._rows is None else min(rows, self._rows)
 
     def shrink(self, rows: int) -> bool:
-        """Go on with half of the rows there were, in half as large batches; return whether any are left.
+        """Go on with half of the rows there were, in half as large batches, or with the only one; return whether there were more.
 
         Each time but the first doubles the rounds to the next growth.
         """
         if self._rows is not None:
             self._patience *= 2
-        self._calm, self._rows = 0, rows // 2
+        self._calm, self._rows = 0, max(1, rows // 2)
         self.batch_size = max(1, min(self.batch_size, rows) // 2)
-        return self._rows > 0
+        return rows > 1
 
     def grow(self, wanted: bool) -> bool:
         """Count a round; return whether there may be more rows from now on, where they are wanted and memory has sufficed."""
