@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,8 @@ from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.guard import guard
+from specframe.engine.workers import messages
+from specframe.engine.workers.messages import Unpacking
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry
@@ -150,6 +153,14 @@ def test_rows_with_other_constraints() -> None:
     for drafter in ("model", "model,tree=dynamic"):
         pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=8, draft_length=3)
         assert tokens(harness.decode(pipe, requests)) == wanted
+
+
+@pytest.mark.parametrize("drafter", ["model", "model,tree=dynamic", "prompt-lookup"])
+def test_rows_that_do_not_draft(drafter: str) -> None:
+    """Beside rows without speculation, of which drafters know nothing, each row has its own state."""
+    requests = [attrs.evolve(one, speculate=one.index % 3 != 1) for one in asked(DigitSum())]
+    pipe = harness.pipeline(TARGET, DRAFT, drafter=drafter, batch_size=4, draft_length=3)
+    assert tokens(harness.decode(pipe, requests)) == expected("digit-sum")
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS[:5])
@@ -586,3 +597,15 @@ def test_workers_decode_with_constraints() -> None:
     failed = results.pop(2)
     assert "advance() raised RuntimeError: no grammar" in str(failed.error)
     assert [result.token_ids for result in results] == [one for i, one in enumerate(expected("digit-sum")) if i != 2]
+
+
+def test_a_worker_knows_a_constraint_again() -> None:
+    """Requests with one object as their constraint share one in a worker, too, so that their masks are asked for together."""
+    unpacking = Unpacking(None, torch.device("cpu"))
+    shared, other = DigitSum(), DigitSum(base=7)
+    came = [unpacking.request(messages.packed(one, None)) for one in (*asked(shared), *asked(other), *asked("even"))]
+    found = [one.constraint for one in came]
+    count = len(PROMPTS)
+    assert [one is found[0] for one in found] == [True] * count + [False] * 2 * count
+    assert [one is found[count] for one in found[count:]] == [True] * count + [False] * count
+    assert set(found[2 * count :]) == {"even"}

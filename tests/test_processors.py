@@ -217,7 +217,8 @@ def test_what_is_not_one_formula_is_called_for_each_place() -> None:
         seen.append(ids[0].tolist())
         return scores + len(seen)
 
-    ignoring = hf.RepetitionPenaltyLogitsProcessor(1.2, prompt_ignore_length=torch.tensor([2]))
+    ignoring = hf.RepetitionPenaltyLogitsProcessor(1.2)
+    ignoring.prompt_ignore_length = torch.tensor([2])  # older versions do not take it as an argument
     for one in (Own(0.5), noting, ignoring, hf.NoRepeatNGramLogitsProcessor(1)):
         assert kind_of(one) is None
     plans = [planned([Own(0.5), ignoring, hf.NoRepeatNGramLogitsProcessor(1)], True) for _ in LENGTHS]

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,8 +18,12 @@ from tokenizers import Tokenizer
 
 from specframe import Pipeline
 from specframe.cli import cli
+from specframe.contracts.drafts import RoundReport
 from specframe.models import aliases, pairs
+from specframe.observe.watch import Watcher
+from specframe.reference import reference_decode
 from specframe.testing import harness
+from specframe.testing.constraints import Even, OneByOne
 
 THERE = [kind for kind in HEADS if (FOLDER / "heads" / kind).is_dir()]
 BRANCHES = {"medusa": ",tree=chain", "dflash": None}
@@ -84,6 +89,31 @@ def test_a_head_decodes_exactly(kind: str, options: str, align: str, target: Any
     pipe = harness.pipeline(target, f"tiny-{kind}{options}", align=align, batch_size=3, draft_length=4)
     harness.check(pipe, harness.requests(held_out(6, 64), 24, {0}))
     assert pipe.report.mean_acceptance_length > 1.2
+
+
+class Odd(Watcher):
+    """Counts the drafted tokens, and those of them that are odd."""
+
+    def __init__(self) -> None:
+        self.drafted = self.odd = 0
+
+    def round(self, report: RoundReport) -> None:
+        """Count a round's."""
+        self.drafted += report.draft.tokens_BN.numel()
+        self.odd += int((report.draft.tokens_BN % 2).sum())
+
+
+@pytest.mark.parametrize("kind", THERE)
+def test_a_head_drafts_under_a_constraint(kind: str, target: Any) -> None:
+    """A head drafts only what the constraint allows, and the tokens are the reference decoder's with the same constraint."""
+    watched = Odd()
+    asked = [attrs.evolve(one, constraint=Even()) for one in harness.requests(held_out(4, 64), 16, {0})]
+    pipe = harness.pipeline(target, f"tiny-{kind}", batch_size=3, draft_length=3, observers=[watched])
+    results = harness.decode(pipe, asked)
+    for request, result in zip(asked, results, strict=True):
+        own = OneByOne(Even(), request, target.config.vocab_size)
+        assert result.token_ids == reference_decode(target, request.prompt_ids, 16, {0}, [own])
+    assert watched.odd == 0 < watched.drafted
 
 
 @pytest.mark.parametrize("kind", THERE)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from specframe.plugins.recipe import Recipe
 
 
+KEPT = 256
+"""Constraints that a worker knows again, at most."""
+
+
 @attrs.frozen
 class Open:
     """Open an engine."""
@@ -200,6 +204,8 @@ def packed(request: Request, tokenizer: Any) -> bytes:
 class Unpacking:
     """Makes requests of what comes.
 
+    Equal constraints are made one object, as they were: rows that share one are asked about together.
+
     Args:
         tokenizer: the worker's.
         device: the worker's.
@@ -207,6 +213,7 @@ class Unpacking:
 
     def __init__(self, tokenizer: Any, device: torch.device) -> None:
         self._tokenizer, self._device = tokenizer, device
+        self._constraints: dict[bytes, Any] = {}
 
     def request(self, data: bytes) -> Request:
         """Return a request."""
@@ -214,4 +221,9 @@ class Unpacking:
         for check in made.stop_checks:
             if isinstance(check, Criteria):
                 check.device = self._device
-        return made
+        if made.constraint is None or isinstance(made.constraint, str):
+            return made
+        if len(self._constraints) >= KEPT:
+            self._constraints.clear()
+        known = self._constraints.setdefault(pickle.dumps(made.constraint), made.constraint)
+        return attrs.evolve(made, constraint=known)
