@@ -36,8 +36,11 @@ def constrain(
     for held in by_constraint(batch).values():
         bits_ATW = masks_of(batch, held, drafted_BN, parents_BN, scores_BTV.shape[1])
         allowed_ATV = unpacked(bits_ATW, scores_BTV.device)[..., : scores_BTV.shape[2]]
-        rows_A = constant(tuple(held), scores_BTV.device)
-        scores_BTV[rows_A] = scores_BTV[rows_A].masked_fill(~allowed_ATV, float("-inf"))
+        if len(held) == len(batch):
+            scores_BTV.masked_fill_(~allowed_ATV, float("-inf"))
+        else:
+            rows_A = constant(tuple(held), scores_BTV.device)
+            scores_BTV[rows_A] = scores_BTV[rows_A].masked_fill(~allowed_ATV, float("-inf"))
 
 
 def by_constraint(batch: Batch) -> dict[int, dict[int, Guide]]:
