@@ -24,6 +24,7 @@ from specframe.engine.engine import Engine
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.pipeline import Pipeline
 from specframe.testing import harness, zoo
+from specframe.testing.constraints import DigitSum, Even
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -124,12 +125,13 @@ def pipeline(name: str, given: dict[str, Any], **options: Any) -> Pipeline:
 
 
 def requests(draw: random.Random) -> list[Request]:
-    """Return requests of any lengths, limits and stop ids, some of which are not to be drafted for."""
+    """Return requests of any lengths, limits, stop ids and constraints, some of which are not to be drafted for."""
     lengths = [draw.choice([1, 2, 5, draw.randint(1, 60)]) for _ in range(draw.randint(1, 9))]
     prompts = harness.random_prompts(lengths, zoo.VOCABULARY, draw.randrange(1000))
     stops: list[Any] = [{zoo.EOS, draw.randrange(zoo.VOCABULARY)} if draw.random() < 0.4 else set() for _ in prompts]
     asked = harness.requests(prompts, [draw.choice([1, 2, draw.randint(1, 24)]) for _ in prompts], stops)
-    return [attrs.evolve(one, speculate=draw.random() > 0.15) for one in asked]
+    constraints = [None, None, Even(), DigitSum()]
+    return [attrs.evolve(one, speculate=draw.random() > 0.15, constraint=draw.choice(constraints)) for one in asked]
 
 
 def stepped(engine: Engine, draw: random.Random, asked: list[Request]) -> dict[int, Sequence]:
@@ -185,10 +187,11 @@ def a_sampled_run(draw: random.Random, name: str, given: dict[str, Any]) -> None
         repetition_penalty=draw.choice([None, None, 1.3]),
         samples=draw.choice([1, 1, 3]),
     )
-    plain = pipeline(name, {"drafter": None, "batch_size": 4}, accept="gumbel", seed=5)
+    options = {"accept": "gumbel", "seed": 5, "constraint": draw.choice([None, None, DigitSum()])}
+    plain = pipeline(name, {"drafter": None, "batch_size": 4}, **options)
     found = [
         [(one.index, one.sample, one.token_ids) for one in pipe.generate(prompts, 10, sampling=how)]
-        for pipe in (plain, pipeline(name, given, accept="gumbel", seed=5))
+        for pipe in (plain, pipeline(name, given, **options))
     ]
     assert found[0] == found[1]
 

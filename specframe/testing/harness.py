@@ -29,6 +29,7 @@ from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.testing import where
+from specframe.testing.constraints import OneByOne
 
 Prompts = Sequence[Sequence[int]]
 
@@ -120,7 +121,10 @@ def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) ->
 
 def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
     """Return the tokens and the finish reason that the reference decoder gives a request, asking after each token."""
-    tokens = continuation(model, request.prompt_ids, request.max_new_tokens)
+    if request.constraint is None:
+        tokens = continuation(model, request.prompt_ids, request.max_new_tokens)
+    else:
+        tokens = constrained(model, request)
     for place, token in enumerate(tokens):
         if token in request.stop_token_ids:
             return tokens[: place + 1], "eos"
@@ -128,6 +132,13 @@ def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
         if any(check.first(ids, len(request.prompt_ids), 1) == 0 for check in request.stop_checks):
             return tokens[: place + 1], "stop"
     return tokens, "length"
+
+
+def constrained(model: PreTrainedModel, request: Request) -> list[int]:
+    """Return the reference decoder's tokens for a request with a constraint, up to the first of its stop ids."""
+    constraint, own = strategy(registry(), "constraint", request.constraint), original(model)
+    processor = OneByOne(constraint, request, own.config.get_text_config().vocab_size)
+    return reference_decode(own, request.prompt_ids, request.max_new_tokens, request.stop_token_ids, [processor])
 
 
 def assert_exact(model: PreTrainedModel, asked: Sequence[Request], results: Sequence[Result]) -> None:
