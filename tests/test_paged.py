@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
-from specframe.contracts.round import Batch
-from specframe.errors import CompositionError, InvariantError
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Sequence
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
 from specframe.forward import compiled
+from specframe.forward.runner import ModelRunner
+from specframe.pipeline import Pipeline
 from specframe.testing import harness, paged, zoo
 from specframe.testing.conformance import AttentionBackendSuite, KVBackendSuite
 from specframe.testing.paged import Gathering, PagedStore, Pages
+from specframe.text.sampling import Sampling
 
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
 PROMPTS = [COMMON, [*COMMON, 5, 6, 7], [3], [*COMMON[:9], 1, 2], COMMON]
@@ -188,3 +194,123 @@ def test_the_backends_of_specframe_are_strangers_too(name: str) -> None:
         for window in (None, 4):
             Suite().test_equals_masks(0, 4, window, "dense")
         Suite().test_trees(0)
+
+
+# ---- room --------------------------------------------------------------------------------------------------------------
+
+
+def with_room_for(rows: int, target: Any, asked: list[Request], **options: Any) -> tuple[Pipeline, harness.Feeds]:
+    """Return a pipeline whose cache has pages for so many rows that share nothing, and what its rounds feed."""
+    feeds = harness.Feeds()
+    longest = max(len(one.prompt_ids) + one.max_new_tokens for one in asked)
+    pages = rows * -(-(longest + 3 + 2) // 4)  # with the draft beyond its end, the last token and the spare slot
+    options = {"kv": Pages(pages=pages), "attention": Gathering(), "batch_size": 4, "draft_length": 3} | options
+    return harness.pipeline(target, None, drafter="prompt-lookup", observers=[feeds], **options), feeds
+
+
+OWN = harness.random_prompts([9, 5, 12, 1, 7], zoo.VOCABULARY, seed=3)
+
+
+@pytest.mark.parametrize("schedule", ["continuous", "continuous,piece=4", "fixed"])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_requests_wait_for_room(rows: int, schedule: str) -> None:
+    """No more rows are live than there are pages for, whatever the batch size; all requests are decoded, in their order."""
+    target = zoo.build("llama")
+    asked = harness.requests(OWN, [9, 14, 3, 12, 7], {zoo.EOS})
+    pipe, feeds = with_room_for(rows, target, asked, schedule=schedule, check=True)
+    harness.check(pipe, asked)
+    assert max(one.rows for one in feeds.rounds) == rows
+    begun = [sequence.request.index for one in feeds.reading for sequence in one.report.sequences]
+    assert sorted(begun) == [0, 1, 2, 3, 4]
+    if rows == 1:
+        assert begun == [0, 1, 2, 3, 4], "a request that found no room keeps its place"
+
+
+def test_shared_beginnings_make_room() -> None:
+    """Rows that begin alike share pages, so that more of them are live at once than there would be rows without."""
+    target = zoo.build("llama")
+    asked = harness.requests([COMMON, [*COMMON, 5, 6, 7], COMMON], 5)
+    pipe, feeds = with_room_for(2, target, asked)
+    harness.check(pipe, asked)
+    assert max(one.rows for one in feeds.rounds) == 2 < 3
+    pipe, feeds = with_room_for(2, target, asked, kv=Pages(pages=2 * 7 + 3))
+    harness.check(pipe, asked)
+    assert max(one.rows for one in feeds.rounds) == 3
+
+
+@pytest.mark.parametrize("pages", [6, 11, 16, None])
+def test_samples_wait_for_room(pages: int | None) -> None:
+    """Samples for which there is no room beside their first wait, and those beside it begin with its last page, too."""
+    target = zoo.build("llama")
+    prompts = [OWN[4], OWN[2][:6]]  # their last pages hold tokens before the last one
+    alone = harness.pipeline(target, None, accept="gumbel", batch_size=1)
+    feeds = harness.Feeds()
+    options: dict[str, Any] = {
+        "kv": Pages(pages=pages),
+        "attention": Gathering(),
+        "batch_size": 4,
+        "observers": [feeds],
+    }
+    pipe = harness.pipeline(target, None, accept="gumbel", **options)
+    found = [
+        [one.token_ids for one in each.generate(prompts, 7, sampling=Sampling(temperature=1.0, samples=3))]
+        for each in (alone, pipe)
+    ]
+    assert found[0] == found[1]
+    assert max(one.rows for one in feeds.rounds) == {6: 1, 11: 2, 16: 3, None: 4}[pages], (
+        "six pages a row, of which samples share one"
+    )
+
+
+@pytest.mark.parametrize("cached", [-1, 10, True, "3", 2.0], ids=repr)
+def test_a_number_of_cached_tokens_that_cannot_be(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store says of a sequence's cached tokens is a number of them, or None; anything else is told as the backend's."""
+    monkeypatch.setattr(PagedStore, "reserve", lambda *_: cached)
+    pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2)
+    expected = (
+        r"KV backend Pages of specframe: store\.reserve\(\) must return a number of tokens from 0 to 9, or None, got "
+    )
+    with pytest.raises(ContractError, match=expected):
+        harness.decode(pipe, harness.requests([OWN[0]], 7))
+
+
+def test_no_room_for_one_is_one_sentence() -> None:
+    """Where not even one sequence has room, the run ends with a sentence, and not without an end."""
+    pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(pages=3), attention=Gathering(), batch_size=2)
+    expected = r"^KV backend: a store has no room for a sequence of 16 tokens, and no other is decoded .*: expected more memory, or"
+    with pytest.raises(ModelError, match=expected):
+        harness.decode(pipe, harness.requests([OWN[0]], 7))
+
+
+def test_a_cache_without_room_has_the_others_let_go() -> None:
+    """Where the draft model's cache has no room for a sequence, the target's keeps nothing of it."""
+    target = zoo.build("llama")
+    run = harness.open_run(target, 2, 20, kv=Pages(), draft=zoo.good_draft(target))
+    draft = run.open_cache(ModelRunner(zoo.good_draft(target), "draft"))
+    one = Sequence(harness.requests([OWN[0]])[0], 18)
+    draft.store.reserve = lambda *_: None  # type: ignore[method-assign]
+    assert run.reserve(one, 9) is None
+    assert not any(run.target.store._users)  # type: ignore[attr-defined]
+    del draft.store.reserve
+    assert run.reserve(one, 9) == 0
+    assert sum(run.target.store._users) == 6  # type: ignore[attr-defined]
+    assert run.reserve(one, 9) == 0, "one that waits again has its room once"
+    assert sum(run.target.store._users) == 6  # type: ignore[attr-defined]
+
+
+def test_an_aborted_row_makes_room() -> None:
+    """A request that waits for room begins as soon as another one is aborted, forks that waited for it included."""
+    target = zoo.build("llama")
+    asked = harness.requests([OWN[0], OWN[1]], 12)
+    pipe, _ = with_room_for(1, target, asked)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    for request in asked:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    assert engine.abort((0, 0)) is not None
+    ended = {}
+    while not engine.idle:
+        if (report := engine.step()) is not None:
+            ended |= {one.request.index: one.token_ids for one in report.finished}
+    assert ended == {1: harness.continuation(target, OWN[1], 12)}

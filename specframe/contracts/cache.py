@@ -195,12 +195,15 @@ class KVStore(Protocol):
         ``targets_BT`` None: the targets are the first T slots, and a store that grows drops all other slots.
         """
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room for a sequence that begins with ``tokens`` tokens, when it is given a row, before its first ``arrange``.
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room for a sequence that begins with ``tokens`` tokens and has up to ``sequence.limit``, when it is admitted.
+
+        A fork is admitted before its parent has read the prompt, and begins with the parent's tokens at its first ``arrange``.
 
         Returns:
             The number of its first tokens that are cached already, as another sequence's: they need not be fed. The tokens of a
-            sequence that is not ``ready`` may be missing, and so may the last token of any prompt.
+            sequence that is not ``ready`` may be missing, and so may the last token of any prompt. None: there is no room until
+            another sequence is released; the sequence waits, and nothing is kept of it.
         """
 
     def release(self, sequence: Sequence) -> None:

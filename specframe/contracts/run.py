@@ -94,8 +94,8 @@ class CachedModel(Protocol):
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed."""
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many need not be fed, None without room."""
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

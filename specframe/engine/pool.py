@@ -19,6 +19,7 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.blame import called
 from specframe.engine.gains import gains
 from specframe.engine.waiting import Key, Queue
+from specframe.errors import ModelError
 from specframe.text.constraints import NONE_ALLOWED
 
 
@@ -49,8 +50,9 @@ class Pool:
         self._returned: OrderedDict[Key, Sequence] = OrderedDict()
         self._clock = clock or HandClock()
         self.live: list[Sequence] = []
-        self.reserve: Callable[[Sequence, int], int] = lambda sequence, tokens: 0
-        """Told of a sequence that is given a row, and of its number of tokens; returns how many of the first are cached already."""
+        self.reserve: Callable[[Sequence, int], int | None] = lambda sequence, tokens: 0
+        """Told of a sequence that is admitted, and of its number of tokens; returns how many of the first are cached already, None:
+        there is no room for it."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row; None: it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
@@ -179,19 +181,28 @@ class Pool:
         return self._queue.arrived.values()
 
     def admit(self, count: int) -> list[Sequence]:
-        """Make up to ``count`` waiting requests live, as many as there are free rows.
+        """Make up to ``count`` waiting requests live, as many as there are free rows, and room in the caches.
+
+        Where there is no room for a request, it and those after it keep their places and wait for others to end.
 
         Returns:
             Those whose prompt has to be read: the next batch. The others are forks of a sequence of the same prompt.
+
+        Raises:
+            ModelError: there is no room for a request, and nothing is live that could end.
         """
         reading: list[Sequence] = []
         if self.draining:
             return reading
         for _ in range(min(count, len(self._returned) + len(self.waiting), self.rows - self._taken)):
-            if self._returned:
-                sequence = self._returned.popitem(last=False)[1]
-            else:
-                sequence = self._taken_up(self._queue.arrived.popitem(last=False)[1])
+            returned = self._returned
+            sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
+            if not self._has_room(sequence):
+                break
+            key = sequence.request.key
+            if (returned.pop(key, None) or self._queue.drop(key)) is None:  # aborted while room was made
+                sequence.finish("abort")
+                continue
             if sequence.parent:
                 sequence.parent.forks += 1
             else:
@@ -199,6 +210,20 @@ class Pool:
             sequence.guide = self.guide(sequence.request)
             self.live.append(sequence)
         return reading
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Have caches make room for a sequence, and note what it has to read; return whether they could."""
+        tokens = len(sequence.start_ids)
+        cached = self.reserve(sequence, tokens)
+        if cached is None:
+            if not self.live:
+                raise ModelError(
+                    f"KV backend: a store has no room for a sequence of {sequence.limit} tokens, and no other is decoded that "
+                    "could make some: expected more memory, or a shorter sequence"
+                )
+            return False
+        sequence.unread = 0 if sequence.parent else tokens - cached
+        return True
 
     def _taken_up(self, request: Request) -> Sequence:
         moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
@@ -283,8 +308,6 @@ class Pool:
             self._tokens[row, : len(ids)] = ids
             self._lengths[row] = len(ids)
             self._limits[row] = sequence.limit
-            cached = self.reserve(sequence, len(ids))
-            sequence.unread = 0 if row in forked else len(ids) - cached
         streams = [sequence.request.stream for sequence in held]
         written = np.column_stack([rows, self._lengths[rows], streams, self._tokens[rows]])
         written_NX = on_device(written, self._tokens_RS.device)  # all in one copy

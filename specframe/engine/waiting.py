@@ -47,6 +47,11 @@ class Queue:
         self.coming[request.key] = request
         heapq.heappush(self._heap, (request.arrival, next(self._numbers), request))
 
+    @property
+    def first(self) -> Request:
+        """The request that has arrived first of those that wait."""
+        return next(iter(self.arrived.values()))
+
     def drop(self, key: Key) -> Request | None:
         """Take out the request of a key and return it; None: there is none."""
         return self.arrived.pop(key, None) or self.coming.pop(key, None)

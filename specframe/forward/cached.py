@@ -92,13 +92,13 @@ class CachedModel:
         """Release the cache and the CUDA graphs recorded over it."""
         del self.store, self.layout, self.states, self._forward, self._chain
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed.
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
 
         Where hidden states are captured, or a layer keeps a state, all have to be: these are not cached.
         """
         cached = self.store.reserve(sequence, tokens)
-        return 0 if self._hidden or self.states is not None else cached
+        return 0 if cached is not None and (self._hidden or self.states is not None) else cached
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

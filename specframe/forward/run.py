@@ -77,21 +77,35 @@ class Run:
         """
         return CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), *how)
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room in all caches for a sequence that begins with ``tokens`` tokens.
 
         Returns:
-            How many of these tokens need not be fed, since all caches have them. The last is always fed.
+            How many of these tokens need not be fed, since all caches have them. The last is always fed. None: a cache has no room,
+            and the others keep nothing of the sequence.
         """
         self.forget_finished()
+        if sequence in self._reserved:  # it waits again, as its parent was aborted before it had begun
+            self._forget([sequence])
+        least = tokens - 1
+        for place, cached in enumerate(self.caches):
+            count = cached.reserve(sequence, tokens)
+            if count is None:
+                for other in self.caches[:place]:
+                    other.forget(sequence)
+                return None
+            least = min(least, count)
         self._reserved.append(sequence)
-        return min(tokens - 1, *(cached.reserve(sequence, tokens) for cached in self.caches))
+        return least
 
     def forget_finished(self) -> None:
         """Have the caches forget the sequences whose rows are no longer needed."""
-        gone = [sequence for sequence in self._reserved if sequence.gone]
-        self._reserved = [sequence for sequence in self._reserved if not sequence.gone]
-        for sequence in gone:
+        self._forget([sequence for sequence in self._reserved if sequence.gone])
+
+    def _forget(self, sequences: list[Sequence]) -> None:
+        """Have the caches forget sequences that they have made room for."""
+        self._reserved = [one for one in self._reserved if one not in sequences]
+        for sequence in sequences:
             for cached in self.caches:
                 cached.forget(sequence)
 

@@ -61,10 +61,12 @@ class CheckedModel(CachedModel):
         self._ledger.checks.batch(batch)
         return super().place(batch, block)
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
-        """Make room in the ledger, too."""
-        self._ledger.names.reserve(sequence, tokens)
-        return super().reserve(sequence, tokens)
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room in the ledger, too, which is as large as the cache."""
+        cached = super().reserve(sequence, tokens)
+        if cached is not None:
+            self._ledger.names.reserve(sequence, tokens)
+        return cached
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence in the ledger, too."""

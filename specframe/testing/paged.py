@@ -22,17 +22,18 @@ class Pages:
 
     Options:
         page: slots of a page.
+        pages: of all rows; without it as many as the rows take that share nothing.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "move", "paged"})
 
-    def __init__(self, page: int = 4) -> None:
-        self.page = page
+    def __init__(self, page: int = 4, pages: int | None = None) -> None:
+        self.page, self.pages = page, pages
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
-        """Return a store of as many pages as ``rows`` rows take that share nothing, each with a spare slot for padding."""
-        return PagedStore(shapes, rows, -(-(capacity + 1) // self.page), self.page, device)
+        """Return a store whose rows have a spare slot for padding."""
+        return PagedStore(shapes, rows, -(-(capacity + 1) // self.page), self.page, device, self.pages)
 
 
 @attrs.define(eq=False)
@@ -42,6 +43,8 @@ class Row:
     sequence: Sequence
     pages: list[int]
     shared: int
+    begun: bool = False
+    """Whether it has been arranged."""
 
 
 class PagedStore:
@@ -49,16 +52,19 @@ class PagedStore:
 
     slots, first = None, 0
 
-    def __init__(self, shapes: list[KVShape], rows: int, count: int, page: int, device: torch.device) -> None:
+    def __init__(
+        self, shapes: list[KVShape], rows: int, count: int, page: int, device: torch.device, pages: int | None = None
+    ) -> None:
         self.rows, self.page, self._count = rows, page, count
+        pages = rows * count if pages is None else pages
         self._layers = [
             [
-                torch.zeros(rows * count, page, shape.heads, size, dtype=shape.dtype, device=device)
+                torch.zeros(pages, page, shape.heads, size, dtype=shape.dtype, device=device)
                 for size in (shape.key_size, shape.value_size)
             ]
             for shape in shapes
         ]
-        self._device, self._users = device, [0] * (rows * count)
+        self._device, self._users = device, [0] * pages
         self._rows: dict[int, Row] = {}
 
     @property
@@ -67,16 +73,22 @@ class PagedStore:
         return sum(users > 1 for users in self._users)
 
     def arrange(self, sequences: list[Sequence]) -> None:
-        """Take the tables of ``sequences``; whoever has none is given pages."""
+        """Take the tables of ``sequences``; whoever has none is given pages. A fork begins with its parent's last page."""
         for sequence in sequences:
-            if id(sequence) not in self._rows:
-                self.reserve(sequence, len(sequence.start_ids))
+            if id(sequence) not in self._rows and self.reserve(sequence, len(sequence.start_ids)) is None:
+                raise torch.OutOfMemoryError(f"expected {self._count} pages for a row: out of memory")
+            row = self._rows[id(sequence)]
+            if sequence.parent is not None and not row.begun and (parent := self._rows.get(id(sequence.parent))):
+                for part in itertools.chain(*self._layers):
+                    part[row.pages[row.shared]] = part[parent.pages[row.shared]]
+            row.begun = True
         self._table_BN = torch.tensor([self._rows[id(one)].pages for one in sequences], device=self._device)
 
-    def reserve(self, sequence: Sequence, tokens: int) -> int:
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Give a sequence pages, and those of the longest common beginning of prompts; return how many of its tokens they hold.
 
-        A prompt's last token may be missing in a draft model's pages, and any token where the prompt is still read.
+        A prompt's last token may be missing in a draft model's pages, and any token where the prompt is still read. Without enough
+        pages that nobody has, None is returned.
         """
         like, common = None, 0
         for row in self._rows.values():
@@ -86,12 +98,11 @@ class PagedStore:
                 like, common = row, length
         shared = like.pages[: common // self.page] if like else []
         free = [page for page, users in enumerate(self._users) if not users][: self._count - len(shared)]
+        if len(shared) + len(free) < self._count:
+            return None
         self._rows[id(sequence)] = Row(sequence, [*shared, *free], len(shared))
         for page in (*shared, *free):
             self._users[page] += 1
-        if like is not None and common % self.page:  # a sample of the same prompt starts from what the other has read
-            for part in itertools.chain(*self._layers):
-                part[free[0]] = part[like.pages[len(shared)]]
         if like is None or not like.sequence.ready:
             return 0
         return min(common, len(like.sequence.request.prompt_ids) - 1) // self.page * self.page

@@ -106,11 +106,11 @@ class GuardedBackend(Guard):
         """Have what a store says of cached tokens looked at, where its ``reserve`` can be replaced."""
         held = weakref.ref(store)  # a store that held itself would keep its memory until the next collection
 
-        def checked(sequence: Sequence, tokens: int) -> int:
+        def checked(sequence: Sequence, tokens: int) -> int | None:
             one: Any = held()
             cached = type(one).reserve(one, sequence, tokens)
-            if type(cached) is not int or not 0 <= cached <= tokens:
-                self._refuse("store.reserve", f"a number of tokens from 0 to {tokens}", got(cached))
+            if cached is not None and (type(cached) is not int or not 0 <= cached <= tokens):
+                self._refuse("store.reserve", f"a number of tokens from 0 to {tokens}, or None", got(cached))
             return cached
 
         if hasattr(store, "__dict__") and hasattr(type(store), "reserve"):
