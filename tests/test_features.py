@@ -24,7 +24,7 @@ class Head:
 
     def start(self, run: Any) -> None:
         """Ask for the states after the final norm."""
-        self._model = run.target.runner.model
+        self._model = run.target.runner.module
         self._last = int(self._model.config.get_text_config().num_hidden_layers)
         run.target.capture((self._last,))
         self._ideas: dict[int, int] = {}

@@ -7,14 +7,14 @@ T tokens fed per row, K accepted nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.cache import KVBackend, KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
@@ -22,6 +22,10 @@ from specframe.contracts.states import StateShape, StateStore
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
+
+
+MakesLayout = Callable[[KVStore, int, int], Layout]
+"""Makes the layout of a store, as an alignment does: (store, rows, slots per row) -> layout."""
 
 
 class Watch(Protocol):
@@ -44,6 +48,10 @@ class Model(Protocol):
     vocabulary: int
     """Its number of token ids."""
     device: torch.device
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model as torch knows it, for strategies that borrow parts of it."""
 
     @property
     def kv_shapes(self) -> list[KVShape]:
@@ -85,6 +93,10 @@ class CachedModel(Protocol):
     def layout(self) -> Layout:
         """The places of its tokens."""
 
+    @property
+    def store(self) -> KVStore:
+        """Its keys and values. A drafter that attends by itself writes to it at the places that :meth:`place` returns."""
+
     def capture(self, layers: Iterable[int]) -> None:
         """Have the scores of every later feed hold these hidden states, as transformers numbers ``hidden_states``."""
 
@@ -118,6 +130,9 @@ class CachedModel(Protocol):
         Returns:
             (B, count) ids.
         """
+
+    def tokens_at_once(self, batch: Batch) -> int:
+        """Return how many tokens of each row's prompt are fed in one forward."""
 
     def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> Scores:
         """Feed the prompts, or the piece of them that the batch says.
@@ -185,14 +200,29 @@ class Run(Protocol):
         """The run's observers."""
 
     @property
-    def caches(self) -> MutableSequence[Any]:
-        """The models whose caches are counted, and released when the run ends. A drafter that makes its own adds it here."""
+    def caches(self) -> Iterable[CachedModel]:
+        """The models with a cache of their own, which are counted, and released when the run ends."""
 
-    def open_cache(self, runner: Any, *, share: Any = None) -> CachedModel:
-        """Return a model, a :class:`specframe.forward.runner.ModelRunner`, with a KV cache.
+    def open_cache(
+        self,
+        model: Model,
+        *,
+        layout: MakesLayout | None = None,
+        kv: KVBackend | None = None,
+        capacity: int | None = None,
+        share: CachedModel | None = None,
+    ) -> CachedModel:
+        """Return a model with a KV cache, which the run counts, and releases at its end.
 
         Args:
+            model: a :class:`specframe.forward.runner.ModelRunner`, or what attends by itself and has its members.
+            layout: makes the cache's layout, which then is not the alignment's; layers are not compiled there.
+            kv: stores its keys and values; None: the run's backend.
+            capacity: slots per row; None: the run's.
             share: the :class:`CachedModel` whose cache it uses; None: a cache of its own. The model's layers are the first
                 layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.settle`,
                 before the other feeds.
         """
+
+    def close_cache(self, cached: CachedModel) -> None:
+        """Release a cache before the run ends."""

@@ -45,7 +45,7 @@ class Parts:
     @property
     def target(self) -> PreTrainedModel:
         """The model whose output is wanted."""
-        return self.runner.model
+        return self.runner.module
 
     def strategies(self, recipe: Recipe, greedy: bool) -> Composition:
         """Return the strategies of a run; ``greedy``: no request has a temperature."""

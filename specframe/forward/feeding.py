@@ -40,7 +40,7 @@ class Feeder:
     """
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:
-        self.model, self.role = model, role
+        self.module, self.role = model, role
         self.config = model.config.get_text_config()
         self.device, self.dtype = next(model.parameters()).device, model.dtype
         with using(self.config):
@@ -69,7 +69,7 @@ class Feeder:
         """Whether layers need keys and values that are contiguous."""
 
     def __str__(self) -> str:
-        return f"the {self.role} ({type(self.model).__name__})"
+        return f"the {self.role} ({type(self.module).__name__})"
 
     @functools.cached_property
     def unread(self) -> torch.Tensor | dict[str, Any]:
@@ -119,7 +119,7 @@ class Feeder:
         shown = Unwritten(extent) if compiles else cache
         state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded)
         with compiling(), running(self.config, state, self.interface):
-            output = self.model(
+            output = self.module(
                 input_ids=ids_BT,
                 attention_mask=masks,
                 position_ids=positions_BT,

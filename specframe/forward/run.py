@@ -8,16 +8,18 @@ from typing import Any
 import attrs
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specframe.contracts import run as contracts
 from specframe.contracts.cache import KVBackend, KVStore
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
-from specframe.contracts.run import Watch
+from specframe.contracts.run import MakesLayout, Watch
 from specframe.forward.attention.choice import Asked
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.ongoing import attending
 from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates
+from specframe.values import unwrapped
 
 
 @attrs.define(eq=False)
@@ -52,22 +54,47 @@ class Run:
     def __attrs_post_init__(self) -> None:
         self.target = self.open_cache(self.runner)
 
-    def open_cache(self, runner: ModelRunner, *, share: CachedModel | None = None) -> CachedModel:
-        """Return ``runner`` with a KV cache under this run's alignment and KV backend.
+    def open_cache(
+        self,
+        model: contracts.Model,
+        *,
+        layout: MakesLayout | None = None,
+        kv: KVBackend | None = None,
+        capacity: int | None = None,
+        share: contracts.CachedModel | None = None,
+    ) -> CachedModel:
+        """Return a model with a KV cache, under this run's alignment and KV backend unless told otherwise.
 
         Args:
+            model: a :class:`ModelRunner`, or what attends by itself and has its members.
+            layout: makes the cache's layout. An attention backend asked for by name is for the alignment's, and is not taken.
+            kv: the backend of its own.
+            capacity: slots per row.
             share: the cached model whose cache it uses; None: a cache of its own.
         """
+        runner: Any = unwrapped(model)
         record = RECORDINGS["off" if runner.spread else self.graphs](runner.device)
         how: tuple[Any, ...] = (self.watch, self.attention, record, self.layers)
         if share is not None:
-            self._sharing.append(share.shared(runner, *how))
+            self._sharing.append(unwrapped(share).shared(runner, *how))
             return self._sharing[-1]
-        store = self.kv.open(runner.kv_shapes, self.rows, self.capacity, runner.device)
+        slots = self.capacity if capacity is None else capacity
+        store = (kv or self.kv).open(runner.kv_shapes, self.rows, slots, runner.device)
+        if layout is not None:
+            attention = self.attention if isinstance(self.attention, tuple) else ()
+            self.caches.append(
+                CachedModel(runner, store, layout(store, self.rows, slots), self.watch, attention, record)
+            )
+            return self.caches[-1]
         if runner.state_shapes:
             how = (*how, RowStates(runner.state_layers, self.rows, runner.device))
         self.caches.append(self._cached(runner, store, *how))
         return self.caches[-1]
+
+    def close_cache(self, cached: contracts.CachedModel) -> None:
+        """Release a cache before the run ends."""
+        self.caches.remove(unwrapped(cached))
+        unwrapped(cached).release()
 
     def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
         """Return a model on a store; a run that checks puts its checks around both.

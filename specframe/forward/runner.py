@@ -149,12 +149,12 @@ class ModelRunner(Feeder):
     @functools.cached_property
     def taps(self) -> Taps:
         """The places at which hidden states are taken."""
-        return Taps(self.model, str(self))
+        return Taps(self.module, str(self))
 
     @functools.cached_property
     def attention(self) -> Attention:
         """What is known of this model's attention."""
-        return Attention(self.model, str(self), self.kv_shapes, self.windows, self.without_masks)
+        return Attention(self.module, str(self), self.kv_shapes, self.windows, self.without_masks)
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.
@@ -170,7 +170,7 @@ class ModelRunner(Feeder):
 
     @functools.cached_property
     def _small_layers(self) -> bool:
-        layers = compiled.decoder_layers(self.model)
+        layers = compiled.decoder_layers(self.module)
         return (
             bool(layers)
             and max(sum(weight.numel() for weight in layer.parameters()) for layer in layers) <= SMALL_LAYER
@@ -179,7 +179,7 @@ class ModelRunner(Feeder):
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:
         """The compiled layers; None, with a warning, when they cannot be compiled or do not agree with the model."""
-        layers = compiled.Layers(self.model)
+        layers = compiled.Layers(self.module)
         try:
             self._tests.require_agreement(layers)
         except Exception as error:  # whatever a compiler raises

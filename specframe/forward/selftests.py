@@ -166,7 +166,7 @@ class SelfTests:
                 cache = DynamicCache(config=self._feeder.config)
                 for fed_BT in places_BT.tensor_split([-1], dim=1):
                     ids_BT = fed_BT % self._feeder.vocabulary
-                    output = self._feeder.model(
+                    output = self._feeder.module(
                         input_ids=ids_BT, position_ids=fed_BT, past_key_values=cache, use_cache=True
                     )
                     logits.append(output.logits.float())
@@ -185,7 +185,7 @@ class SelfTests:
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
-        made, known = unwrapped(backend), _faults.setdefault(self._feeder.model, {})
+        made, known = unwrapped(backend), _faults.setdefault(self._feeder.module, {})
         key = (
             type(made),
             repr(vars(made) if hasattr(made, "__dict__") else made),
@@ -262,7 +262,7 @@ class SelfTests:
     @functools.cached_property
     def _tolerance(self) -> float:
         """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
-        return 0.02 if eps(self._feeder.model) <= torch.finfo(torch.float32).eps else 0.5
+        return 0.02 if eps(self._feeder.module) <= torch.finfo(torch.float32).eps else 0.5
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

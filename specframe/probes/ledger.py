@@ -96,7 +96,7 @@ class Ledger(Listener):
         self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
-        self._scales = Scales(runner.model)
+        self._scales = Scales(runner.module)
 
     def opening(self, rows: int) -> Ledger:
         """Listen to the cache."""
@@ -231,7 +231,7 @@ class Ledger(Listener):
         afresh_TV = self._afresh(tokens_P)[first:]
         choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
         short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
-        for step in (short_T > tie_bound(self._runner.model, afresh_TV)).nonzero()[:, 0].tolist():
+        for step in (short_T > tie_bound(self._runner.module, afresh_TV)).nonzero()[:, 0].tolist():
             ids = tokens_P[: first + step + 1].tolist()
             weighed = self._scales.weigh(ids, [int(choices_T1[step])])
             if not weighed.tie:
@@ -242,7 +242,7 @@ class Ledger(Listener):
         """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
         ids_P = torch.from_numpy(tokens_P[: self._runner.context]).to(self._runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
-        return self._runner.model(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
+        return self._runner.module(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")

@@ -217,7 +217,7 @@ class Sharing:
     def start(self, run: Run) -> None:
         """Open the target once more on its cache."""
         self._rule = run.rule
-        self._cache = run.open_cache(ModelRunner(cast(ModelRunner, run.runner).model, "draft"), share=run.target)
+        self._cache = run.open_cache(ModelRunner(cast(ModelRunner, run.runner).module, "draft"), share=run.target)
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""

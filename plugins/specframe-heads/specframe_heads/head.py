@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import attrs
 import torch
-from specframe_std.alignments.ragged import RaggedLayout
+from specframe_std.alignments.ragged import Ragged
 from specframe_std.kv.slab import Slab
 from specframe_std.trees.asked import Trees
 from specframe_std.trees.growing import Frontier
@@ -18,10 +18,8 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
+from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
-from specframe.forward.cached import CachedModel
-from specframe.forward.graphs import RECORDINGS
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
 from specframe.values import whole
@@ -136,7 +134,7 @@ class HeadDrafter:
 
 def model_of(run: Run) -> PreTrainedModel:
     """Return the target of a run as transformers knows it."""
-    return cast(ModelRunner, run.target.runner).model
+    return cast(PreTrainedModel, run.target.runner.module)
 
 
 def nothing(batch: Batch) -> Draft:
@@ -204,7 +202,7 @@ class PairDrafter(HeadDrafter):
 
     def open(self) -> None:
         """Open the cache of the head's transformer."""
-        if self._runner is None or self._runner.model is not self.head.backbone:  # a transformer is tried once
+        if self._runner is None or self._runner.module is not self.head.backbone:  # a transformer is tried once
             self._runner = ModelRunner(self.head.backbone, "draft")
         self.cache = open_slab(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond())
 
@@ -292,7 +290,7 @@ def pairs_of(batch: Batch) -> Batch:
     )
 
 
-def open_slab(run: Any, runner: ModelRunner, capacity: int) -> CachedModel:
+def open_slab(run: Run, runner: ModelRunner, capacity: int) -> CachedModel:
     """Return a head's transformer with a ragged slab of its own, which the run counts and releases.
 
     Args:
@@ -300,9 +298,4 @@ def open_slab(run: Any, runner: ModelRunner, capacity: int) -> CachedModel:
         runner: the transformer.
         capacity: slots per row.
     """
-    store = Slab().open(runner.kv_shapes, run.rows, capacity, runner.device)
-    attention = run.attention if isinstance(run.attention, tuple) else ()
-    record = RECORDINGS[run.graphs](runner.device)
-    cache = CachedModel(runner, store, RaggedLayout(store, capacity), run.watch, attention, record)
-    run.caches.append(cache)
-    return cache
+    return run.open_cache(runner, layout=Ragged().layout, kv=Slab(), capacity=capacity)

@@ -159,9 +159,9 @@ def test_the_target_is_left_as_it_is() -> None:
     runner = ModelRunner(target("gpt2"), "target")
     made: Any = first_layers(runner, 1)
     assert len(made.transformer.h) == 1
-    assert len(runner.model.transformer.h) == 2
-    assert made.transformer.h[0] is runner.model.transformer.h[0]
-    assert made.lm_head is runner.model.lm_head
+    assert len(runner.module.transformer.h) == 2
+    assert made.transformer.h[0] is runner.module.transformer.h[0]
+    assert made.lm_head is runner.module.lm_head
 
 
 def test_what_cannot_be_is_refused() -> None:

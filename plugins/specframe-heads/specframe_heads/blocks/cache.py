@@ -16,9 +16,8 @@ from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.roles import AttentionBackend, AttentionFacts
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Run
+from specframe.contracts.run import Model, Run
 from specframe.contracts.states import StateShape
-from specframe.forward.cached import CachedModel
 from specframe.forward.views import gathered
 from specframe_heads.blocks.net import Write
 
@@ -46,7 +45,7 @@ class OwnAttention:
 class HeadRunner:
     """A head, as the cache of a run needs to know it."""
 
-    model: nn.Module
+    module: nn.Module
     kv_shapes: list[KVShape]
     device: torch.device
     vocabulary: int
@@ -70,7 +69,7 @@ class HeadCache:
         device, dtype = run.runner.device, next(model.parameters()).dtype
         attention = OwnAttention(AttentionFacts(device, dtype, 1, (), ()))
         runner = HeadRunner(model, kv_shapes, device, run.runner.vocabulary, attention)
-        self._cache, self._watch = cast(CachedModel, run.open_cache(runner)), run.watch
+        self._cache, self._watch = run.open_cache(cast(Model, runner)), run.watch
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -91,7 +91,7 @@ class Trace(Watcher, Listener):
 
     def started(self, run: Run) -> None:
         """Take the books of the caches that the run has opened, the target's first."""
-        self.caches = [*run.caches]  # the run lets go of its own list when it ends
+        self.caches = [cast(CachedModel, one) for one in run.caches]  # the run lets go of its own list when it ends
         heard = [listener for cached in self.caches for listener in listeners(cached.layout)]
         self.book, *self._others = [listener for listener in heard if isinstance(listener, SlotBook)]
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import CachedModel, Run
+from specframe.contracts.run import CachedModel, Model, Run
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
 from specframe.forward.runner import ModelRunner
@@ -45,13 +45,13 @@ class EarlyExit(ModelDrafter):
         super().__init__(tree, branch, nodes, top)
         self.needs = self.needs | {"share"}
         self._layers = None if layers is None else whole("layers", layers, 1)
-        self._target: PreTrainedModel | None = None
+        self._target: torch.nn.Module | None = None
 
     def open(self, run: Run) -> CachedModel:
         """Return the target's first layers on the target's cache."""
-        target = cast(ModelRunner, run.target.runner)
-        if self._runner is None or self._target is not target.model:
-            self._target, self._runner = target.model, ModelRunner(first_layers(target, self._layers), "draft")
+        target = run.target.runner
+        if self._runner is None or self._target is not target.module:
+            self._target, self._runner = target.module, ModelRunner(first_layers(target, self._layers), "draft")
         return run.open_cache(self._runner, share=run.target)
 
     def observe(self, outcome: Outcome) -> None:
@@ -66,7 +66,7 @@ class EarlyExit(ModelDrafter):
         return draft
 
 
-def first_layers(target: ModelRunner, count: int | None) -> PreTrainedModel:
+def first_layers(target: Model, count: int | None) -> PreTrainedModel:
     """Return a model of a target's first layers, whose modules are the target's own.
 
     Args:
@@ -76,12 +76,13 @@ def first_layers(target: ModelRunner, count: int | None) -> PreTrainedModel:
     Raises:
         ModelError: there are too few layers, or the target does not keep them in one list.
     """
-    model, layers = target.model, decoder_layers(target.model)
+    model = cast(PreTrainedModel, target.module)
+    layers = decoder_layers(model)
     count = max(1, len(layers) // DEFAULT_SHARE) if count is None else count
     holders = [name for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList) and [*one] == layers]
     if not layers or not holders:
         raise ModelError(f"{target} does not keep its layers in one list: expected that for the drafter 'early-exit'")
-    if target.spread:
+    if any(shape.device is not None for shape in target.kv_shapes):
         raise ModelError(f"{target} has layers on several devices: expected one device for the drafter 'early-exit'")
     if count >= len(layers):
         raise ModelError(f"drafter 'early-exit': expected layers below the {len(layers)} of {target}, got {count}")

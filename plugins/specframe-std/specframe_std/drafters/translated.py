@@ -16,12 +16,11 @@ import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft, Outcome
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import Run
+from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
-from specframe.forward.cached import CachedModel
 from specframe.forward.runner import ModelRunner
-from specframe_std.alignments.ragged import RaggedLayout
+from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
 from specframe_std.kv.slab import Slab
 
@@ -82,7 +81,7 @@ class TranslatedDrafter:
             if tokenizer is None:
                 raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
         self._run = run
-        if getattr(getattr(self, "_runner", None), "model", None) is not run.draft_model:  # a model is tried once
+        if getattr(getattr(self, "_runner", None), "module", None) is not run.draft_model:  # a model is tried once
             self._runner = ModelRunner(run.draft_model, "draft")
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
         self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
@@ -177,14 +176,11 @@ class TranslatedDrafter:
         """Make room for rows of ``length`` tokens; in a new cache everything has to be read again, which doubling bounds."""
         if length <= self._capacity:
             return
-        self._run.caches.remove(self._cache)
+        self._run.close_cache(self._cache)
         self._cache = self._open(2 * length)
         for row in self._rows.values():
             row.cached = []
 
     def _open(self, capacity: int) -> CachedModel:
         self._capacity = capacity
-        store = Slab().open(self._runner.kv_shapes, self._run.rows, capacity, self._runner.device)
-        cache = CachedModel(self._runner, store, RaggedLayout(store, capacity), self._run.watch)
-        self._run.caches.append(cache)
-        return cache
+        return self._run.open_cache(self._runner, layout=Ragged().layout, kv=Slab(), capacity=capacity)

@@ -1,0 +1,142 @@
+"""Strict stand-ins: an object as its protocol declares it, and no member more.
+
+A strategy that works on stand-ins uses nothing that a stranger's object of the protocol would lack.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from typing import Any
+
+from specframe.contracts import cache, roles, run
+from specframe.plugins.compose import Composition
+
+OWN = "specframe.contracts."
+"""The package of the protocols."""
+
+MORE: dict[type, tuple[str, type]] = {
+    run.Rule: ("tree", roles.TreeRule),
+    roles.AcceptanceRule: ("tree", roles.TreeRule),
+}
+"""Protocols of which objects that offer a word have a larger one."""
+
+FIELDS: dict[str, type] = {
+    "drafter": roles.Drafter,
+    "verifier": roles.Verifier,
+    "rule": roles.AcceptanceRule,
+    "alignment": roles.Alignment,
+    "scheduler": roles.Scheduler,
+    "kv": cache.KVBackend,
+    "policy": roles.BudgetPolicy,
+}
+"""The protocol of each strategy of a composition."""
+
+
+class UndeclaredError(AssertionError):
+    """A member was used that the protocol does not declare."""
+
+
+class Strict:
+    """Stands for an object. Objects that its members are given, or return, are stood for as their annotations say.
+
+    Args:
+        inner: the object.
+        protocol: declares its members.
+        used: takes the protocol and the name of each member that is used.
+
+    Raises:
+        UndeclaredError: at the use of a member that the object has and the protocol does not declare.
+    """
+
+    def __init__(self, inner: Any, protocol: type, used: set[tuple[str, str]]) -> None:
+        vars(self).update(__wrapped__=inner, _protocol=protocol, _used=used)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__wrapped__, name)
+        self._require(name)
+        types = types_of(self._protocol, name)
+        if not inspect.isroutine(value):
+            return self._standing(value, types.get("return"))
+        given = [types[one] for one in types if one != "return"]
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            stood = [self._standing(one, kind) for one, kind in zip(arguments, given, strict=False)]
+            return self._standing(value(*stood, *arguments[len(stood) :], **options), types.get("return"))
+
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._require(name)
+        setattr(self.__wrapped__, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return self.__wrapped__ is getattr(other, "__wrapped__", other)
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __str__(self) -> str:
+        return str(self.__wrapped__)
+
+    def _require(self, name: str) -> None:
+        if name not in declared(self._protocol):
+            raise UndeclaredError(f"{self._protocol.__name__} declares no {name!r}")
+        self._used.add((self._protocol.__name__, name))
+
+    def _standing(self, value: Any, annotation: Any) -> Any:
+        """Return what stands for a value of an annotation; values of no protocol, and lists of any, as they are."""
+        protocol = protocol_in(annotation)
+        if protocol is None or value is None or isinstance(value, Strict | list | tuple):
+            return value
+        return strict(value, protocol, self._used)
+
+
+def strict(given: Any, protocol: type, used: set[tuple[str, str]] | None = None) -> Any:
+    """Return what stands for an object of a protocol; see :class:`Strict`."""
+    word, larger = MORE.get(protocol, ("", protocol))
+    if word in getattr(given, "offers", ()):
+        protocol = larger
+    if protocol is roles.Drafter and hasattr(given, "budget"):
+        protocol = roles.SizedDrafter
+    return Strict(given, protocol, set() if used is None else used)
+
+
+def strictly(use: Composition, used: set[tuple[str, str]]) -> Composition:
+    """Return a composition of stand-ins, which hand their strategies stand-ins of runs, caches, models, stores and pools."""
+    parts = {name: strict(getattr(use, name), protocol, used) for name, protocol in FIELDS.items()}
+    return Composition(**parts, attention=use.attention, names=use.names)
+
+
+@functools.cache
+def declared(protocol: type) -> frozenset[str]:
+    """Return the names that a protocol and those it extends declare."""
+    own = [one for one in protocol.__mro__ if one.__module__.startswith(OWN)]
+    names = {name for one in own for name in (*vars(one), *vars(one).get("__annotations__", {}))}
+    return frozenset(name for name in names if not name.startswith("_"))
+
+
+@functools.cache
+def types_of(protocol: type, name: str) -> dict[str, Any]:
+    """Return the types of a declared member's arguments, in order, and of what it returns or is."""
+    for one in protocol.__mro__:
+        value = vars(one).get(name)
+        function = value.fget if isinstance(value, property) else value
+        if inspect.isfunction(function):
+            return typing.get_type_hints(function, vars(sys.modules[one.__module__]))
+        if name in vars(one).get("__annotations__", {}):
+            return {"return": typing.get_type_hints(one)[name]}
+    return {}
+
+
+def protocol_in(annotation: Any) -> type | None:
+    """Return the protocol of the contracts that an annotation names, if any."""
+    if (
+        isinstance(annotation, type)
+        and getattr(annotation, "_is_protocol", False)
+        and annotation.__module__.startswith(OWN)
+    ):
+        return annotation
+    return next(filter(None, map(protocol_in, typing.get_args(annotation))), None)

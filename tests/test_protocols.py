@@ -1,0 +1,169 @@
+"""A protocol is what is called: strategies work on stand-ins that have the members declared, and no others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specframe_heads import testing as heads
+from specframe_heads.blocks import testing as blocks
+from specframe_heads.mtp import testing as mtp
+from specframe_heads.stepwise import testing as stepwise
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from specframe.contracts import cache, layout, roles, run
+from specframe.errors import ContractError
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness, zoo
+from specframe.testing.strict import UndeclaredError, declared, strict, strictly
+
+TARGET = zoo.build("qwen3")
+DRAFT = zoo.good_draft(TARGET)
+ASKED = harness.requests(harness.random_prompts([5, 1, 14, 9], zoo.VOCABULARY), [6, 9, 3, 5], {zoo.EOS})
+USED: set[tuple[str, str]] = set()
+"""The members that the tests of this file have used."""
+
+
+def check(pipe: Pipeline) -> None:
+    """Decode with stand-ins, and compare all tokens."""
+    pipe.parts.composition = strictly(pipe.composition, USED)
+    harness.check(pipe, ASKED)
+
+
+STRATEGIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"drafter": "model,branch=2/2"},
+    {"drafter": "model,tree=dynamic,nodes=8,top=2"},
+    {"drafter": "early-exit,layers=1"},
+    {"drafter": "prompt-lookup"},
+    {"draft_length": "goodput"},
+    {"accept": "gumbel"},
+    {"graphs": "on"},
+    {"schedule": "continuous,piece=4"},
+)
+
+
+@pytest.mark.parametrize("given", STRATEGIES, ids=str)
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
+def test_standard_strategies(align: str, given: dict[str, Any]) -> None:
+    """Strategies of specframe-std use declared members alone."""
+    if align == "exspec" and "schedule" in given:
+        given = {"schedule": "same-length,window=4"}
+    check(harness.pipeline(TARGET, DRAFT, align=align, batch_size=3, **{"draft_length": 3, **given}))
+
+
+def spelled(width: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens have so many characters each."""
+    backend = Tokenizer(models.BPE(vocab={chr(0x4E00 + token) * width: token for token in range(61)}, merges=[]))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_a_draft_model_with_another_tokenizer() -> None:
+    """It opens a cache of its own layout, and closes it for a larger one where texts have more tokens than rows."""
+    target = fakes.fake_target()
+    pipe = harness.pipeline(target, fakes.fake_draft(target), drafter="translated", batch_size=2, draft_length=3)
+    pipe.parts.tokenizer, pipe.parts.draft_tokenizer = spelled(2), spelled(1)
+    pipe.parts.composition = strictly(pipe.composition, USED)
+    harness.check(pipe, harness.requests(harness.random_prompts([4, 2], 61), 30))
+    assert ("Run", "close_cache") in USED
+
+
+SAVE: dict[str, Callable[[Path], Any]] = {
+    "eagle": lambda folder: heads.eagle3(folder, TARGET, drafted=70, layers=2),
+    "medusa": lambda folder: stepwise.overfitted(folder, "medusa", TARGET, [[1, 2]], tokens=4, steps=1),
+    "hydra": lambda folder: stepwise.overfitted(folder, "hydra", TARGET, [[1, 2]], tokens=4, steps=1),
+    "clover2": lambda folder: stepwise.overfitted(folder, "clover2", TARGET, [[1, 2]], tokens=4, steps=1),
+    "dflash": functools.partial(blocks.speculators, target=TARGET, drafted=70),
+    "peagle": functools.partial(blocks.peagle, target=TARGET, drafted=70),
+    "pard": functools.partial(blocks.pard, target=TARGET),
+    "mtp": lambda folder: mtp.save_file_of(folder, TARGET),
+}
+
+
+@pytest.mark.parametrize("name", SAVE)
+def test_heads(name: str, tmp_path: Path) -> None:
+    """Heads use declared members alone, as chains and, those that can, as trees."""
+    SAVE[name](tmp_path / "head")
+    for shape in ("", ",tree=dynamic,nodes=8,top=2") if name == "eagle" else ("",):
+        drafter = f"{name},checkpoint={tmp_path / 'head'}{shape}"
+        check(harness.pipeline(TARGET, None, drafter=drafter, batch_size=3, draft_length=3))
+
+
+class Curious:
+    """A drafter that looks at what the protocol of runs does not declare."""
+
+    needs = frozenset[str]()
+    offers = frozenset({"chain"})
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self._look = look
+
+    def start(self, run: Any) -> None:
+        """Look."""
+        self._look(run)
+
+    def propose(self, batch: Any, budget: Any) -> Any:
+        """Draft nothing."""
+        raise NotImplementedError
+
+    def observe(self, outcome: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (lambda run: run.alignment, "Run declares no 'alignment'"),
+        (lambda run: run.target.release(), "CachedModel declares no 'release'"),
+        (lambda run: run.runner.config, "Model declares no 'config'"),
+        (lambda run: run.open_cache(run.runner).runner.rope, "Model declares no 'rope'"),
+        (lambda run: setattr(run, "kv", None), "Run declares no 'kv'"),
+    ],
+)
+def test_what_is_not_declared_is_seen(look: Callable[[Any], Any], said: str) -> None:
+    """Stand-ins stand for what they return, too, and name the protocol and the member."""
+    pipe = harness.pipeline(TARGET, Curious(look))
+    pipe.parts.composition = strictly(pipe.composition, set())
+    with pytest.raises(ContractError, match="UndeclaredError") as caught:
+        harness.decode(pipe, ASKED)
+    assert said in str(caught.value)
+
+
+def test_a_stand_in_is_its_object() -> None:
+    """It is equal to what it stands for, shows alike, and has what is declared."""
+    rule = strict(harness.pipeline(TARGET, DRAFT).composition.rule, roles.AcceptanceRule)
+    assert rule == rule.__wrapped__
+    assert hash(rule) == hash(rule.__wrapped__)
+    assert str(rule) == str(rule.__wrapped__)
+    assert rule.siblings
+    with pytest.raises(UndeclaredError, match="TreeRule declares no 'budget'"):
+        rule.budget = 1
+    assert not hasattr(rule, "no_such_member")
+
+
+OTHERS = {
+    "Run": {"caches", "draft_tokenizer"},
+    "CachedModel": {"forget", "reserve"},
+    "Model": {"context", "forward", "role"},
+    "Watch": {"stage"},
+}
+"""Members that the core, or who listens to a run's layouts, uses of what strategies open or are."""
+
+
+def test_what_is_declared_is_used(tmp_path: Path) -> None:
+    """Every member that is declared of runs, caches, models, layouts and stores is used."""
+    test_standard_strategies("ragged", {"drafter": "early-exit,layers=1"})
+    test_standard_strategies("eqspec", {"drafter": "model,branch=2/2"})
+    test_standard_strategies("ragged", {"accept": "gumbel"})
+    test_a_draft_model_with_another_tokenizer()
+    for name in ("eagle", "dflash", "medusa"):
+        test_heads(name, tmp_path / name)
+    protocols = (run.Run, run.CachedModel, run.Model, run.Watch, layout.Layout, cache.KVStore)
+    for one in protocols:
+        used = {name for kind, name in USED if kind == one.__name__} | OTHERS.get(one.__name__, set())
+        assert declared(one) - used == set(), one
