@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from specframe_std.alignments.eqspec import LeftPadded
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 
 from specframe.contracts.cache import KVStore
@@ -89,3 +91,26 @@ def test_a_path_settled_twice_is_moved_once(align: str) -> None:
     asked = harness.requests(harness.random_prompts([4, 1, 7], 61), 12)
     drafter = fakes.ScriptedTree(harness.truth(TARGET, asked), {0: 3, 1: 0, 2: 2})
     harness.check(harness.pipeline(TARGET, drafter, align=align, draft_length=3, check=True), asked)
+
+
+def test_a_round_settled_at_once_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an alignment has settled in its commit is not settled again by the loop, and holds none of a round's tensors."""
+    told = list[Kept]()
+    settle = LeftPadded.settle
+
+    def noted(self: LeftPadded, batch: Batch, kept: Kept) -> None:
+        told.append(kept)
+        settle(self, batch, kept)
+
+    monkeypatch.setattr(LeftPadded, "settle", noted)
+    asked, feeds = harness.requests(harness.random_prompts([4, 1, 7], 61), 9), harness.Feeds()
+    drafter = fakes.ScriptedDrafter(harness.truth(TARGET, asked), 2)
+    harness.check(harness.pipeline(TARGET, drafter, align="eqspec", draft_length=3, observers=[feeds]), asked)
+    assert len(told) == len(feeds.rounds)
+    run = harness.open_run(TARGET, 2, 20, align="eqspec")
+    batch, kept = batch_of(5, 3), Kept(-1)
+    run.target.settle(batch, kept)
+    held = weakref.ref(kept)
+    told.clear()
+    del kept
+    assert held() is None

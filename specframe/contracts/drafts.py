@@ -242,9 +242,9 @@ class Transfer:
         """
         return attrs.evolve(self, verdict=verdict, committed=True)
 
-    @property
+    @functools.cached_property
     def kept(self) -> Kept:
-        """What stands in the target's cache: each row's own tokens, and the accepted ones."""
+        """What stands in the target's cache: each row's own tokens, and the accepted ones. The same object every time."""
         if not self.draft.nodes:
             return Kept(0)
         return Kept(self.verdict.accepted_B, self.verdict.path_BT, lambda: self.host.accepted)

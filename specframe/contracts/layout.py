@@ -22,7 +22,7 @@ class Layout(Protocol):
         """Return places for the tokens about to be fed. What lies before a row's first token is padding."""
 
     def settle(self, batch: Batch, kept: Kept) -> None:
-        """Forget all tokens but those that stand. Settling what is settled changes nothing.
+        """Forget all tokens but those that stand.
 
         A layout that is ``static`` is told of paths only.
         """

@@ -150,7 +150,8 @@ class CachedModel(Protocol):
         """Forget all tokens that were fed but those that stand.
 
         The loop settles the target's cache once it knows the verdict, a drafter its own before it feeds tokens in the place of
-        others. :meth:`read` settles what it has fed.
+        others. :meth:`read` settles what it has fed. A ``Kept`` that was settled last is passed over: an alignment may have settled
+        it at once.
         """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -45,6 +46,8 @@ class CachedModel:
     ) -> None:
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self._attention, self._layers, self._static = Choice(runner.attention, attention), layers, layout.static
+        self._settled: weakref.ref[Kept] | None = None
+        """The last ``Kept`` that the layout was told."""
         self.states = states
         if runner.state_shapes:
             record, self._layers = None, "eager"
@@ -210,5 +213,8 @@ class CachedModel:
             self.states.settle(batch, kept)
         if kept.path_BT is None and self._static:
             return  # the next block overwrites what does not stand
+        if self._settled is not None and self._settled() is kept:
+            return
         with self._watch.stage("align"):
             self.layout.settle(batch, kept)
+        self._settled = weakref.ref(kept)  # a reference of its own would hold a round's logits

@@ -49,17 +49,14 @@ class LeftPadded:
         self._store, self._row_map = store, RowMap(rows)
         self._padding = np.zeros(rows, dtype=np.int64)
         self._cached = np.zeros(rows, dtype=np.int64)
-        self._branches = False
-        """Whether the block fed last was a tree of which no path is settled yet."""
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Drop all tokens but those that stand; the cache is moved later, but for the nodes of a path."""
         padding, cached = self._rows(batch)
-        if kept.path_BT is not None and self._branches:
+        if kept.path_BT is not None:
             first_B1 = batch.lengths_B[:, None] + on_device(padding, kept.path_BT.device)[:, None]
             places_K = torch.arange(kept.path_BT.shape[1], device=first_B1.device)
             self._store.move(first_B1 + kept.path_BT, first_B1 + places_K)
-            self._branches = False
         np.minimum(cached, kept.host(batch), out=cached)
 
     def arrange(self, batch: Batch) -> None:
@@ -83,7 +80,7 @@ class LeftPadded:
         """
         padding, cached = self._rows(batch)
         column = int(padding[0] + cached[0])
-        width, self._branches = block.width, block.parents_BT is not None
+        width = block.width
         cached[:] = np.maximum(batch.lengths + block.end, 0)
         padding[:] = column + width - cached
         device = batch.lengths_B.device
