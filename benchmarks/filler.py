@@ -1,10 +1,14 @@
 """Forwards that leave out filler beside those of the whole rectangle, by the share of filler.
 
     python benchmarks/filler.py [--pair embedded|cpu] [--rounds 7] [--output FILE.json]
+    python benchmarks/filler.py --prompts questions.jsonl [--batches 8,32] [--new 128] [--rounds 3]
 
 One row of each block has all its tokens; those of the others are as few as the share of filler asks for. A forward of each kind is
 made in turn, and the figure is the ratio of the medians of their times, rectangle over row: above 1 leaving out filler is faster.
 The cache is empty for prompts and has 200 tokens a row for drafts. On a CPU seconds are processor time of one thread.
+
+With ``--prompts`` whole runs are timed: every fourth prompt of a file, of at most 600 tokens, decoded by ``ragged`` with drafts of
+4 tokens, with all filler left out that pays and with none, in turn; the tokens have to be the same.
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ from rich.table import Table
 from specframe_std.alignments.ragged import RaggedLayout
 from specframe_std.kv.slab import Slab
 
+from specframe import Pipeline
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
+from specframe.engine import budgets
 from specframe.forward import unpadded
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device, pick_dtype
@@ -37,6 +43,10 @@ from specframe.models.loading import pick_device, pick_dtype
 PROMPTS = [(rows, width, 0) for rows in (2, 8, 32) for width in (16, 64, 256)]
 DRAFTS = [(rows, width, 200) for rows in (2, 8, 32) for width in (5, 9)]
 """(rows, places per row, tokens cached in each)."""
+LONGEST = 600
+"""Tokens of a prompt that is decoded in whole runs, at most."""
+PAYS, NEVER = unpadded.FILLER_PAYS, 2.0
+"""Shares of filler from which it is left out: as the project has it, and one that no forward has."""
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
@@ -46,12 +56,31 @@ SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--small", is_flag=True, help="One shape of each kind.")
+@click.option("--prompts", default=None, help="Time whole runs on the first turns of this file of questions.")
+@click.option("--batches", default="8,32", show_default=True)
+@click.option("--new", default=128, show_default=True)
 @click.option("--output", default=None, help="Write the rows here as JSON.")
-def main(pair: str, device: str, dtype: str, rounds: int, small: bool, output: str | None) -> None:
-    """Time both kinds of forward on every shape and print a table."""
+def main(
+    pair: str,
+    device: str,
+    dtype: str,
+    rounds: int,
+    small: bool,
+    prompts: str | None,
+    batches: str,
+    new: int,
+    output: str | None,
+) -> None:
+    """Time both kinds of forward on every shape, or whole runs with both, and print a table."""
     on = pick_device(device)
     if on.type == "cpu":
         torch.set_num_threads(1)
+    if prompts is not None:
+        models = load_pair(pair, on, pick_dtype(dtype, on))
+        whole_runs(
+            models, prompts_of(prompts, models[2]), [int(one) for one in batches.split(",")], new, rounds, output
+        )
+        return
     runner = ModelRunner(load_pair(pair, on, pick_dtype(dtype, on))[0], "target")
     unpadded.FILLER_PAYS = 0.0
     figures = []
@@ -94,6 +123,41 @@ def timed(runner: ModelRunner, shape: tuple[int, int, int], rounds: int) -> Iter
             "row_ms": round(1e3 * row, 3),
             "ratio": round(rectangle / row, 3),
         }
+
+
+def prompts_of(file: str, tokenizer: Any) -> list[list[int]]:
+    """Return the ids of every fourth question's first turn, of at most 600 tokens."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()[::4]
+    found = [tokenizer(json.loads(line)["turns"][0]).input_ids for line in lines]
+    return [ids for ids in found if 0 < len(ids) <= LONGEST]
+
+
+def whole_runs(
+    models: Any, prompts: list[list[int]], batches: list[int], new: int, rounds: int, output: str | None
+) -> None:
+    """Print the ratio of the times of whole runs, without leaving out filler over with it, for each batch size."""
+    table, figures = Table("batch", "prompts", "seconds with filler", "without", "ratio"), []
+    for batch_size in batches:
+        pipe = Pipeline(
+            models[0], models[1], tokenizer=models[2], align="ragged", draft_length=4, batch_size=batch_size
+        )
+        times: dict[float, list[float]] = {PAYS: [], NEVER: []}
+        tokens: dict[float, list[list[int]]] = {}
+        for _ in range(rounds):
+            for pays in times:
+                unpadded.FILLER_PAYS = budgets.FILLER_PAYS = pays
+                start = now(pipe.parts.runner.device)
+                tokens[pays] = [one.token_ids for one in pipe.generate(prompts, new)]
+                times[pays].append(now(pipe.parts.runner.device) - start)
+        assert tokens[PAYS] == tokens[NEVER], "the tokens are not the same"
+        without, within = (statistics.median(times[pays]) for pays in (PAYS, NEVER))
+        ratio = statistics.median(b / a for a, b in zip(times[PAYS], times[NEVER], strict=True))
+        figures.append({"batch": batch_size, "prompts": len(prompts), "new": new, "ratio": round(ratio, 3)})
+        figures[-1] |= {"seconds_with_filler": round(within, 2), "seconds_without": round(without, 2)}
+        table.add_row(str(batch_size), str(len(prompts)), f"{within:.1f}", f"{without:.1f}", f"{ratio:.2f}")
+    if output:
+        Path(output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    Console(width=132).print(table)
 
 
 def counted(rows: int, width: int, share: float) -> np.ndarray:
