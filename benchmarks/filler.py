@@ -1,6 +1,6 @@
 """Forwards that leave out filler beside those of the whole rectangle, by the share of filler.
 
-    python benchmarks/filler.py [--pair embedded|cpu] [--rounds 7] [--output FILE.json]
+    python benchmarks/filler.py [--pair embedded|cpu] [--kind prompts|drafts|both] [--rounds 7] [--output FILE.json]
     python benchmarks/filler.py --prompts questions.jsonl [--batches 8,32] [--new 128] [--rounds 3]
 
 One row of each block has all its tokens; those of the others are as few as the share of filler asks for. A forward of each kind is
@@ -41,7 +41,7 @@ from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device, pick_dtype
 
 PROMPTS = [(rows, width, 0) for rows in (2, 8, 32) for width in (16, 64, 256)]
-DRAFTS = [(rows, width, 200) for rows in (2, 8, 32) for width in (5, 9)]
+DRAFTS = [(rows, width, 200) for rows in (2, 4, 8, 16, 32) for width in (5, 9)]
 """(rows, places per row, tokens cached in each)."""
 LONGEST = 600
 """Tokens of a prompt that is decoded in whole runs, at most."""
@@ -56,6 +56,7 @@ SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--small", is_flag=True, help="One shape of each kind.")
+@click.option("--kind", default="both", show_default=True, type=click.Choice(["prompts", "drafts", "both"]))
 @click.option("--prompts", default=None, help="Time whole runs on the first turns of this file of questions.")
 @click.option("--batches", default="8,32", show_default=True)
 @click.option("--new", default=128, show_default=True)
@@ -66,6 +67,7 @@ def main(
     dtype: str,
     rounds: int,
     small: bool,
+    kind: str,
     prompts: str | None,
     batches: str,
     new: int,
@@ -82,9 +84,9 @@ def main(
         )
         return
     runner = ModelRunner(load_pair(pair, on, pick_dtype(dtype, on))[0], "target")
-    unpadded.FILLER_PAYS = 0.0
-    figures = []
-    for shape in (PROMPTS[4], DRAFTS[2]) if small else (*PROMPTS, *DRAFTS):
+    unpadded.FILLER_PAYS, unpadded.LAYING_OUT = 0.0, 0
+    figures, first, second = [], [PROMPTS[4]] if small else PROMPTS, [DRAFTS[4]] if small else DRAFTS
+    for shape in {"prompts": first, "drafts": second, "both": [*first, *second]}[kind]:
         figures += timed(runner, shape, rounds)
         if output:  # after every shape: what is known stays known whatever happens next
             Path(output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -16,7 +16,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Transfer, Verdict
+from specframe.forward import unpadded
 from specframe.models import loading as models
 from specframe.testing import zoo
 from specframe.testing.fakes import fake_draft, fake_target
@@ -31,6 +33,7 @@ import kills
 import measure
 import roofline
 import traffic
+import uneven
 from cost import ModelClock
 from exactness import Judge
 from grow import load_pair
@@ -308,3 +311,16 @@ def test_a_wait_in_a_strict_run_is_a_fault() -> None:
         with pytest.raises(RuntimeError, match=r"item.*test_benchmarks"):
             verdict.accepted_B[0].item()
     assert verdict.accepted_B[0].item() == 0
+
+
+@pytest.mark.parametrize("name", uneven.CELLS)
+def test_runs_that_leave_out_filler_are_compared_on_the_same_tokens(name: str) -> None:
+    """Both kinds of runs are made and timed, of the rows that a cell says, and what was changed for that is as it was."""
+    target, (policy, share), pays = zoo.build("llama"), uneven.CELLS[name], unpadded.FILLER_PAYS
+    watch, asked = uneven.Verifying(torch.device("cpu")), uneven.asked(4, share, 8)
+    assert [one.speculate for one in asked].count(True) == 4 * share
+    how = {"draft_length": policy, "batch_size": 4, "generation_config": None, "observers": [watch]}
+    found = uneven.ratios(Pipeline(target, zoo.good_draft(target), accept="greedy", **how), watch, asked, 1)
+    assert found["same_tokens"] == 1
+    assert min(found["verify"], found["whole"]) > 0
+    assert pays == unpadded.FILLER_PAYS

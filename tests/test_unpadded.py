@@ -229,6 +229,40 @@ def test_a_model_that_attends_by_itself_keeps_the_rectangle(way: str, fed: list[
     assert (3, 30) in fed
 
 
+@pytest.mark.parametrize(
+    ("counts", "weights", "laid"),
+    [
+        ([6, 6, 6, 6], 10**9, False),
+        ([6, 6, 6, 4], 10**9, False),
+        ([6, 6, 6, 2], 10**9, True),
+        ([6, 6, 6, 2], 1_000_000, True),
+        ([6, 6, 6, 2], 999_999, False),
+        ([1, 1, 1, 1], 400_000, True),
+        ([0, 0, 0, 0], 10**9, False),
+    ],
+    ids=str,
+)
+def test_filler_is_left_out_where_that_pays(
+    counts: list[int], weights: int, laid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There has to be much filler, and layers so large that it would take longer than to spread and gather."""
+    monkeypatch.setattr(unpadded, "LAYING_OUT", 4_000_000)
+    block = Block(torch.zeros(4, 6, dtype=torch.long), -1, counts=np.array(counts))
+    assert (unpadded.unpadded(block, torch.device("cpu"), weights) is not None) == laid
+
+
+def test_few_tokens_of_a_small_model_stay(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is the size of the model's own layers."""
+    target = zoo.build("qwen3")
+    weights = sum(one.numel() for one in target.model.layers[0].parameters())
+    for laying_out, shape in ((weights * 9, (1, 21)), (weights * 9 + 1, (3, 10))):
+        monkeypatch.setattr(unpadded, "LAYING_OUT", laying_out)
+        fed.clear()
+        prompts = harness.random_prompts((10, 5, 6), zoo.VOCABULARY)
+        harness.check(harness.pipeline(target, None, batch_size=3), harness.requests(prompts, 3))
+        assert fed[0] == shape
+
+
 def test_little_filler_stays(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of nearly equal length are fed as they are: spreading and gathering would cost more."""
     prompts = harness.random_prompts((20, 19, 20), zoo.VOCABULARY)

@@ -143,7 +143,9 @@ class ModelRunner(Feeder):
 
         A layer with a state takes in rows: it is fed the rectangle.
         """
-        laid = None if self.state_layers else unpadded(block, self.device)
+        if block.counts is None or self.state_layers:
+            return None
+        laid = unpadded(block, self.device, self._layer_weights)
         return laid if laid is not None and not self.spread and self._tests.without_filler else None
 
     @functools.cached_property
@@ -170,11 +172,13 @@ class ModelRunner(Feeder):
 
     @functools.cached_property
     def _small_layers(self) -> bool:
-        layers = compiled.decoder_layers(self.module)
-        return (
-            bool(layers)
-            and max(sum(weight.numel() for weight in layer.parameters()) for layer in layers) <= SMALL_LAYER
-        )
+        return bool(compiled.decoder_layers(self.module)) and self._layer_weights <= SMALL_LAYER
+
+    @functools.cached_property
+    def _layer_weights(self) -> int:
+        """Weights of the largest decoder layer, those of the model where its layers are not known."""
+        layers = compiled.decoder_layers(self.module) or [self.module]
+        return max(sum(weight.numel() for weight in layer.parameters()) for layer in layers)
 
     @functools.cached_property
     def compiled_layers(self) -> compiled.Layers | None:

@@ -15,6 +15,10 @@ import torch
 from specframe.contracts.drafts import Block
 from specframe.devices.kinds import on_device
 
+LAYING_OUT = 4_000_000
+"""Weights of a layer that filler has to pass, all its places together, for real tokens to be laid in one row. To spread and gather
+takes a layer about as long as so many multiplications: few tokens of a small model gain nothing (benchmarks/README.md)."""
+
 FILLER_PAYS = 0.15
 """Share of filler among a block's places from which its real tokens are laid in one row. Spreading and gathering cost up to a tenth
 of a forward of few tokens, so less filler than this gains nothing (benchmarks/README.md)."""
@@ -68,11 +72,18 @@ class Unpadded:
         return self._token_BT.view(self.rows, self.width)[:, -keep:].flatten()
 
 
-def unpadded(block: Block, device: torch.device) -> Unpadded | None:
-    """Return the places of a block's real tokens where leaving out its filler pays; None: it does not, or all are real."""
+def unpadded(block: Block, device: torch.device, weights: int) -> Unpadded | None:
+    """Return the places of a block's real tokens where leaving out its filler pays; None: it does not, or all are real.
+
+    Args:
+        block: what is fed.
+        device: of the model.
+        weights: of one of its layers.
+    """
     if block.counts is None:
         return None
     places = block.ids_BT.numel()
-    if places - int(block.counts.sum()) < FILLER_PAYS * places or not block.counts.any():
+    filler = places - int(block.counts.sum())
+    if filler < FILLER_PAYS * places or filler * weights < LAYING_OUT or filler == places:
         return None
     return Unpadded(block.real, device)
