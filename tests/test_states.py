@@ -18,7 +18,6 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
 from specframe.forward.attention import choice
-from specframe.forward.cached import CachedModel
 from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
@@ -308,13 +307,13 @@ def test_trees_of_a_draft_model_with_states_are_refused() -> None:
         harness.decode(pipe, usual())
 
 
-def test_a_cache_opened_past_the_run_is_refused() -> None:
-    """A strategy that makes a cache of its own for a model with states is told how to open one."""
+def test_a_cache_with_a_layout_of_its_own_is_refused() -> None:
+    """A strategy whose rows are laid out in a way of its own feeds tokens again, and is refused for a model with states."""
     run = harness.open_run(TARGET, 2, 20)
     with pytest.raises(
-        ModelError, match=r"keeps states: expected a strategy that opens its cache by run\.open_cache\(\)$"
+        ModelError, match=r"^the target \(FakeStateModel\) has layers that keep a state: expected a strategy whose"
     ):
-        CachedModel(run.runner, run.target.store, run.target.layout, run.watch)
+        run.open_cache(run.runner, layout=run.alignment.layout)
 
 
 # ---- the store ---------------------------------------------------------------------------------------------------------

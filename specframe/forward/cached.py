@@ -52,7 +52,10 @@ class CachedModel:
         if runner.state_shapes:
             record, self._layers = None, "eager"
             if states is None:
-                raise ModelError(f"{runner} keeps states: expected a strategy that opens its cache by run.open_cache()")
+                raise ModelError(
+                    f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
+                    "layout of its own, or a model whose layers all attend"
+                )
         self._hidden: tuple[int, ...] = ()
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
