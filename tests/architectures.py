@@ -18,9 +18,9 @@ from specframe.testing.zoo import CONTEXT, EOS, VOCABULARY, WIDTH, quiet
 NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 """The model types that ``AutoModelForCausalLM`` knows, in the transformers installed."""
 
-_RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
-FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert"} if _RELEASE < (5, 18) else ())
+FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert"} if RELEASE < (5, 18) else ())
 """The model types that the transformers installed decodes wrongly itself: they are refused.
 
 Before 5.18, GIT shifts the position of a token that is fed alone, and the others let tokens attend to later ones.

@@ -227,7 +227,7 @@ def test_an_architecture_is_the_same_to_the_bit_or_refused(name: str) -> None:
         harness.decode(pipe, harness.requests(prompts(), NEW))
         return by_reference(target)
 
-    if name in FROZEN["not_bitwise"]:
+    if name in FROZEN["not_bitwise"] and not (name == "gemma2" and architectures.RELEASE < (5, 18)):
         with pytest.raises(ModelError, match="bitwise"):
             decode()
     else:

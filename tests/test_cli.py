@@ -32,7 +32,7 @@ finally:
     print("imported:", *sorted(imported))
 """
 
-LIGHT = "attr attrs click pluggy specframe specframe_heads specframe_lab specframe_serve specframe_std specframe_tiny"
+LIGHT = "attr attrs click packaging pluggy specframe specframe_heads specframe_lab specframe_serve specframe_std specframe_tiny"
 """The packages that the help may import."""
 
 COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace", "serve")
@@ -91,7 +91,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """The help lists specframe's own commands and the lab's, and imports no package beside the plugins and three small ones."""
+    """The help lists specframe's own commands and the lab's, and imports no package beside the plugins and four small ones."""
     shown = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
     assert shown.endswith(f"imported: {LIGHT}\n")
     assert all(f"\n  {name} " in shown for name in COMMANDS)

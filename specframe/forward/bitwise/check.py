@@ -59,8 +59,8 @@ def rounds(func: Any, output: Any) -> bool:
     """Return whether an operator without a rule may round in another way for other shapes."""
     outputs = output if isinstance(output, tuple | list) else [output]
     floating = any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in outputs)
-    moved = func.is_view or torch.Tag.pointwise in func.tags or mode.name(func).removesuffix("_") in operators.MOVED
-    return floating and not moved
+    alike = mode.name(func).removesuffix("_") in operators.MOVED | (operators.ROUNDED_ONCE - operators.TWO_STEPS)
+    return floating and not (alike or func.is_view or torch.Tag.pointwise in func.tags)
 
 
 def require_bitwise(model: PreTrainedModel, name: str) -> None:
