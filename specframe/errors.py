@@ -39,7 +39,11 @@ class UnknownNameError(SpecframeError):
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        expected = f"expected one of {', '.join(self.known)}" if self.known else "there is none of any name"
+        expected = (
+            f"expected one of {', '.join(self.known)}"
+            if self.known
+            else "expected one that an installed plugin registers, and none does"
+        )
         super().__init__(f"unknown {kind} {name!r}: {expected}{hint}")
 
 

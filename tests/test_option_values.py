@@ -292,8 +292,8 @@ def wrong(kind: click.ParamType) -> list[str]:
         case kinds.DraftLength():
             return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
         case kinds.Strategy():
-            name = registry().names(kind.role)[0]
-            return ["", "nope", f"{name},", f"{name},x", f"{name},=1", f"{name},x=1,x=2"]
+            name = next(iter(registry().names(kind.role)), None)
+            return ["", "nope", *([f"{name}{rest}" for rest in (",", ",x", ",=1", ",x=1,x=2")] if name else [])]
         case kinds.OneOf():
             return ["", "x", kind.words[0].upper()]
         case kinds.Device():

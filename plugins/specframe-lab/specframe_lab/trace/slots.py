@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
-from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.rows import RowMap
 from specframe.probes.tap import Listener
 
@@ -145,14 +144,15 @@ class SlotBook(Listener):
             self.shifted += self._standing(prompt)
             self.offsets[prompt] = self.offsets.get(prompt, 0) + offset
 
-    def kept(self, batch: Batch, kept: np.ndarray, path_BT: torch.Tensor | None = None) -> None:
-        """Forget all but the first ``kept[i]`` tokens of row i."""
-        for sequence, count in zip(batch.sequences, kept.tolist(), strict=True):
+    def settled(self, batch: Batch, kept: Kept) -> None:
+        """Forget all tokens but those that stand."""
+        counts, path_BT = kept.host(batch), kept.path_BT
+        for sequence, count in zip(batch.sequences, counts.tolist(), strict=True):
             prompt = sequence.request.index
             self.cached[prompt] = min(count, self.cached.get(prompt, 0))
         if path_BT is not None:
             for sequence, length, count, path in zip(
-                batch.sequences, batch.lengths, kept, path_BT.tolist(), strict=True
+                batch.sequences, batch.lengths, counts, path_BT.tolist(), strict=True
             ):
                 self.paths[sequence.request.index] = set(path[: max(0, int(count - length))])
 
