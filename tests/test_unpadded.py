@@ -14,6 +14,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
+from specframe.forward.graphs import EagerRecording, Recorded
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import Unpadded
 from specframe.testing import fakes, harness, zoo
@@ -201,6 +202,26 @@ def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tupl
         for one, other in ((found[0].logits_BTV, found[1].logits_BTV), (found[0].hidden[1], found[1].hidden[1])):
             assert one.shape == other.shape
             torch.testing.assert_close(one[row, : count + 1], other[row, : count + 1])
+
+
+def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]]) -> None:
+    """A recording is made of the whole rectangle, so each draft of its shape gets its own scores, whatever its counts are."""
+    asked = harness.requests(harness.random_prompts((7, 9, 8), zoo.VOCABULARY), 3)
+    run, pool = harness.open_run(zoo.build("qwen3"), 3, 28, align="ragged"), harness.open_pool(asked)
+    batch, cached, hidden = pool.batch(pool.admit(3)), run.target, (1,)
+    cached.read(batch, left=1)
+    assert cached.store.slots is not None
+    recorded = Recorded(cached._execute, cached.store.rows, cached.store.slots, EagerRecording)
+    for seed, counts in enumerate(([5, 1, 2], [1, 5, 1], [2, 1, 5], [1, 1, 4])):
+        ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))
+        whole = Block(ids_BT, -1)
+        expected = cached._execute(whole, cached.place(batch, whole), 5, hidden)
+        block = Block(ids_BT, -1, counts=np.array(counts))
+        found = recorded(block, cached.place(batch, block), 5, hidden)
+        for one, other in ((found.logits_BTV, expected.logits_BTV), (found.hidden[1], expected.hidden[1])):
+            torch.testing.assert_close(one[torch.from_numpy(block.real)], other[torch.from_numpy(block.real)])
+    assert len(recorded.recordings) == 1
+    assert fed[-7:] == [(1, 8), *[(3, 5)] * 6]  # a shape is recorded the second time it comes up
 
 
 def test_hidden_states_are_in_their_places() -> None:
