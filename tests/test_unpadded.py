@@ -147,7 +147,7 @@ def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None
         {"bitwise": True},
         {"graphs": "on"},
         {"kv": "dynamic", "align": "eqspec"},
-        {"layers": "compiled"},
+        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
         {"check": True},
         {"accept": "gumbel"},
         {"accept": "rejection"},
