@@ -197,6 +197,7 @@ class Pool:
         for _ in range(min(count, len(self._returned) + len(self.waiting), self.rows - self._taken)):
             returned = self._returned
             sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
+            sequence.guide = self.guide(sequence.request)  # what raises here leaves the request where it is
             if not self._has_room(sequence):
                 break
             key = sequence.request.key
@@ -207,7 +208,6 @@ class Pool:
                 sequence.parent.forks += 1
             else:
                 reading.append(sequence)
-            sequence.guide = self.guide(sequence.request)
             self.live.append(sequence)
         return reading
 
