@@ -13,7 +13,7 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, InvariantError, ModelError
-from specframe.forward import compiled
+from specframe.forward import compiled, unpadded
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
 from specframe.testing import harness, paged, zoo
@@ -124,6 +124,36 @@ def test_tokens_that_are_cached_are_not_read_again() -> None:
     assert fed_for_prompts(None, [prompts[0], [3], prompts[0]]) == [(2, 15), (1, 15 - 12)]
     assert fed_for_prompts(None, prompts, schedule="continuous,piece=3")[-1] == (1, 2)  # after a piece of 3
     assert fed_for_prompts(Reader(), prompts) == [(2, 16), (1, 17)]  # hidden states are not cached
+
+
+@pytest.mark.parametrize("laid", [True, False], ids=["laid in one row", "a rectangle"])
+@pytest.mark.parametrize("options", [{}, {"check": True}, {"schedule": "continuous,piece=6"}], ids=str)
+def test_a_cached_beginning_is_not_fed_for_a_neighbour(
+    options: dict[str, Any], laid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a row whose first tokens are cached the others alone are computed and written, beside a row of which nothing is cached."""
+    monkeypatch.setattr(unpadded, "LAYING_OUT", 0 if laid else 10**12)
+    target, slots, computed = zoo.build("llama"), list[list[list[int]]](), list[int]()
+    expect, laying = PagedStore.expect, ModelRunner._unpadded
+
+    def expected(self: PagedStore, placement: Any) -> None:
+        slots.append(placement.slots_BT.tolist())
+        expect(self, placement)
+
+    def noted(self: ModelRunner, block: Any) -> Any:
+        found = laying(self, block)
+        computed.append(found.tokens if found else block.ids_BT.numel())
+        return found
+
+    prompts = [[*COMMON, 5], [3], [4], [*COMMON, 6, 7], OWN[0]]
+    pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, **options)
+    monkeypatch.setattr(PagedStore, "expect", expected)
+    monkeypatch.setattr(ModelRunner, "_unpadded", noted)
+    harness.check(pipe, harness.requests(prompts, [30, 3, 3, 5, 5]))
+    reading = [forward for forward in slots if len(forward) == 2 and len(forward[0]) > 1]
+    written = [{slot for forward in reading for slot in forward[row] if slot < 16} for row in (0, 1)]
+    assert sorted(map(sorted, written)) == [[*range(9)], [*range(12, 16)]], "of one row 12 tokens are cached"
+    assert 13 in computed or not laid or "schedule" in options
 
 
 def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:

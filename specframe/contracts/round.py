@@ -115,12 +115,14 @@ class Batch:
     prefill: bool
     """Whether this round reads prompts. The draft length is then 0."""
     unread: int = 0
-    """Number of last tokens of each row that are unread before this round; in a shorter row, all tokens. Fewer than a row has are
-    unread if it was read in pieces, or if the store has its first tokens already."""
+    """The most last tokens of a row that are unread before this round. Fewer than a row has are unread if it was read in pieces, or
+    if the store has its first tokens already."""
     left: int = 0
     """Number of these tokens that stay unread for later rounds. If it is above 0, the round generates no token."""
     starts: bool = False
     """Whether the rows are fresh copies of their parents' rows. The first token is not drafted, as after reading a prompt."""
+    unreads: np.ndarray | None = None
+    """Number of last tokens of each row that are unread, (B,), on the host; None: ``unread``, or all of a shorter row."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -140,10 +142,6 @@ class Batch:
         Places before a row's first token repeat that token. They are padding.
         """
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
-
-    def last_counts(self, width: int, offset: int = 0) -> np.ndarray:
-        """Return how many of :meth:`last_tokens` are no padding, for each row, on the host."""
-        return (self.lengths + offset).clip(0, width)
 
 
 @attrs.frozen(eq=False)

@@ -273,7 +273,8 @@ class Pool:
         for sequence in self._batch:
             sequence.waited = 0
         rows = self._batch_rows
-        unread = max(sequence.unread for sequence in self._batch)
+        unreads = [sequence.unread for sequence in self._batch]
+        unread = max(unreads)
         left = 0 if piece is None else max(0, unread - piece)
         for sequence in self._batch:
             sequence.unread = min(sequence.unread, left)
@@ -289,6 +290,7 @@ class Pool:
             unread,
             left,
             starts,
+            np.array(unreads) if unread else None,
         )
         return self.latest
 

@@ -179,7 +179,10 @@ class CachedModel:
             The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; without logits, (B, 0, V),
             and hidden states when there was nothing to feed.
         """
+        unreads = batch.unreads if unread is None else None
         ahead = batch.unread if unread is None else unread
+        if unreads is None:
+            unreads = batch.lengths.clip(max=ahead)
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
         left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
         chunk, forks = self.tokens_at_once(batch), self._forks(batch)
@@ -189,9 +192,8 @@ class CachedModel:
             if forks and ahead > 1:
                 step = min(step, ahead - 1)  # forks begin before the prompt's last token
             ahead -= step
-            scores = self.feed(
-                batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=batch.last_counts(step, -ahead))
-            )
+            counts = (unreads - ahead).clip(0, step)  # a row's cached tokens are padding beside another's that are not
+            scores = self.feed(batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=counts))
             pieces.append(scores.hidden)
             if self.states is not None:
                 self.settle(batch, Kept(-ahead))

@@ -116,6 +116,8 @@ class Ledger(Listener):
         self._note_draft(block)
         depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
         places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
+        if block.end <= 0:
+            places_BT[~block.real] = -1
         self._check_positions(accounts, places_BT, placement)
         self._check_slots(accounts, places_BT, placement)
         self._check_visible(accounts, places_BT, block, placement)

@@ -8,6 +8,7 @@ from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
 
 
 class Ragged:
@@ -56,6 +57,8 @@ class RaggedLayout:
         padded = shortest + block.start < 0
         if padded:
             slots_BT = order_BT.where(order_BT >= 0, self._spare)
+        if passes_over(batch, block):
+            padded, slots_BT = True, slots_BT.where(on_device(block.real, device).bool(), self._spare)
         used_B = (batch.lengths_B + block.end).clamp(min=0).int()
         even_of = (slots_BT, order_BT, key_order_1S) if shortest == batch.longest and not padded else None
         return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B, even_of=even_of)
@@ -65,3 +68,10 @@ class RaggedLayout:
         if kept.path_BT is not None:
             first_B1, width = batch.lengths_B[:, None], kept.path_BT.shape[1]
             self._store.move(first_B1 + kept.path_BT, first_B1 + torch.arange(width, device=first_B1.device))
+
+
+def passes_over(batch: Batch, block: Block) -> bool:
+    """Return whether a block of rows' own tokens has some that are not real: they are cached, beside rows where they are not."""
+    if block.counts is None or block.end > 0:
+        return False
+    return bool((block.counts < (batch.lengths + block.end).clip(0, block.width)).any())

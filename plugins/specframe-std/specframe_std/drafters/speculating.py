@@ -46,6 +46,7 @@ class Speculating:
             limits=batch.limits[rows],
             streams_B=batch.streams_B[rows_b],
             unread=min(batch.unread, longest),
+            unreads=None if batch.unreads is None else batch.unreads[rows],
             left=min(batch.left, longest),
         )
 
