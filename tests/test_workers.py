@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_target_faults as nan
 from workers_objects import After, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
@@ -392,6 +393,20 @@ def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> No
     with pytest.raises(ValueError, match="planted"):
         engine.step()
     assert engine.idle
+
+
+def test_a_row_of_nan_in_a_worker_ends_alone(local: Local) -> None:
+    """A prompt that the target has no distribution for ends with the error that one process tells, and the others are decoded."""
+    prompts = [list(prompt) for prompt in nan.PROMPTS]
+    prompts[0][2] = nan.NAN
+    target, draft = nan.BROKEN, nan.DRAFT
+    asked = harness.requests(prompts, [6] * len(prompts))
+    found, expected = (
+        sorted(facts(harness.pipeline(target, draft, batch_size=2, **how).decode(asked)), key=lambda one: one[0])
+        for how in ({"executor": local}, {})
+    )
+    assert found == expected
+    assert [one[4] for one in found] == ["error"] + ["length"] * 5
 
 
 def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Local) -> None:

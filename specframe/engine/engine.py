@@ -23,7 +23,7 @@ from specframe.engine.arrivals import AgreedClock
 from specframe.engine.blame import called
 from specframe.engine.groups import Groups
 from specframe.engine.guard import guard, guarded, numbers_check
-from specframe.engine.guards.guard import of_store
+from specframe.engine.guards.guard import of_part
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.prompts import require_ids, taken
@@ -245,7 +245,7 @@ class Engine:
                 self._recover()
                 return
             error = too_small(error)
-        error = of_store(error)
+        error = of_part(error)
         if report is None:
             raise error
         self._late = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import json
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
+import torch
 
 from specframe import Pipeline, Sampling
 from specframe.engine.engine import Engine
@@ -236,6 +238,20 @@ def test_a_failed_round_ends_its_requests_alone(running, monkeypatch):
     answer = running.post(GOOD)
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "planted")
     assert running.post(GOOD).status_code == 200
+
+
+def test_a_prompt_of_nan_is_told_and_the_one_beside_it_answered(serve, pipe):
+    """A prompt that the target has no distribution for is answered with the error, in a stream as well, and no other one is."""
+    target, broken = copy.deepcopy(pipe.target_model), 40
+    with torch.no_grad():
+        target.get_input_embeddings().weight[broken] = float("nan")
+    target.lm_head.weight = torch.nn.Parameter(pipe.target_model.lm_head.weight.detach().clone())
+    made = serve(target=target, tokenizer=pipe.tokenizer, drafter="prompt-lookup")
+    whole, streamed = (made.post({**GOOD, "prompt": [5, broken, 7], "stream": stream}) for stream in (False, True))
+    assert (whole.status_code, "no distribution" in whole.json()["error"]["message"]) == (400, True)
+    assert "no distribution" in streamed.text
+    usual, beside = (one.post({**GOOD, "prompt": [5, 6, 7], "return_token_ids": True}) for one in (serve(), made))
+    assert usual.json()["choices"][0]["token_ids"] == beside.json()["choices"][0]["token_ids"]
 
 
 def test_a_full_queue_and_a_key(serve):

@@ -49,7 +49,7 @@ class Guard(Wrapper):
         except (Exception, SystemExit) as error:  # a stranger's method may raise anything
             if passes(error) or of_observer(error):
                 raise
-            owner, member = store_of(error) or (self, member)
+            owner, member = part_of(error) or (self, member)
             raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
         finally:
             RUNNING.put(outer)
@@ -147,19 +147,35 @@ def writes(batch: Batch) -> int:
         return 0
 
 
-def store_of(error: BaseException) -> tuple[Guard, str] | None:
-    """Return the KV backend's guard and the member when an error comes from one of its stores."""
+class GuardedPart(Wrapper):
+    """Guard of what a strategy makes, whose calls come too often to be watched: what they raise finds its strategy by the frames.
+
+    Args:
+        inner: what the strategy has made.
+        owner: the strategy.
+        name: what errors call it.
+    """
+
+    def __init__(self, inner: Any, owner: Guard, name: str) -> None:
+        super().__init__(inner)
+        self.owner, self.part = owner, name
+
+
+def part_of(error: BaseException) -> tuple[Guard, str] | None:
+    """Return a strategy's guard and the member when an error comes from what it made: a KV backend's store, an attention's plan."""
     for step in steps(error):
         code, values = step.tb_frame.f_code, step.tb_frame.f_locals
         owner = values.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, GuardedPart):
+            return owner.owner, f"{owner.part}.{code.co_name}"
         if hasattr(owner, "write") and owner in STORES:
             return STORES[owner], f"store.{code.co_name}"
     return None
 
 
-def of_store(error: BaseException) -> BaseException:
-    """Return an error that is told as that of a KV backend where it comes from one of its stores, and else as it is."""
-    found = store_of(error)
+def of_part(error: BaseException) -> BaseException:
+    """Return an error that is told as that of a strategy where it comes from what that has made, and else as it is."""
+    found = part_of(error)
     if found is None or not isinstance(error, Exception | SystemExit) or passes(error):
         return error
     owner, member = found

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from specframe.contracts.cache import Dense, KVShape, KVStore, Paged, Placement
+from specframe.contracts.cache import Dense, KVShape, KVStore, KVView, Paged, Placement
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.engine.blame import got
-from specframe.engine.guards.guard import STORES, Guard, members_of, on_host, readable
+from specframe.engine.guards.guard import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
 from specframe.values import Wrapper
 
@@ -159,4 +159,19 @@ class GuardedAttention(Guard):
         plan = self._call("plan", placement)
         if plan is not None and not callable(getattr(plan, "attend", None)):
             self._refuse("plan", "an object with attend, or None", got(plan))
-        return plan
+        return None if plan is None else GuardedPlan(plan, self, "plan")
+
+
+class GuardedPlan(GuardedPart):
+    """Guard of the attention of one forward; errors name its backend."""
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return the values attended to after checking them."""
+        output: Any = self.__wrapped__.attend(query, view, scaling, window)
+        rows, heads, width, _ = query.shape
+        shape = (rows, width, heads, view.values.shape[-1])
+        if getattr(output, "shape", None) != shape or output.dtype != query.dtype:
+            asked = f"values of shape (B, T, H, D) = {shape} in {str(query.dtype)[6:]}"
+            dtype = getattr(output, "dtype", None)
+            self.owner._refuse("plan.attend", asked, got(output) + (f" in {str(dtype)[6:]}" if dtype else ""))
+        return output
