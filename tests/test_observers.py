@@ -218,6 +218,6 @@ def test_acceptance_at_each_place() -> None:
 def test_empty_places_of_all_rows_are_counted() -> None:
     """Of three rows of 5, 3 and 1 tokens, 6 of 15 places are empty: those of every row, not of the shortest alone."""
     counts = Counts(torch.device("cpu"))
-    round = SimpleNamespace(gained=np.ones(3), finished=[], prefill=False, lengths=np.array([5, 3, 1]))
+    round = SimpleNamespace(gained=np.ones(3), finished=[], prefill=False, lengths=np.array([5, 3, 1]), transfer=None)
     counts.round(round)
     assert (counts.places, counts.empty_places, counts.equal_rounds) == (15, 6, 0)

@@ -16,6 +16,7 @@ import attrs
 import pytest
 import torch
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_std.drafters.model import ModelDrafter
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
@@ -262,6 +263,18 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.Shelf]) -> 
     schedule = "same-length,window=7"  # batches of three of seven rows
     harness.check(harness.pipeline(target, draft, batch_size=3, schedule=schedule, draft_length=3, graphs="on"), asked)
     assert {key[0] for key in shelves[7]._kept if key[-1]} == {4}
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.Shelf]) -> None:
+    """Recordings of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
+    target = pair("qwen3")[0]
+    budget = Budget(3, 7) if tree else Budget(4)
+    drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
+    options = {"batch_size": 3, "draft_length": fakes.Uneven(budget), "graphs": "on"}
+    asked = harness.requests(harness.random_prompts((3, 9, 5, 7), zoo.VOCABULARY), [24, 40, 30, 36])
+    harness.check(harness.pipeline(target, zoo.good_draft(target), **drafter, **options), asked)
+    assert {key[6] for key in shelves[0]._kept} > {None}
 
 
 def test_recordings_are_bounded(shelves: list[graphs.Shelf], monkeypatch: pytest.MonkeyPatch) -> None:

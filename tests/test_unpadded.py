@@ -14,7 +14,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
-from specframe.forward.graphs import EagerRecording, Recorded
+from specframe.forward.graphs import EagerRecording, Recorded, in_bucket
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import Unpadded
 from specframe.testing import fakes, harness, zoo
@@ -204,24 +204,45 @@ def test_scores_of_real_nodes_do_not_depend_on_filler(tree: bool, fed: list[tupl
             torch.testing.assert_close(one[row, : count + 1], other[row, : count + 1])
 
 
-def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]]) -> None:
-    """A recording is made of the whole rectangle, so each draft of its shape gets its own scores, whatever its counts are."""
-    asked = harness.requests(harness.random_prompts((7, 9, 8), zoo.VOCABULARY), 3)
-    run, pool = harness.open_run(zoo.build("qwen3"), 3, 28, align="ragged"), harness.open_pool(asked)
-    batch, cached, hidden = pool.batch(pool.admit(3)), run.target, (1,)
-    cached.read(batch, left=1)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("leaves_out", [False, True], ids=["rectangle", "laid"])
+def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]], leaves_out: bool, tree: bool) -> None:
+    """A recording is made of the rectangle, or of a bucket of tokens; each draft gets its own scores, whatever its counts are."""
+    asked = harness.requests(harness.random_prompts((7, 9, 8, 6), zoo.VOCABULARY), 3)
+    run, pool = harness.open_run(zoo.build("qwen3"), 4, 28, align="ragged"), harness.open_pool(asked)
+    cached, hidden = run.target, (1,)
+    cached.read(pool.batch(pool.admit(4)), left=1)
+    batch = pool.batch(pool.live[:3])
+    cached.follow(batch)
+    blocks = cached.store._blocks  # type: ignore[attr-defined]
+    others = [block[:, 3, :-1].clone() for block in blocks]
     assert cached.store.slots is not None
-    recorded = Recorded(cached._execute, cached.store.rows, cached.store.slots, EagerRecording)
-    for seed, counts in enumerate(([5, 1, 2], [1, 5, 1], [2, 1, 5], [1, 1, 4])):
+    rows, slots = cached.store.rows, cached.store.slots
+    recorded = Recorded(cached._execute, rows, slots, EagerRecording, leaves_out=lambda places, tokens: leaves_out)
+    parents_BT = torch.tensor([[-1, 0, 0, 1, 1]]) if tree else None
+    for seed, counts in enumerate(([5, 1, 1], [1, 5, 1], [1, 1, 5], [1, 1, 4])):
         ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))
-        whole = Block(ids_BT, -1)
-        expected = cached._execute(whole, cached.place(batch, whole), 5, hidden)
-        block = Block(ids_BT, -1, counts=np.array(counts))
-        found = recorded(block, cached.place(batch, block), 5, hidden)
+        whole = Block(ids_BT, -1, parents_BT)
+        expected, _ = cached._execute(whole, cached.place(batch, whole), 5, hidden)
+        block = Block(ids_BT, -1, parents_BT, counts=np.array(counts))
+        found, _ = recorded(block, cached.place(batch, block), 5, hidden)
         for one, other in ((found.logits_BTV, expected.logits_BTV), (found.hidden[1], expected.hidden[1])):
             torch.testing.assert_close(one[torch.from_numpy(block.real)], other[torch.from_numpy(block.real)])
     assert len(recorded.recordings) == 1
-    assert fed[-7:] == [(1, 8), *[(3, 5)] * 6]  # a shape is recorded the second time it comes up
+    replayed = (1, 8) if leaves_out else (4, 5)
+    shapes = [(3, 5), (1, 7), *[(3, 5), replayed] * 3]  # a shape is recorded the second time it comes up
+    assert fed[-8:] == shapes
+    assert all(block[:, 3, :-1].equal(other) for block, other in zip(blocks, others, strict=True))
+
+
+def test_rows_that_pad_a_bucket_are_their_own() -> None:
+    """Rows that pad the bucket of a recording are spread from tokens of their own: another row's may be nan."""
+    block = Block(torch.zeros(3, 4, dtype=torch.long), -1, counts=np.array([2, 1, 3]))
+    laid = in_bucket(block, 5, 11)
+    assert laid is not None
+    row_BT = torch.arange(5)[:, None].expand(-1, 4)
+    assert laid.row(row_BT).tolist() == [[0, 0, 1, 2, 2, 2, 3, *[4] * 4]]
+    assert laid.rectangle(laid.row(row_BT)).equal(row_BT)
 
 
 def test_hidden_states_are_in_their_places() -> None:
@@ -269,7 +290,7 @@ def test_filler_is_left_out_where_that_pays(
     """There has to be much filler, and layers so large that it would take longer than to spread and gather."""
     monkeypatch.setattr(unpadded, "LAYING_OUT", 4_000_000)
     block = Block(torch.zeros(4, 6, dtype=torch.long), -1, counts=np.array(counts))
-    assert (unpadded.unpadded(block, torch.device("cpu"), weights) is not None) == laid
+    assert unpadded.pays(24, block.tokens, weights) == laid
 
 
 def test_few_tokens_of_a_small_model_stay(fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

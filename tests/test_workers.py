@@ -153,20 +153,28 @@ def test_observers_are_told_of_every_round(local: Local) -> None:
     class Seen(Watcher):
         def __init__(self) -> None:
             self.tokens, self.models = 0, set[str]()
+            self.real = self.expected = self.filler = 0
 
         def forward(self, model: str, rows: int, tokens: int) -> None:
             self.models.add(model)
+
+        def fed(self, model: str, real: int, computed: int) -> None:
+            self.real += real * (model == "target")
+            self.filler += computed - real
 
         def round(self, report: Any) -> None:
             assert [len(ids) for ids in report.tokens] == report.gained.tolist()
             assert len(report.sequences) == len(report.gained)
             self.tokens += int(report.gained.sum())
+            self.expected += int(report.lengths.sum() if report.prefill else len(report.gained) + report.drafted.sum())
 
     seen = Seen()
     pipe = harness.pipeline(TARGET, DRAFT, executor=local, observers=[seen], batch_size=2)
     results = [*pipe.generate(PROMPTS, 9)]
     assert seen.tokens == sum(len(result.token_ids) for result in results)
     assert seen.models == {"target", "draft"}
+    assert seen.real == seen.expected
+    assert pipe.report.filler_share == pytest.approx(seen.filler / pipe.report.tokens_computed)
 
 
 @pytest.mark.filterwarnings("ignore:.*called for one row alone")
@@ -261,6 +269,7 @@ def told(ticket: int, ids: list[int], ended: bool = False) -> Round:
         tokens=[ids],
         ended=end,
         forwards=[("target", 1, 1)],
+        fed=[("target", 1, 1)],
         stages={},
         peak_kv_bytes=0,
     )

@@ -37,6 +37,8 @@ FIGURES = (
     "acceptance_histogram",
     "realign_share",
     "padding_share",
+    "tokens_computed",
+    "filler_share",
     "grouping_rate",
     "target_forwards",
     "draft_forwards",

@@ -99,6 +99,11 @@ class Block:
         return self.ids_BT.shape[1]
 
     @property
+    def tokens(self) -> int:
+        """The number of real tokens of all rows, as far as the host knows."""
+        return self.ids_BT.numel() if self.counts is None else int(self.counts.sum())
+
+    @property
     def end(self) -> int:
         """Order after the last token of a chain, minus the row's length."""
         return self.start + self.width

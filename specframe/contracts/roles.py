@@ -207,3 +207,10 @@ class Observer(Protocol):
 
     def round(self, report: RoundReport) -> None:
         """Called after each round."""
+
+
+class TokenObserver(Observer, Protocol):
+    """An observer that is also told how many tokens are computed."""
+
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""

@@ -37,6 +37,9 @@ class Watch(Protocol):
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
 
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Report that forwards have computed so many tokens, of which ``real`` were no filler."""
+
 
 class Model(Protocol):
     """A model without a cache, and the facts of it that strategies need."""

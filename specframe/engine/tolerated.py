@@ -41,6 +41,11 @@ class Tolerated:
         """Tell it of a forward pass."""
         self._tell("forward", model, rows, tokens)
 
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Tell it how many tokens were computed, if it asks for that."""
+        if hasattr(self._observer, "fed"):
+            self._tell("fed", model, real, computed)
+
     def round(self, report: RoundReport) -> None:
         """Tell it of a round."""
         self._tell("round", report)

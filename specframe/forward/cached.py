@@ -16,8 +16,9 @@ from specframe.contracts.run import Choose, Watch
 from specframe.contracts.states import StateStore
 from specframe.errors import ModelError
 from specframe.forward.attention.choice import Asked, Choice
-from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
+from specframe.forward.graphs import Computed, Recorded, RecordedChain, Recording, chain
 from specframe.forward.runner import ModelRunner
+from specframe.forward.unpadded import Unpadded
 
 
 class CachedModel:
@@ -57,11 +58,11 @@ class CachedModel:
                     "layout of its own, or a model whose layers all attend"
                 )
         self._hidden: tuple[int, ...] = ()
-        self._forward: Forward = self._execute
+        self._forward: Callable[..., Computed] = self._execute
         self._chain: RecordedChain | None = None
         if record is not None and (slots := store.slots) is not None:
             pack = self._attention.packs
-            self._forward = Recorded(self._execute, store.rows, slots, record, pack)
+            self._forward = Recorded(self._execute, store.rows, slots, record, pack, runner.leaves_out_filler)
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, store.rows, slots, record, pack)
 
@@ -69,11 +70,27 @@ class CachedModel:
         """Return another model on this one's cache; ``how``: the further arguments, which say how its forwards are run."""
         return CachedModel(runner, self.store, self.layout, *(*how, self.states))
 
-    def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
-        layers, how = self.runner.layers(self._layers), self._attention
-        return self.runner.forward(
-            block, placement, self.store, keep=keep, hidden=hidden, attention=how, layers=layers, states=self.states
+    def _execute(
+        self,
+        block: Block,
+        placement: Placement,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        laid: Unpadded | None = None,
+    ) -> Computed:
+        layers, how, laid = self.runner.layers(self._layers), self._attention, laid or self.runner.unpadded(block)
+        scores = self.runner.forward(
+            block,
+            placement,
+            self.store,
+            keep=keep,
+            hidden=hidden,
+            attention=how,
+            layers=layers,
+            states=self.states,
+            laid=laid,
         )
+        return scores, block.ids_BT.numel() if laid is None else laid.tokens
 
     def capture(self, layers: Iterable[int]) -> None:
         """Add these hidden states to the scores of every later feed, besides those asked for before.
@@ -120,7 +137,9 @@ class CachedModel:
             self.states.expect(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
         forward = self._forward if self._recordable else self._execute
-        return forward(block, placement, keep, self._hidden)
+        scores, computed = forward(block, placement, keep, self._hidden)
+        self._watch.fed(self.runner.role, block.tokens, computed)
+        return scores
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
@@ -147,7 +166,10 @@ class CachedModel:
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         assert self._chain is not None
-        return self._chain(batch, ids_BT, count, choose)
+        tokens_BK, rows = self._chain(batch, ids_BT, count, choose)
+        width = ids_BT.shape[1] + count - 1
+        self._watch.fed(self.runner.role, len(batch) * width, rows * width)
+        return tokens_BK
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the places of the tokens about to be fed, after moving whatever has to move for them."""

@@ -23,15 +23,30 @@ from specframe.contracts.run import Choose
 from specframe.devices import kinds
 from specframe.devices.kinds import Recording
 from specframe.errors import SpecframeWarning
+from specframe.forward.unpadded import Unpadded
 
 Outputs = tuple[torch.Tensor, ...]
+
+
+Computed = tuple[Scores, int]
+"""The scores of a forward, and how many tokens it has computed."""
 
 
 class Forward(Protocol):
     """A forward over one store."""
 
-    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
-        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+    def __call__(
+        self,
+        block: Block,
+        placement: Placement,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        laid: Unpadded | None = None,
+    ) -> Computed:
+        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers.
+
+        ``laid``: the places of its real tokens, in a recording; None: its counts tell, where leaving out filler pays.
+        """
 
 
 LONGEST = 32
@@ -63,10 +78,14 @@ class Buffers:
     spare: int
     extra: dict[str, torch.Tensor]
     """Further inputs of the model, (R, T, ...) each."""
+    laid: Unpadded | None = None
+    """The places of the tokens that are computed; None: all are."""
 
     @classmethod
-    def of(cls, block: Block, placement: Placement, rows: int, extent: int, spare: int) -> Buffers:
-        """Return buffers for a forward like this one in a larger bucket."""
+    def of(
+        cls, block: Block, placement: Placement, rows: int, extent: int, spare: int, laid: Unpadded | None = None
+    ) -> Buffers:
+        """Return buffers for a forward like this one in a larger bucket, which take over ``laid``."""
         device, width = block.ids_BT.device, block.width
         keys = len(placement.key_order_BS) if len(placement.key_order_BS) == 1 else rows
         used_R = None if placement.used_B is None else torch.zeros(rows, dtype=torch.int32, device=device)
@@ -76,10 +95,13 @@ class Buffers:
         if placement.sees_BTT is not None:
             sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
         extra = {name: values.new_zeros(rows, *values.shape[1:]) for name, values in block.extra.items()}
-        return cls(ids_RT, Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT), spare, extra)
+        empty = Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT)
+        return cls(ids_RT, empty, spare, extra, laid)
 
-    def fill(self, block: Block, given: Placement) -> None:
+    def fill(self, block: Block, given: Placement, laid: Unpadded | None = None) -> None:
         """Write a forward's inputs; rows and slots beyond them are padding."""
+        if self.laid is not None and laid is not None and laid is not self.laid:
+            self.laid.take(laid)
         mine, width, ids_BT = self.placement, block.width, block.ids_BT
         pairs = (
             (self.ids_RT, ids_BT, 0),
@@ -157,16 +179,24 @@ class Recorded:
         rows, slots: of the slab, the spare slot included.
         record: makes a recording.
         pack: whether it attends by lengths alone, to all slots, where the placement has them.
+        leaves_out: (places, tokens) -> whether so many tokens alone are computed of so many places.
     """
 
     def __init__(
-        self, forward: Forward, rows: int, slots: int, record: Callable[..., Recording], pack: bool = False
+        self,
+        forward: Forward,
+        rows: int,
+        slots: int,
+        record: Callable[..., Recording],
+        pack: bool = False,
+        leaves_out: Callable[[int, int], bool] = lambda places, tokens: False,
     ) -> None:
         self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
+        self._leaves_out = leaves_out
         self.recordings = Shelf(record)
 
-    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
-        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Computed:
+        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers."""
         ids_BT, width = block.ids_BT, block.width
         if width > LONGEST and placement.sees_BTT is None:
             return self._forward(block, placement, keep, hidden)
@@ -176,12 +206,16 @@ class Recorded:
             placement = attrs.evolve(placement, used_B=None)
         extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
 
+        tokens = self._tokens(block, rows)
+
         def prepare() -> tuple[Buffers, Callable[[], Outputs]]:
-            buffers = Buffers.of(block, placement, rows, extent, self._slots - 1)
-            buffers.fill(block, placement)
+            laid = in_bucket(block, rows, tokens)
+            buffers = Buffers.of(block, placement, rows, extent, self._slots - 1, laid)
+            buffers.fill(block, placement, laid)
 
             def run() -> Outputs:
-                scores = self._forward(Block(buffers.ids_RT, extra=buffers.extra), buffers.placement, keep, hidden)
+                whole = Block(buffers.ids_RT, extra=buffers.extra)
+                scores, _ = self._forward(whole, buffers.placement, keep, hidden, buffers.laid)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 
             return buffers, run
@@ -193,6 +227,7 @@ class Recorded:
             keep,
             len(placement.key_order_BS) > 1,
             placement.sees_BTT is not None,
+            tokens,
             hidden,
             *block.extra,
         )
@@ -200,9 +235,29 @@ class Recorded:
         if found is None:
             return self._forward(block, placement, keep, hidden)
         buffers, recording = found
-        buffers.fill(block, placement)
+        buffers.fill(block, placement, in_bucket(block, rows, tokens))
         logits_BTV, *states = recording.replay(len(ids_BT))
-        return Scores(logits_BTV, dict(zip(hidden, states, strict=True)))
+        return Scores(logits_BTV, dict(zip(hidden, states, strict=True))), rows * width if tokens is None else tokens
+
+    def _tokens(self, block: Block, rows: int) -> int | None:
+        """Return how many tokens a recording of so many rows computes of a block: a bucket of real ones, or None for all.
+
+        Rows that pad the bucket have one token each, which is written to their own spare slot.
+        """
+        if block.counts is None:
+            return None
+        tokens = bucket(block.tokens + rows - len(block.ids_BT), 8)
+        return tokens if self._leaves_out(rows * block.width, tokens) else None
+
+
+def in_bucket(block: Block, rows: int, tokens: int | None) -> Unpadded | None:
+    """Return the places of the tokens of a recording of so many rows; None: all tokens are computed."""
+    if tokens is None:
+        return None
+    real_RT = np.zeros((rows, block.width), dtype=bool)
+    real_RT[:, 0] = True
+    real_RT[: len(block.ids_BT)] = block.real
+    return Unpadded(real_RT, block.ids_BT.device, tokens)
 
 
 @attrs.frozen(eq=False)
@@ -264,8 +319,8 @@ class RecordedChain:
         self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
         self.recordings = Shelf(record)
 
-    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
-        """Return the tokens chosen, (B, count)."""
+    def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
+        """Return the tokens chosen, (B, count), and in how many rows forwards have computed them."""
         width, rows = ids_BT.shape[1], min(power_of_two(len(batch)), self._rows)
         extent = self._slots - count if self._pack else min(bucket(batch.longest), self._slots - count)
 
@@ -278,10 +333,10 @@ class RecordedChain:
         if width <= min(LONGEST, int(batch.lengths.min())):
             found = self.recordings.take((rows, width, count, extent, rows > len(batch)), prepare)
         if found is None:
-            return self._run(batch, ids_BT, count, choose)
+            return self._run(batch, ids_BT, count, choose), len(batch)
         buffers, recording = found
         buffers.fill(batch, ids_BT)
-        return recording.replay(len(batch))[0]
+        return recording.replay(len(batch))[0], rows
 
     def _run(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, buffers: ChainBuffers | None = None
@@ -290,7 +345,7 @@ class RecordedChain:
             placement = self._layout.place(batch, block)
             if buffers is not None:
                 placement = self._still(placement, buffers)
-            return self._forward(block, placement, 1).logits_BTV
+            return self._forward(block, placement, 1)[0].logits_BTV
 
         return chain(step, batch, ids_BT, count, choose)
 
@@ -321,9 +376,9 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def bucket(slots: int) -> int:
-    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least."""
-    step = max(64, power_of_two(slots) // 8)
+def bucket(slots: int, least: int = 64) -> int:
+    """Return the extent that many slots are rounded up to: an eighth of their power of two, 64 at least unless told otherwise."""
+    step = max(least, power_of_two(slots) // 8)
     return -(-slots // step) * step
 
 

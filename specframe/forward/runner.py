@@ -23,7 +23,7 @@ from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
 from specframe.forward.selftests import SelfTests
 from specframe.forward.states import taking
-from specframe.forward.unpadded import Unpadded, unpadded
+from specframe.forward.unpadded import Unpadded, pays
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
@@ -88,6 +88,7 @@ class ModelRunner(Feeder):
         layers: compiled.Layers | None = None,
         extra: Mapping[str, Any] = NOTHING,
         states: StateStore | None = None,
+        laid: Unpadded | None = None,
     ) -> Scores:
         """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
 
@@ -97,6 +98,7 @@ class ModelRunner(Feeder):
             layers: the model's layers compiled; None: as they are.
             extra: further arguments of the model's ``forward``.
             states: those of the layers that keep one, which expect the block; None: no layer does.
+            laid: the places of the block's real tokens, which alone are computed, see :meth:`unpadded`; None: all tokens are.
         """
         plan, kernels = None, False
         if attention is not None and (backend := attention.way(placement)) is not None:
@@ -115,7 +117,7 @@ class ModelRunner(Feeder):
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
-        of_tokens, laid = block.extra, self._unpadded(block)
+        of_tokens = block.extra
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
         with order.attending(placement):
@@ -138,15 +140,19 @@ class ModelRunner(Feeder):
             found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}
         return Scores(logits_BTV, found)
 
-    def _unpadded(self, block: Block) -> Unpadded | None:
-        """Return the places of a block's real tokens, where leaving out the filler pays and the model can be fed so.
+    def unpadded(self, block: Block) -> Unpadded | None:
+        """Return the places of a block's real tokens; None: all are computed."""
+        laid = block.counts is not None and self.leaves_out_filler(block.ids_BT.numel(), block.tokens)
+        return Unpadded(block.real, self.device) if laid else None
+
+    def leaves_out_filler(self, places: int, tokens: int) -> bool:
+        """Return whether so many tokens alone are computed of so many places: where that pays, and the model can be fed so.
 
         A layer with a state takes in rows: it is fed the rectangle.
         """
-        if block.counts is None or self.state_layers:
-            return None
-        laid = unpadded(block, self.device, self._layer_weights)
-        return laid if laid is not None and not self.spread and self._tests.without_filler else None
+        if self.state_layers or not pays(places, tokens, self._layer_weights):
+            return False
+        return not self.spread and self._tests.without_filler
 
     @functools.cached_property
     def taps(self) -> Taps:

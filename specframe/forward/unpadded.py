@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block
 from specframe.devices.kinds import on_device
 
 LAYING_OUT = 4_000_000
@@ -30,18 +29,25 @@ class Unpadded:
     Args:
         real_BT: which places hold a real token, on the host; at least one does.
         device: of the model.
+        tokens: N, where it has to be a certain number; the last real token is then computed as often as it takes.
     """
 
-    def __init__(self, real_BT: np.ndarray, device: torch.device) -> None:
+    def __init__(self, real_BT: np.ndarray, device: torch.device, tokens: int | None = None) -> None:
         self.rows, self.width = real_BT.shape
-        self.tokens = int(real_BT.sum())
         at_N = np.flatnonzero(real_BT)
+        real, self.tokens = len(at_N), tokens or len(at_N)
+        at_N = np.pad(at_N, (0, self.tokens - real), mode="edge")
         first_B = np.cumsum(real_BT.sum(1)) - real_BT.sum(1)
         # filler repeats a real token of its own row: another row's may be nan, which would be cached among this row's
         token_BT = np.maximum(np.cumsum(real_BT).reshape(real_BT.shape) - 1, first_B[:, None])
-        token_BT = np.minimum(token_BT, self.tokens - 1)
+        token_BT = np.minimum(token_BT, real - 1)
         both = on_device(np.concatenate([at_N, token_BT.ravel()]), device)  # in one copy
         self._at_N, self._token_BT = both[: self.tokens], both[self.tokens :]
+
+    def take(self, other: Unpadded) -> None:
+        """Take the places of another one of the same rows, width and tokens, in the same memory."""
+        self._at_N.copy_(other._at_N)
+        self._token_BT.copy_(other._token_BT)
 
     def row(self, values_BT: torch.Tensor) -> torch.Tensor:
         """Return the values of the real tokens, (1, N, ...), of values (B, T, ...) or, the same for all rows, (1, T, ...)."""
@@ -72,18 +78,13 @@ class Unpadded:
         return self._token_BT.view(self.rows, self.width)[:, -keep:].flatten()
 
 
-def unpadded(block: Block, device: torch.device, weights: int) -> Unpadded | None:
-    """Return the places of a block's real tokens where leaving out its filler pays; None: it does not, or all are real.
+def pays(places: int, tokens: int, weights: int) -> bool:
+    """Return whether leaving out filler pays: some of the places hold real tokens, and the others are enough.
 
     Args:
-        block: what is fed.
-        device: of the model.
-        weights: of one of its layers.
+        places: of a block.
+        tokens: that are computed where filler is left out.
+        weights: of one layer of the model.
     """
-    if block.counts is None:
-        return None
-    places = block.ids_BT.numel()
-    filler = places - int(block.counts.sum())
-    if filler < FILLER_PAYS * places or filler * weights < LAYING_OUT or filler == places:
-        return None
-    return Unpadded(block.real, device)
+    filler = places - tokens
+    return tokens > 0 and filler >= FILLER_PAYS * places and filler * weights >= LAYING_OUT

@@ -11,18 +11,19 @@ import torch
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import SequenceMetrics
 from specframe.devices import kinds
+from specframe.observe.filler import Filler
 from specframe.observe.stopwatch import Stopwatch
-from specframe.observe.watch import Watcher
 
 
-class Counts(Watcher):
-    """Counts of a run: forwards, rounds, padding, grouping, acceptance; waits and copies where the device counts them.
+class Counts(Filler):
+    """Counts of a run: forwards, tokens, rounds, padding, grouping, acceptance; waits and copies where the device counts them.
 
     Args:
         device: the target's.
     """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._kind = kinds.of(device)
         self._before, self.waits, self.copies = self._kind.traffic(), 0, 0
         self.forwards: Counter[str] = Counter()
@@ -41,6 +42,7 @@ class Counts(Watcher):
 
     def round(self, report: RoundReport) -> None:
         """Count a round and the sequences that ended in it."""
+        super().round(report)
         before, self._before = self._before, self._kind.traffic()
         self.tokens += int(report.gained.sum())
         for sequence in report.finished:
@@ -104,6 +106,10 @@ class RunReport:
     """Waits of the host for the device, per decoding round; None: the device does not count them."""
     h2d_copies: float | None = None
     """Copies from the host to the device, per decoding round; None: the device does not count them."""
+    tokens_computed: int = 0
+    """Tokens that target and draft model have computed, prompts and filler included."""
+    filler_share: float = 0.0
+    """Share of filler among them: padding, what rows were not to draft, what rounds the shape of a recorded forward up."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -163,4 +169,6 @@ def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int
         peak_kv_bytes=peak_kv_bytes,
         host_syncs=counts.per_round(counts.waits),
         h2d_copies=counts.per_round(counts.copies),
+        tokens_computed=counts.computed.total(),
+        filler_share=counts.share,
     )

@@ -6,9 +6,10 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 from specframe.contracts.drafts import RoundReport
-from specframe.contracts.roles import Observer
+from specframe.contracts.roles import Observer, TokenObserver
 from specframe.devices.memory import out_of_memory
 from specframe.errors import SpecframeWarning
 
@@ -56,7 +57,8 @@ class Watch:
         self.observers = observers
         self.staged = [one for one in observers if hears(one, "enter") or hears(one, "leave")]
         """Those that are told of stages."""
-        self._fed = [one for one in observers if hears(one, "forward")]
+        self._passed = [one for one in observers if hears(one, "forward")]
+        self._fed = [cast(TokenObserver, one) for one in observers if hears(one, "fed")]
         self._stages.clear()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
@@ -67,9 +69,17 @@ class Watch:
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Report one forward pass of ``model`` ("target" or "draft") over ``rows`` rows of ``tokens`` tokens each."""
-        for observer in self._fed:
+        for observer in self._passed:
             try:
                 observer.forward(model, rows, tokens)
+            except RuntimeError as error:
+                self.dismiss(observer, error)
+
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Report that forwards of ``model`` have computed so many tokens, of which ``real`` were no filler."""
+        for observer in self._fed:
+            try:
+                observer.fed(model, real, computed)
             except RuntimeError as error:
                 self.dismiss(observer, error)
 
@@ -111,8 +121,9 @@ class Watch:
 
 
 def hears(observer: Observer, member: str) -> bool:
-    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing."""
-    return getattr(getattr(observer, member), "__func__", None) is not getattr(Watcher, member)
+    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing, or none."""
+    own = getattr(observer, member, None)
+    return callable(own) and getattr(own, "__func__", None) is not getattr(Watcher, member)
 
 
 class Watcher:
@@ -126,6 +137,9 @@ class Watcher:
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Called for each forward pass of ``model``, "target" or "draft"."""
+
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
 
     def round(self, report: RoundReport) -> None:
         """Called after each round."""

@@ -44,6 +44,7 @@ def line(rate: float, **more: Any) -> dict[str, Any]:
         "mean_acceptance_length": 2.5,
         "grouping_rate": 0.5,
         "padding_share": 0.1,
+        "filler_share": 0.2,
         "peak_kv_bytes": 2_000_000,
         "acceptance_histogram": {"0": 1, "2": 3},
     }
@@ -323,7 +324,10 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
 
 @pytest.mark.parametrize(
     "name",
-    ["tokens_per_second", "realign_share", "padding_share", "grouping_rate", "peak_kv_bytes", "mean_acceptance_length"],
+    [
+        *("tokens_per_second", "realign_share", "padding_share", "filler_share", "grouping_rate", "peak_kv_bytes"),
+        "mean_acceptance_length",
+    ],
 )
 def test_csv_files_hold_what_the_results_hold(folder: Path, name: str):
     file = {"tokens_per_second": "throughput", "mean_acceptance_length": "acceptance_length"}.get(name, name)

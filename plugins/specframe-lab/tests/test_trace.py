@@ -129,10 +129,10 @@ def test_positions_and_masks(align: str) -> None:
 class Witness(Trace):
     """A trace that, at every pass, holds its book against what the fake model's cache really contains."""
 
-    def fed(self, book, batch, block, placement):
+    def before_forward(self, book, batch, block, placement):
         if book is self.book and self._pass is None:
             self.compare(len(batch))
-        super().fed(book, batch, block, placement)
+        super().before_forward(book, batch, block, placement)
 
     def compare(self, rows: int) -> None:
         """The fake's keys are (token + 1, position + 1): read every slot that the book says holds a standing token."""

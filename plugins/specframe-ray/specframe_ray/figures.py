@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specframe.observe.counts import RunReport
 
-SUMS = ("sequences", "tokens", "rounds", "target_forwards", "draft_forwards")
+SUMS = ("sequences", "tokens", "rounds", "target_forwards", "draft_forwards", "tokens_computed")
 DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
@@ -41,11 +41,11 @@ class Tally:
 
 
 def merged(reports: list[RunReport], seconds: float, errors: int) -> RunReport:
-    """Return the figures of several runs as those of one that took so many seconds; shares are weighted by rounds."""
+    """Return the figures of several runs as those of one that took so many seconds; shares are weighted by what they are of."""
     from specframe.observe.counts import RunReport
 
     total = {name: sum(getattr(one, name) for one in reports) for name in (*SUMS, *DRAFTS)}
-    rounds = total["rounds"] or 1
+    rounds, computed = total["rounds"] or 1, total["tokens_computed"] or 1
     counted: Counter[int] = Counter()
     stages: Counter[str] = Counter()
     for one in reports:
@@ -62,6 +62,7 @@ def merged(reports: list[RunReport], seconds: float, errors: int) -> RunReport:
         "stage_seconds": dict(stages),
         "padding_share": sum(one.padding_share * one.rounds for one in reports) / rounds,
         "grouping_rate": sum(one.grouping_rate * one.rounds for one in reports) / rounds,
+        "filler_share": sum(one.filler_share * one.tokens_computed for one in reports) / computed,
         "peak_kv_bytes": max((one.peak_kv_bytes for one in reports), default=0),
     }
     return RunReport(**{**total, **whole})

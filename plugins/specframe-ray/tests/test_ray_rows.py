@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -221,15 +222,18 @@ def test_versions_differ() -> None:
 
 
 def test_figures_are_merged() -> None:
-    """Counts are added up, shares are weighted by rounds, and the time is that of the job."""
+    """Counts are added up, shares are weighted by the rounds or tokens that they are of, and the time is that of the job."""
     one = RunReport(2, 0, 10, 1.0, 4, 4, 8, 4, 2.0, 0.5, {1: 4}, {"draft": 1.0}, 0.5, 1.0, 5, 6, 100)
     other = RunReport(1, 0, 20, 9.0, 12, 12, 24, 0, 1.0, 0.0, {0: 12}, {"draft": 2.0}, 0.1, 0.0, 13, 14, 70)
+    one = attrs.evolve(one, tokens_computed=30, filler_share=0.5)
+    other = attrs.evolve(other, tokens_computed=10, filler_share=0.1)
     both = merged([one, other], 4.0, 3)
     assert (both.sequences, both.errors, both.tokens, both.seconds, both.rounds) == (3, 3, 30, 4.0, 16)
     assert (both.mean_acceptance_length, both.draft_acceptance_rate) == (1.25, 0.125)
     assert both.acceptance_histogram == {0: 12, 1: 4}
     assert both.padding_share == pytest.approx(0.2)
     assert both.grouping_rate == pytest.approx(0.25)
+    assert (both.tokens_computed, both.filler_share) == (40, pytest.approx(0.4))
     assert (both.stage_seconds, both.peak_kv_bytes, both.target_forwards) == ({"draft": 3.0}, 100, 18)
 
 

@@ -55,6 +55,8 @@ class Untold:
 
     forwards: list[tuple[str, int, int]]
     """The model, the rows and the tokens of each forward."""
+    fed: list[tuple[str, int, int]]
+    """The model, the real tokens and the tokens computed in these forwards."""
     spent: dict[str, float]
     """Seconds of each stage since it was told of last."""
 
@@ -167,6 +169,8 @@ class DealingEngine:
         if told is not None:
             for forward in told.forwards:
                 self._watch.forward(*forward)
+            for tokens in told.fed:
+                self._watch.fed(*tokens)
             self._watch.spent(told.spent)
         if report is not None:
             self._watch.round(report)
@@ -253,7 +257,7 @@ class DealingEngine:
     def _round(self, desk: Desk, told: m.Round) -> RoundReport | None:
         since = {name: spent - desk.stages.get(name, 0.0) for name, spent in told.stages.items()}
         desk.stages = told.stages or desk.stages
-        self._untold = Untold(told.forwards, since)
+        self._untold = Untold(told.forwards, told.fed, since)
         desk.peak_kv_bytes = max(desk.peak_kv_bytes, told.peak_kv_bytes)
         self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._desks)
         report = report_of(told, self._jobs, next(self._numbers))

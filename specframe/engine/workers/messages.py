@@ -89,6 +89,8 @@ class Round:
     ended: list[Ended]
     forwards: list[tuple[str, int, int]]
     """Model, rows and tokens per row of each forward pass since the round before."""
+    fed: list[tuple[str, int, int]]
+    """Model, real tokens and tokens computed in these forwards."""
     stages: dict[str, float]
     """Seconds of each stage since the run began; empty where no sequence has ended."""
     peak_kv_bytes: int

@@ -22,9 +22,9 @@ from specframe.engine.parts import Parts, parts_of
 from specframe.engine.workers import messages as m
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.models.pairs import is_module
+from specframe.observe.filler import Filler
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
-from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 
@@ -47,10 +47,11 @@ def main(pipe: Connection, number: int, count: int) -> None:
     Worker(pipe, number).run()
 
 
-class Forwards(Watcher):
-    """Notes forward passes until they are taken."""
+class Forwards(Filler):
+    """Notes forward passes, and the tokens they compute, until they are taken."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._noted: list[tuple[str, int, int]] = []
 
     def forward(self, model: str, rows: int, tokens: int) -> None:
@@ -61,6 +62,13 @@ class Forwards(Watcher):
         """Return the forward passes that were not taken yet."""
         noted, self._noted = self._noted, []
         return noted
+
+    def take_tokens(self) -> list[tuple[str, int, int]]:
+        """Return how many tokens of each model were real, and computed, since they were last taken."""
+        counted = [(model, self.real[model], computed) for model, computed in self.computed.items()]
+        self.real.clear()
+        self.computed.clear()
+        return counted
 
 
 class Worker:
@@ -202,6 +210,7 @@ class Worker:
             tokens=progress.tokens,
             ended=ended,
             forwards=self._forwards.take(),
+            fed=self._forwards.take_tokens(),
             stages=self._clock.stages() if ended else {},
             peak_kv_bytes=engine.peak_kv_bytes,
         )

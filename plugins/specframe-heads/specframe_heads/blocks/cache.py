@@ -79,6 +79,7 @@ class HeadCache:
         """Return the places of tokens about to be fed, and the function that writes their keys and values."""
         placement = self._cache.place(batch, block)
         self._watch.forward("draft", *block.ids_BT.shape)
+        self._watch.fed("draft", block.tokens, block.ids_BT.numel())
         store = self._cache.store
         store.expect(placement)
         extent = placement.key_order_BS.shape[1]

@@ -87,8 +87,8 @@ def by_cell(comparison: Comparison, value: Callable[[Line], float], speculating:
 
 
 def figure(name: str) -> Callable[[Line], float]:
-    """Return a function that reads a figure from a line."""
-    return lambda line: line["figures"][name]
+    """Return a function that reads a figure from a line; not a number where the version that wrote the line had no such figure."""
+    return lambda line: line["figures"].get(name, math.nan)
 
 
 def speed_ups(comparison: Comparison, case: Case) -> list[float]:

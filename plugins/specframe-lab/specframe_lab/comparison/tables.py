@@ -205,6 +205,14 @@ def rest(comparison: Comparison) -> list[Table]:
             f.by_cell(comparison, f.figure("padding_share"), speculating=True),
         ),
         Table(
+            "filler_share",
+            "Filler share",
+            "share of tokens",
+            "Of the tokens that target and draft model computed, the share that meant nothing.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("filler_share")),
+        ),
+        Table(
             "peak_kv_bytes",
             "Peak KV cache",
             "bytes",

@@ -337,6 +337,7 @@ PAINTERS: dict[str, Painter] = {
     "acceptance_length": against_batch_size,
     "grouping_rate": against_batch_size,
     "padding_share": against_batch_size,
+    "filler_share": against_batch_size,
     "peak_kv_bytes": against_batch_size,
 }
 """Drawing functions of the figures, in the order of the page."""

@@ -71,7 +71,7 @@ class Trace(Watcher, Listener):
         self.frames: list[Frame] = []
         self.requests: dict[int, Request] = {}
         self.caches: list[CachedModel] = []
-        self.book = SlotBook(0, self.fed)
+        self.book = SlotBook(0, self.before_forward)
         self._others: list[SlotBook] = []
         self._round = 1
         self._pass: _Pass | None = None
@@ -87,7 +87,7 @@ class Trace(Watcher, Listener):
 
     def opening(self, rows: int) -> SlotBook:
         """Return a book for a cache."""
-        return SlotBook(rows, self.fed)
+        return SlotBook(rows, self.before_forward)
 
     def started(self, run: Run) -> None:
         """Take the books of the caches that the run has opened, the target's first."""
@@ -95,7 +95,7 @@ class Trace(Watcher, Listener):
         heard = [listener for cached in self.caches for listener in listeners(cached.layout)]
         self.book, *self._others = [listener for listener in heard if isinstance(listener, SlotBook)]
 
-    def fed(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
+    def before_forward(self, book: SlotBook, batch: Batch, block: Block, placement: Placement) -> None:
         """Note a forward pass that is about to run."""
         if book is self.book and self._pass is None:
             self.settle()

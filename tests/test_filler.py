@@ -1,0 +1,113 @@
+"""The share of filler: tokens that were computed and meant nothing, compared with counts by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.prompt_lookup import PromptLookup
+
+from specframe.contracts.drafts import Block, Budget
+from specframe.observe.filler import Filler
+from specframe.observe.watch import Watch, Watcher
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness, zoo
+
+LENGTHS = (4, 10, 7)
+ASKED = harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY), [9, 14, 21])
+
+
+def decoded(target: Any, draft: Any, **options: Any) -> tuple[Pipeline, harness.Feeds, Filler]:
+    """Return a pipeline that has decoded the requests, what its forwards were fed, and the tokens that were counted."""
+    feeds, filler = harness.Feeds(), Filler()
+    pipe = harness.pipeline(target, draft, batch_size=3, observers=[feeds, filler], **options)
+    harness.check(pipe, ASKED)
+    return pipe, feeds, filler
+
+
+def places(feeds: harness.Feeds, model: str) -> int:
+    """Return the places of all rectangles that a model was fed."""
+    return sum(rows * tokens for round in feeds.rounds for rows, tokens in getattr(round, model))
+
+
+def meant(feeds: harness.Feeds) -> int:
+    """Return the target's tokens that meant something: prompts, the last token of each row in each round, what was drafted."""
+    return sum(LENGTHS) + sum(one.rows + int(one.report.drafted.sum()) for one in feeds.decoding)
+
+
+def test_a_rectangle() -> None:
+    """Padding of prompts, and draft tokens beyond a row's limit, are filler of the target; the draft model pads prompts alone."""
+    target = zoo.build("qwen3")
+    target.set_attn_implementation("eager")
+    pipe, feeds, filler = decoded(target, target, draft_length=4)
+    assert filler.computed == {"target": places(feeds, "target"), "draft": places(feeds, "draft")}
+    assert feeds.reading[0].target == [(3, 10)]
+    assert filler.real["target"] == meant(feeds) < places(feeds, "target") - 9
+    assert filler.computed["draft"] - filler.real["draft"] == 3 * 9 - sum(length - 1 for length in LENGTHS)
+    report = pipe.report
+    assert report.tokens_computed == places(feeds, "target") + places(feeds, "draft")
+    assert report.filler_share == pytest.approx(1 - (filler.real.total() / report.tokens_computed))
+
+
+def test_laid_in_one_row() -> None:
+    """What is left out is not computed, and no filler: neither of prompts nor of drafts that the host counts."""
+    target = zoo.build("qwen3")
+    _, feeds, filler = decoded(target, None, draft_length=fakes.Uneven(Budget(4)))
+    assert filler.real["target"] == filler.computed["target"] == meant(feeds)
+    pipe, feeds, filler = decoded(target, zoo.good_draft(target), draft_length=fakes.Uneven(Budget(4)))
+    assert filler.real["target"] == meant(feeds)
+    assert filler.computed["target"] < places(feeds, "target")
+    assert filler.computed["draft"] == sum(LENGTHS) - 3 + places(feeds, "draft") - 3 * 9
+    assert 0 < pipe.report.filler_share < 0.1
+
+
+def test_what_a_drafter_counts_on_the_device() -> None:
+    """Nodes that a drafter says are filler once they were fed count as filler, and never as drafted."""
+    pipe, feeds, filler = decoded(zoo.build("qwen3"), None, drafter=PromptLookup(), draft_length=4)
+    assert filler.real["target"] == meant(feeds)
+    assert pipe.report.filler_share > 0.3
+    assert pipe.report.num_draft_tokens == sum(int(one.report.drafted.sum()) for one in feeds.decoding)
+
+
+class Told(Watcher):
+    """Keeps what is told of tokens."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int, int]] = []
+
+    def fed(self, model: str, real: int, computed: int) -> None:
+        """Keep it."""
+        self.all.append((model, real, computed))
+
+
+def test_a_recorded_bucket() -> None:
+    """A recording computes the rows of its bucket, be it of one forward or of a chain; the first time of a shape is none."""
+    told = Told()
+    run, pool = harness.open_run(zoo.build("qwen3"), 4, 40, align="ragged"), harness.open_pool(ASKED)
+    run.watch, run.graphs = Watch([told]), "on"
+    cached, batch = run.open_cache(run.runner), pool.batch(pool.admit(3))
+    cached.read(batch, left=1)
+    block = Block(torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY)), -1)
+    for _ in range(2):
+        cached.feed(batch, block, keep=5)
+    for _ in range(2):
+        cached.extend(batch, batch.last_tokens(2), 3, lambda batch, offset, logits: logits.argmax(-1), pure=True)
+    assert told.all == [("target", *numbers) for numbers in ((18, 18), (15, 15), (15, 20), *[(12, 12)], (12, 16))]
+
+
+def test_who_asks_for_nothing_is_told_nothing() -> None:
+    """An observer without the member is an observer as ever, and so is one that inherits it."""
+
+    class Old:
+        def enter(self, stage: str) -> None: ...
+
+        def leave(self, stage: str) -> None: ...
+
+        def forward(self, model: str, rows: int, tokens: int) -> None: ...
+
+        def round(self, report: Any) -> None: ...
+
+    assert Watch([Old(), Watcher()])._fed == []
+    decoded(zoo.build("qwen3"), None, draft_length=1)
+    harness.check(harness.pipeline(zoo.build("qwen3"), None, observers=[Old()]), ASKED[:1])
