@@ -112,7 +112,7 @@ def timed(runner: ModelRunner, shape: tuple[int, int, int], rounds: int) -> Iter
                 fed = attrs.evolve(block, counts=counts) if laid else block
                 placement = layout.place(batch, fed)
                 start = now(runner.device)
-                runner.forward(fed, placement, store, keep=keep, laid=runner.unpadded(fed))
+                runner.forward(fed, placement, store, keep=keep)
                 if number:  # the first warms up
                     times[laid].append(now(runner.device) - start)
         row, rectangle = (statistics.median(times[laid]) for laid in (True, False))

@@ -101,10 +101,10 @@ def hooks() -> str:
         fenced("specframe.contracts.layout", "Layout"),
         fenced("specframe.contracts.cache", "KVStore"),
         "## What attention backends are asked, read and make",
-        fenced("specframe.contracts.roles", "AttentionFacts"),
+        fenced("specframe.contracts.attention", "AttentionFacts"),
         fenced("specframe.contracts.cache", "Dense"),
         fenced("specframe.contracts.cache", "Paged"),
-        fenced("specframe.contracts.roles", "Attend"),
+        fenced("specframe.contracts.attention", "Attend"),
         "## What constraints are asked about",
         fenced("specframe.contracts.constraints", "Drafted"),
     ]

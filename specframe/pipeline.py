@@ -134,11 +134,10 @@ class Pipeline:
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
-        home = getattr(self.executor, "home", None)
-        self._own = home(self.recipe) if home else self.recipe
+        self._own = self.executor.home(self.recipe) if "elsewhere" in self.executor.offers else self.recipe
         self._engine: Engine | None = None
         self._busy = False
-        if hasattr(self.executor, "map"):
+        if "datasets" in self.executor.offers:
             check_strategies(self._own)
         else:
             self.requests = Requests(self.recipe, self.parts)
@@ -283,7 +282,7 @@ class Pipeline:
         Raises:
             OptionError: the executor maps no data sets, or not this one.
         """
-        if not hasattr(self.executor, "map"):
+        if "datasets" not in self.executor.offers:
             raise OptionError(
                 f"map: expected an executor that maps data sets, such as ray of specframe-ray, got {shown(self.recipe.executor)}"
             )

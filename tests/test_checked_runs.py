@@ -30,9 +30,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def forward(self: ModelRunner, *arguments: Any, **options: Any) -> Any:
         given = inspect.signature(usual).bind(self, *arguments, **options).arguments
-        asked = given["attention"]
-        attention = "auto" if asked.named is None else choice.title(asked.named)
-        noted.append((self.role, attention, given["layers"] is not None))
+        how = given["how"]
+        attention = "auto" if isinstance(how.attention, tuple) else choice.title(how.attention)
+        noted.append((self.role, attention, how.layers == "compiled"))
         return usual(self, *arguments, **options)
 
     monkeypatch.setattr(ModelRunner, "forward", forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import types
@@ -26,6 +27,8 @@ from specframe.plugins.registry import offer, registry
 class Several:
     """An executor whose other ranks are thought of: what rank 0 agreed on is ``shared``, its exit status is ``status``."""
 
+    offers = frozenset({"ranks"})
+
     shared: list[Any] = []
     ends: list[tuple[int, str]] = []
     rank = 0
@@ -40,6 +43,9 @@ class Several:
         if not self.rank:
             self.shared.append(value)
         return value
+
+    def joint(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext(lambda: None)
 
     def end(self, status: int, told: str) -> int:
         self.ends.append((status, told))

@@ -39,6 +39,8 @@ class Asked:
         halved: give half of a budget, as another rank's might be.
     """
 
+    offers = frozenset[str]()
+
     def __init__(self, halved: bool = False) -> None:
         self.halved, self.values = halved, []
 
@@ -126,14 +128,19 @@ def test_rank_zeros_time_ends_a_request() -> None:
     ("executor", "error", "told"),
     [
         ("nowhere", UnknownNameError, "unknown executor 'nowhere'"),
-        (5, OptionError, "executor: expected a name or an object with agree, open, got 5"),
+        (5, OptionError, "executor: expected a name or an object with agree, offers, open, got 5"),
         (
             types.SimpleNamespace(open=len),
             OptionError,
-            "executor: expected a name or an object with agree, open, .*without agree",
+            "executor: expected a name or an object with agree, offers, open, .*without agree, offers",
+        ),
+        (
+            types.SimpleNamespace(open=len, agree=len, offers=frozenset({"ranks"})),
+            OptionError,
+            "executor: expected SimpleNamespace, which offers 'ranks', to have end, joint, rank .*RankedExecutor",
         ),
     ],
-    ids=["unknown", "number", "half"],
+    ids=["unknown", "number", "half", "less than it offers"],
 )
 def test_what_is_no_executor_is_refused(executor: Any, error: type[Exception], told: str) -> None:
     """A name that nobody registered, or an object without the members of an executor, is told in one sentence."""
@@ -200,6 +207,7 @@ def test_the_command_line_knows_executors() -> None:
 class Ranked(Asked):
     """An executor with ranks, of which another one has no memory, or fails, in a step."""
 
+    offers = frozenset({"ranks"})
     rank = 0
 
     def __init__(self, step: int = 0, error: Exception | None = None) -> None:
@@ -211,6 +219,9 @@ class Ranked(Asked):
     def joint(self) -> Iterator[Callable[[], None]]:
         self.steps += 1
         yield self._stand
+
+    def end(self, status: int, told: str) -> int:
+        return status
 
     def _stand(self) -> None:
         self.stood += 1
@@ -254,6 +265,8 @@ def test_ranks_agree_on_what_is_aborted() -> None:
 class Loading(Asked):
     """An executor that takes part in loading."""
 
+    offers = frozenset({"loading"})
+
     def __init__(self, fault: str = "") -> None:
         super().__init__()
         self._fault, self.loaded = fault, {}
@@ -291,6 +304,8 @@ def test_an_executor_refuses_a_model_before_its_weights_are_read(tmp_path: Path)
 
 class Mapping(Asked):
     """Maps lists to lists, and notes what it is given."""
+
+    offers = frozenset({"datasets"})
 
     def map(self, recipe: Any, dataset: Any, max_new_tokens: int, sampling: Any, chat: bool) -> Any:
         self.given = recipe, max_new_tokens, sampling, chat

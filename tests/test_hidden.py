@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block
+from specframe.contracts.model import How
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 from specframe.forward import compiled, graphs
@@ -25,10 +26,10 @@ def layers_of(model: PreTrainedModel) -> int:
     return int(model.config.get_text_config().num_hidden_layers)
 
 
-def cached(model: PreTrainedModel, **how: Any) -> CachedModel:
+def cached(model: PreTrainedModel, layers: str = "eager", record: Any = None) -> CachedModel:
     """Return a model with room for the prompts."""
     run = harness.open_run(model, len(PROMPTS), 60)
-    return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, **how)
+    return CachedModel(run.runner, run.target.store, run.target.layout, run.watch, How(layers=layers), record)
 
 
 def batch_of_prompts() -> Batch:
@@ -129,10 +130,9 @@ def test_further_arguments_reach_the_model() -> None:
     model, given = zoo.build("qwen3"), []
     model.register_forward_pre_hook(lambda _, args, options: given.append(options.get("note")), with_kwargs=True)
     target, batch = cached(model), batch_of_prompts()
-    block = Block(batch.last_tokens(1), -1)
-    placement, before = target.place(batch, block), len(given)
-    target.runner.forward(block, placement, target.store, keep=1, extra={"note": 7})
-    assert given[before:] == [7]
+    note, before = batch.last_tokens(1), len(given)
+    target.feed(batch, Block(batch.last_tokens(1), -1, extra={"note": note}))
+    assert given[before:] == [note]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from specframe.engine import retry
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, ModelError
+from specframe.observe.watch import Watcher
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
@@ -121,7 +122,7 @@ def test_not_enough_for_one_row_is_one_sentence() -> None:
         list(pipe.generate(PROMPTS[:2], 4))
 
 
-class Greedy:
+class Greedy(Watcher):
     """An observer that needs more memory than there is, in one of its members and from one round on."""
 
     def __init__(self, member: str, finished: bool) -> None:

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from specframe.cli import cli, jobs
+from specframe.cli import cli
 from specframe.cli.manner import Manner
 from specframe.cli.progress import Rows
+from specframe.contracts.job import Job
 from specframe.observe.counts import RunReport
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.registry import offer, registry
@@ -52,7 +53,7 @@ class Folders:
     """An executor that takes files as a whole, and decodes nothing."""
 
     offers = frozenset({"files"})
-    asked: jobs.Job
+    asked: Job
 
     def open(self, *_: Any) -> None:
         """Not called."""
@@ -60,11 +61,11 @@ class Folders:
     def agree(self, value: Any) -> Any:
         return value
 
-    def decode_files(self, job: jobs.Job) -> tuple[int, int, RunReport]:
+    def decode_files(self, job: Job) -> tuple[int, int, dict[str, Any]]:
         Folders.asked = job
         job.progress(0, 3)
         job.progress(3, 3)
-        return 3, 0, FIGURES
+        return 3, 0, FIGURES.figures()
 
 
 @pytest.fixture

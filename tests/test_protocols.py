@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from specframe.contracts import cache, layout, roles, run
+from specframe.contracts.model import Model
+from specframe.contracts.requests import Request
 from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness, zoo
@@ -28,10 +30,11 @@ USED: set[tuple[str, str]] = set()
 """The members that the tests of this file have used."""
 
 
-def check(pipe: Pipeline) -> None:
+def check(pipe: Pipeline, asked: list[Request] = ASKED) -> None:
     """Decode with stand-ins, and compare all tokens."""
     pipe.parts.composition = strictly(pipe.composition, USED)
-    harness.check(pipe, ASKED)
+    pipe.parts.runner = strict(pipe.parts.runner, Model, USED)
+    harness.check(pipe, asked)
 
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -68,8 +71,7 @@ def test_a_draft_model_with_another_tokenizer() -> None:
     target = fakes.fake_target()
     pipe = harness.pipeline(target, fakes.fake_draft(target), drafter="translated", batch_size=2, draft_length=3)
     pipe.parts.tokenizer, pipe.parts.draft_tokenizer = spelled(2), spelled(1)
-    pipe.parts.composition = strictly(pipe.composition, USED)
-    harness.check(pipe, harness.requests(harness.random_prompts([4, 2], 61), 30))
+    check(pipe, harness.requests(harness.random_prompts([4, 2], 61), 30))
     assert ("Run", "close_cache") in USED
 
 
@@ -149,7 +151,6 @@ def test_a_stand_in_is_its_object() -> None:
 OTHERS = {
     "Run": {"caches", "draft_tokenizer"},
     "CachedModel": {"forget", "reserve"},
-    "Model": {"context", "forward", "role"},
     "Watch": {"stage"},
 }
 """Members that the core, or who listens to a run's layouts, uses of what strategies open or are."""
@@ -163,7 +164,7 @@ def test_what_is_declared_is_used(tmp_path: Path) -> None:
     test_a_draft_model_with_another_tokenizer()
     for name in ("eagle", "dflash", "medusa"):
         test_heads(name, tmp_path / name)
-    protocols = (run.Run, run.CachedModel, run.Model, run.Watch, layout.Layout, cache.KVStore)
+    protocols = (run.Run, run.CachedModel, Model, run.Watch, layout.Layout, cache.KVStore)
     for one in protocols:
         used = {name for kind, name in USED if kind == one.__name__} | OTHERS.get(one.__name__, set())
         assert declared(one) - used == set(), one

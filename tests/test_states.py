@@ -332,7 +332,7 @@ class Rows:
 
     def feed(self, ids_BT: torch.Tensor, start: int, parents_BT: torch.Tensor | None = None) -> LayerState:
         """Feed a block and return the states it was given."""
-        self.store.expect(self.batch, Block(ids_BT, start, parents_BT))
+        self.store.begin(self.batch, Block(ids_BT, start, parents_BT))
         state = self.store.state(0)
         self.layers[0].forward(state)(ids_BT, None)
         return state

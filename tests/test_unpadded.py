@@ -223,9 +223,9 @@ def test_recorded_forwards_take_drafts_of_any_counts(fed: list[tuple[int, ...]],
     for seed, counts in enumerate(([5, 1, 1], [1, 5, 1], [1, 1, 5], [1, 1, 4])):
         ids_BT = torch.tensor(harness.random_prompts((5, 5, 5), zoo.VOCABULARY, seed=seed))
         whole = Block(ids_BT, -1, parents_BT)
-        expected, _ = cached._execute(whole, cached.place(batch, whole), 5, hidden)
+        expected = cached._execute(whole, cached.place(batch, whole), 5, hidden)
         block = Block(ids_BT, -1, parents_BT, counts=np.array(counts))
-        found, _ = recorded(block, cached.place(batch, block), 5, hidden)
+        found = recorded(block, cached.place(batch, block), 5, hidden)
         for one, other in ((found.logits_BTV, expected.logits_BTV), (found.hidden[1], expected.hidden[1])):
             torch.testing.assert_close(one[torch.from_numpy(block.real)], other[torch.from_numpy(block.real)])
     assert len(recorded.recordings) == 1

@@ -11,10 +11,10 @@ import torch
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
+from specframe.contracts.model import How
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.forward.attention import flex
-from specframe.forward.attention.choice import Choice
 from specframe.forward.attention.masks import masks
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.compose import strategy
@@ -134,8 +134,8 @@ def test_orders_that_rows_share() -> None:
 
 def feed(runner: ModelRunner, store: Any, block: Block, placement: Placement, attention: str) -> torch.Tensor:
     """Return the logits after each token of a block, (B, T, V)."""
-    choice = Choice(runner.attention, strategy(registry(), "attention backend", attention))
-    return runner.forward(block, placement, store, keep=block.width, attention=choice).logits_BTV
+    choice = strategy(registry(), "attention backend", attention)
+    return runner.forward(block, placement, store, keep=block.width, how=How(choice)).logits_BTV
 
 
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")

@@ -49,7 +49,7 @@ class Twigs:
     """A drafter of one static tree, whose rows share one row of parents: the row's last token twice, and once more after that."""
 
     needs = frozenset({"tree", "move"})
-    offers = frozenset({"tree"})
+    offers = frozenset({"tree", "budget"})
 
     def start(self, run: Any) -> None:
         """Prepare nothing."""

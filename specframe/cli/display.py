@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
@@ -15,7 +16,6 @@ from specframe.cli.results import Record
 from specframe.cli.tables import show_table
 from specframe.contracts.drafts import RoundReport
 from specframe.contracts.requests import Chunk
-from specframe.observe.counts import RunReport
 from specframe.observe.watch import Watcher
 from specframe.text.prompts import Prompt
 
@@ -153,13 +153,13 @@ def visible(text: str) -> str:
     return text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
 
 
-def show_figures(report: RunReport, err: bool = False) -> None:
+def show_figures(figures: Mapping[str, Any], err: bool = False) -> None:
     """Print a run's figures, and its seconds per stage."""
-    rows = [(name, figure(getattr(report, name))) for name in FIGURES]
+    rows = [(name, figure(figures[name])) for name in FIGURES]
     show_table(("figure", "value"), rows, numbers=True, err=err)
     click.echo(err=err)
-    shares = report.stage_shares
-    stages = sorted(report.stage_seconds.items(), key=lambda item: -item[1])
+    shares = figures["stage_shares"]
+    stages = sorted(figures["stage_seconds"].items(), key=lambda item: -item[1])
     times = [(stage, f"{seconds:.3f}", f"{shares[stage]:.3f}") for stage, seconds in stages]
     show_table(("stage", "seconds", "share"), times, numbers=True, err=err)
     click.echo(err=err)

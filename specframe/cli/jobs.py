@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 import click
 
 from specframe.cli.manner import Manner
+from specframe.contracts.job import Job
 from specframe.errors import OptionError
 from specframe.files import MARK
 from specframe.plugins.registry import parse_specification, registry
@@ -24,27 +24,8 @@ REFUSED = {
 """What cannot be had with them."""
 
 
-@attrs.frozen
-class Job:
-    """What a run asks for: files in, a folder of files out."""
-
-    prompts: str
-    output: str
-    resume: bool
-    options: dict[str, Any]
-    """The arguments of :class:`specframe.Pipeline`."""
-    sampling: dict[str, Any]
-    """Those that are given of the parameters of :class:`specframe.Sampling`."""
-    settings: dict[str, Any]
-    """Everything that results depend on."""
-    max_new_tokens: int
-    chat: bool
-    progress: Callable[[int, int], None] = lambda done, total: None
-    """Shows how many rows are done, of how many; called first before any is decoded, from any thread."""
-
-
 def taking_files(specification: str | None) -> Any:
-    """Return the executor of a specification if it offers "files", see :class:`specframe.contracts.engine.TakesFiles`."""
+    """Return the executor of a specification if it offers "files", see :class:`specframe.contracts.engine.FilesExecutor`."""
     known = registry()
     if specification is None or specification == "auto":
         specification = known.default("executor")
@@ -81,5 +62,5 @@ def decode(executor: Any, asked: Job, manner: Manner) -> tuple[int, str]:
         click.echo(f"{asked.output} holds all {rows} results", err=True)
     if failed:
         click.echo(f"{failed} of {rows} prompts failed", err=True)
-    found = {"generator": f"{MARK} run", "settings": asked.settings, "failed": failed, "figures": figures.figures()}
+    found = {"generator": f"{MARK} run", "settings": asked.settings, "failed": failed, "figures": figures}
     return failed, json.dumps(found, indent=1) + "\n"

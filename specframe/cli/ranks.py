@@ -80,4 +80,4 @@ def ranks_of(executor: str) -> Ranks:
     if RANK not in os.environ or is_auto(executor):
         return Ranks()
     made = strategy(registry(), "executor", executor)
-    return Ranks(made if hasattr(made, "rank") else None)
+    return Ranks(made if "ranks" in made.offers else None)

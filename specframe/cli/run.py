@@ -247,7 +247,7 @@ def show(outcome: Outcome, manner: Manner) -> None:
         from specframe.cli.environment import environment
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
-    show_figures(outcome.report, manner.err)
+    show_figures(outcome.report.figures(), manner.err)
     click.echo(verdict(outcome.combination), err=manner.err)
 
 

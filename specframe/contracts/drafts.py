@@ -151,6 +151,8 @@ class Scores:
     hidden: Mapping[int, torch.Tensor] = attrs.Factory(dict)
     """Hidden states (B, T', D) of the layers that were asked for, of all T' tokens fed; layers as transformers numbers
     ``hidden_states``: 0 is the embedding. One number after the last is the last layer's output before the final norm."""
+    computed: int | None = None
+    """The number of tokens that were computed for it; None: all of the block."""
 
 
 @attrs.frozen(eq=False)

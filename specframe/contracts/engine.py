@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+import torch
+from transformers import PreTrainedModel
+
 from specframe.contracts.drafts import Progress
+from specframe.contracts.job import Job
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
@@ -31,6 +35,8 @@ class Engine(Protocol):
 
     peak_kv_bytes: int
     """The most bytes that all caches have held."""
+    elsewhere: int
+    """Sequences that other processes decode at once, between its steps too; 0: this process decodes."""
 
     @property
     def idle(self) -> bool:
@@ -55,46 +61,58 @@ class Engine(Protocol):
         """Release the caches. Requests that have not finished are forgotten."""
 
 
-class Deals(Engine, Protocol):
-    """An engine whose requests other processes decode, between its steps too."""
+class Agrees(Protocol):
+    """What an engine asks of the executor that opened it."""
 
-    rows: int
-    """Sequences that they decode at once."""
-
-
-class Executor(Protocol):
-    """Decides in which processes the models of a run are, and on which devices.
-
-    Where several processes decode the same rows, each is a rank: it has an engine of its own, and all take the same steps.
-    """
-
-    def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
-        """Return an engine without requests.
-
-        Args:
-            recipe: the options of the run, a :class:`specframe.plugins.recipe.Recipe`.
-            parts: the models, tokenizers and strategies that the recipe stands for, as this process has them: a
-                :class:`specframe.engine.parts.Parts`.
-            observers: objects that are told about every round.
-            clock: tells when requests arrive, and when their time is up.
-        """
+    offers: frozenset[str]
+    """What the executor can do besides: words of :data:`ABILITIES`."""
 
     def agree(self, value: Value) -> Value:
         """Return rank 0's value, on every rank. The engine asks where ranks could part: by a clock, or by what was measured."""
 
 
-class Agrees(Protocol):
-    """What an engine asks of the executor that opened it."""
+class Options(Protocol):
+    """The options of a run. An executor hands them on to an engine as they are, or with other values (``attrs.evolve``)."""
 
-    def agree(self, value: Value) -> Value:
-        """Return rank 0's value, on every rank."""
+    @property
+    def device(self) -> str:
+        """The device asked for, by name."""
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether logits have to be the same to the bit whatever the batch."""
+
+    @property
+    def graphs(self) -> str:
+        """Whether forwards are recorded: "on", "off" or "auto"."""
+
+    @property
+    def layers(self) -> str:
+        """How decoder layers are run, as :attr:`specframe.contracts.model.How.layers` says."""
 
 
-class Elsewhere(Executor, Protocol):
-    """An executor that may run models in other processes than the one whose prompts they decode."""
+class Executor(Agrees, Protocol):
+    """Decides in which processes the models of a run are, and on which devices.
 
-    def home(self, recipe: Any) -> Any:
-        """Return the recipe of the parts of this process, which make requests of prompts; asked before anything is loaded.
+    Where several processes decode the same rows, each is a rank: it has an engine of its own, and all take the same steps.
+    """
+
+    def open(self, recipe: Options, parts: object, observers: Rows[Observer], clock: Clock) -> Engine:
+        """Return an engine without requests.
+
+        Args:
+            recipe: the options of the run.
+            parts: the models, tokenizers and strategies that they stand for, as this process has them, to be handed on.
+            observers: objects that are told about every round.
+            clock: tells when requests arrive, and when their time is up.
+        """
+
+
+class ElsewhereExecutor(Executor, Protocol):
+    """An executor that runs models in other processes than the one whose prompts they decode. It offers "elsewhere"."""
+
+    def home(self, recipe: Options) -> Options:
+        """Return the options of the parts of this process, which make requests of prompts; asked before anything is loaded.
 
         Raises:
             OptionError: an option cannot go to another process.
@@ -102,17 +120,17 @@ class Elsewhere(Executor, Protocol):
 
 
 class LoadingExecutor(Executor, Protocol):
-    """An executor that decides how models are loaded. Those of other executors are whole, on the device that was asked for."""
+    """An executor that decides how models are loaded; those of others are whole, on the device asked for. It offers "loading"."""
 
-    def device(self, recipe: Any) -> Any:
-        """Return the ``torch.device`` of this process's models; ``recipe``: the options of the run, as ``open`` gets them.
+    def device(self, recipe: Options) -> torch.device:
+        """Return the device of this process's models.
 
         Raises:
             OptionError: the executor cannot run them, in one sentence. No model has been loaded.
         """
 
-    def load(self, role: str, config: Any, read: Callable[..., Any]) -> Any:
-        """Return a model of the run, a ``transformers.PreTrainedModel``.
+    def load(self, role: str, config: Any, read: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+        """Return a model of the run.
 
         Args:
             role: "target" or "draft".
@@ -125,7 +143,7 @@ class LoadingExecutor(Executor, Protocol):
         """
 
 
-class RankedExecutor(LoadingExecutor, Protocol):
+class RankedExecutor(Executor, Protocol):
     """An executor whose processes decode the same rows. Each process is a rank, and all make the same calls. It offers "ranks"."""
 
     rank: int
@@ -150,20 +168,20 @@ class RankedExecutor(LoadingExecutor, Protocol):
         """
 
 
-class MapsDatasets(Executor, Protocol):
-    """An executor that decodes data sets of a library as a whole, for :meth:`specframe.Pipeline.map`.
+class MappingExecutor(Executor, Protocol):
+    """An executor that decodes data sets of a library as a whole, for ``Pipeline.map``. It offers "datasets".
 
     A pipeline with one loads no model before it is asked for one.
     """
 
-    def map(self, recipe: Any, dataset: Any, max_new_tokens: int, sampling: Any, chat: bool) -> Any:
+    def map(self, recipe: Options, dataset: Any, max_new_tokens: int, sampling: object, chat: bool) -> Any:
         """Return a data set of the same library, with the columns of results beside those of the one given.
 
         Args:
-            recipe: the options of the run, a :class:`specframe.plugins.recipe.Recipe`. Its names have been checked.
+            recipe: the options of the run. Its names have been checked.
             dataset: the rows. Each is an entry as of a line of a prompt file.
             max_new_tokens: tokens generated per row unless it stops before.
-            sampling: a :class:`specframe.text.sampling.Sampling` for all rows; a row's own parameters win.
+            sampling: a ``specframe.Sampling`` for all rows; a row's own parameters win.
             chat: whether texts go through the target's chat template.
 
         Raises:
@@ -171,14 +189,22 @@ class MapsDatasets(Executor, Protocol):
         """
 
 
-class TakesFiles(Executor, Protocol):
+class FilesExecutor(Executor, Protocol):
     """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
 
-    offers: frozenset[str]
-
-    def decode_files(self, job: Any) -> tuple[int, int, Any]:
-        """Decode what a :class:`specframe.cli.jobs.Job` asks for, and tell its ``progress``.
+    def decode_files(self, job: Job) -> tuple[int, int, Mapping[str, Any]]:
+        """Decode what a job asks for, and tell its ``progress``.
 
         Returns:
-            The number of rows, the number of those now decoded that failed, and a :class:`specframe.observe.counts.RunReport`.
+            The number of rows, the number of those now decoded that failed, and the run's figures by name.
         """
+
+
+ABILITIES: Mapping[str, type] = {
+    "elsewhere": ElsewhereExecutor,
+    "loading": LoadingExecutor,
+    "ranks": RankedExecutor,
+    "datasets": MappingExecutor,
+    "files": FilesExecutor,
+}
+"""The protocol of the executors that offer a word."""

@@ -16,6 +16,8 @@ class Pool(Protocol):
     """The sequences that have a row, or have been promised one."""
     rows: int
     """Sequences that may be live at once."""
+    latest: Batch | None
+    """The batch that was made last."""
 
     @property
     def waiting(self) -> Collection[Request]:

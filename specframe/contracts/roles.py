@@ -5,12 +5,12 @@ Shapes: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed pe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-import attrs
 import torch
 
-from specframe.contracts.cache import KVShape, KVStore, KVView, Placement
+from specframe.contracts.cache import KVStore
 from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Transfer, Verdict
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
@@ -47,7 +47,7 @@ class Drafter(Started, Protocol):
 
 
 class SizedDrafter(Drafter, Protocol):
-    """A drafter that knows how much it drafts best, for example because its heads are counted or its drafts are trees."""
+    """A drafter that knows how much it drafts best, as its heads are counted or its drafts are trees. It offers "budget"."""
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of its drafts for a draft length, or where that is left open (None); None: a chain of any length."""
@@ -141,58 +141,6 @@ class BudgetPolicy(Strategy, Protocol):
         """Learn from a finished round that used this policy's budget."""
 
 
-@attrs.frozen
-class AttentionFacts:
-    """What is known of a model's attention before it is used."""
-
-    device: torch.device
-    dtype: torch.dtype
-    heads: int
-    """Query heads."""
-    shapes: tuple[KVShape, ...]
-    """The shapes of its layers' keys and values, each once."""
-    windows: tuple[int | None, ...]
-    """The sliding windows of its layers, each once; None: a layer without one."""
-    asked: bool = True
-    """Whether the user asked for the backend by name. If not, "auto" asks whether it is faster than mask tensors."""
-
-
-class Attend(Protocol):
-    """The attention of one forward, called layer by layer."""
-
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
-        """Return the values attended to, (B, T, H, D).
-
-        Args:
-            query: (B, H, T, D).
-            view: the keys and values of the slots attended to, of G heads, G dividing H.
-            scaling: of the scores; None for 1 / sqrt(D).
-            window: tokens that a query sees, itself included; None for all.
-        """
-
-
-class AttentionBackend(Strategy, Protocol):
-    """Decides how queries attend to what a KV store hands out.
-
-    Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
-    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors; "masks" where all are;
-    "compiled" where its plans call kernels that torch.compile made.
-    """
-
-    expects: str
-    """The models and devices that it suits, in words, for the error where it suits none."""
-
-    def suits(self, facts: AttentionFacts) -> bool:
-        """Return whether it can attend for a model; the model is then tried against mask tensors.
-
-        "auto" takes a backend for plain tensors if this is True where ``facts.asked`` is False: one that offers "lengths" for
-        placements with lengths, and another one where mask tensors would be large.
-        """
-
-    def plan(self, placement: Placement) -> Attend | None:
-        """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""
-
-
 class Observer(Protocol):
     """Watches a run. Subclass :class:`specframe.observe.watch.Watcher` to implement only some of these."""
 
@@ -205,12 +153,11 @@ class Observer(Protocol):
     def forward(self, model: str, rows: int, tokens: int) -> None:
         """Called for each forward pass of ``model``, "target" or "draft"."""
 
-    def round(self, report: RoundReport) -> None:
-        """Called after each round."""
-
-
-class TokenObserver(Observer, Protocol):
-    """An observer that is also told how many tokens are computed."""
-
     def fed(self, model: str, real: int, computed: int) -> None:
         """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
+
+    def spent(self, stages: Mapping[str, float]) -> None:
+        """Called with seconds of stages that passed in other processes, before the round is told that they belong to."""
+
+    def round(self, report: RoundReport) -> None:
+        """Called after each round."""

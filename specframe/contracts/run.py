@@ -1,24 +1,22 @@
 """A run as strategies use it: its models, each with a KV cache, and how to open a cache.
 
-The classes are :class:`specframe.forward.run.Run`, :class:`specframe.forward.cached.CachedModel`,
-:class:`specframe.forward.runner.ModelRunner` and :class:`specframe.observe.watch.Watch`. Tensor names carry their shape: B rows,
-T tokens fed per row, K accepted nodes, V vocabulary.
+Tensor names carry their shape: B rows, T tokens fed per row, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specframe.contracts.cache import KVBackend, KVShape, KVStore, Placement
+from specframe.contracts.cache import KVBackend, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
+from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import StateShape, StateStore
 
 Choose = Callable[[Batch, int, torch.Tensor], torch.Tensor]
 """Chooses the token at the place ``offset`` after each row's end: (batch, offset, logits (B, 1, V)) -> (B, 1)."""
@@ -39,50 +37,6 @@ class Watch(Protocol):
 
     def fed(self, model: str, real: int, computed: int) -> None:
         """Report that forwards have computed so many tokens, of which ``real`` were no filler."""
-
-
-class Model(Protocol):
-    """A model without a cache, and the facts of it that strategies need."""
-
-    role: str
-    """"target" or "draft"."""
-    context: int
-    """Its longest sequence, in tokens."""
-    vocabulary: int
-    """Its number of token ids."""
-    device: torch.device
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The model as torch knows it, for strategies that borrow parts of it."""
-
-    @property
-    def kv_shapes(self) -> list[KVShape]:
-        """The shape of every layer's keys and values."""
-
-    @property
-    def state_shapes(self) -> Mapping[int, StateShape]:
-        """The shape of the state of every layer that keeps one, by the layer's number; empty: all layers attend."""
-
-    def forward(
-        self,
-        block: Block,
-        placement: Placement,
-        store: KVStore,
-        *,
-        keep: int,
-        hidden: tuple[int, ...] = (),
-        layers: Any = None,
-        extra: Mapping[str, Any] = ...,
-        states: StateStore | None = None,
-    ) -> Scores:
-        """Feed a block into a store; return the scores of its last ``keep`` tokens, with the hidden states of these numbers.
-
-        Args:
-            layers: the layers in the place of the model's own; None: as they are.
-            extra: further arguments of the model's ``forward``.
-            states: those of the layers that keep one, which expect the block; None: no layer does.
-        """
 
 
 class CachedModel(Protocol):
@@ -219,7 +173,7 @@ class Run(Protocol):
         """Return a model with a KV cache, which the run counts, and releases at its end.
 
         Args:
-            model: a :class:`specframe.forward.runner.ModelRunner`, or what attends by itself and has its members.
+            model: the model. One that is fed by itself may leave :meth:`Model.forward` undone.
             layout: makes the cache's layout, which then is not the alignment's; layers are not compiled there.
             kv: stores its keys and values; None: the run's backend.
             capacity: slots per row; None: the run's.

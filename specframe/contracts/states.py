@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 
@@ -78,8 +79,19 @@ class StateKind(Protocol):
         """
 
 
+class StateLayer(Protocol):
+    """A layer of a model that keeps a state, as a store of states knows it."""
+
+    @property
+    def shape(self) -> StateShape:
+        """The shape of its state."""
+
+    def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after taking in the first ``counts_B[i]`` tokens in row i, as :meth:`StateKind.advance` does."""
+
+
 class StateStore(Protocol):
-    """The states of one model's layers, for every live sequence. The class is :class:`specframe.forward.states.RowStates`."""
+    """The states of one model's layers, for every live sequence."""
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make ``sequences`` the rows of the forwards to come, in this order.
@@ -87,7 +99,7 @@ class StateStore(Protocol):
         A sequence that has no row begins with a state of zeros, a fork with the one that :meth:`remember` has kept of its parent.
         """
 
-    def expect(self, batch: Batch, block: Block) -> None:
+    def begin(self, batch: Batch, block: Block) -> None:
         """Announce the next forward. It begins where each row's state ends, or goes on from the chain that was fed last.
 
         Raises:
@@ -110,3 +122,16 @@ class StateStore(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes held."""
+
+
+class StateBackend(KVBackend, Protocol):
+    """A KV backend that keeps states as well. It offers "states". Those of other backends are kept row by row by the core."""
+
+    def open_states(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> StateStore:
+        """Return the store of the states of a model whose keys and values were opened last; it may be the same object.
+
+        Args:
+            layers: the layers that keep a state, by their number.
+            rows: the sequences that there is room for.
+            device: where states are, if their shape names no other.
+        """

@@ -8,11 +8,12 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from typing import cast
 
 import attrs
 
 from specframe.contracts.drafts import Check, Outcome, RoundReport
-from specframe.contracts.engine import Agrees, Clock
+from specframe.contracts.engine import Agrees, Clock, RankedExecutor
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
@@ -83,7 +84,7 @@ class Engine:
         parts: models, tokenizers and strategies. Two engines that are open at the same time each need their own.
         observers: objects that are told about every round, before those that plugins install.
         clock: tells when requests arrive, and when their time is up.
-        executor: the one that opened the engine; of it, ``agree`` is called, and ``joint`` if it has ranks.
+        executor: the one that opened the engine; of it, ``agree`` is called, and ``joint`` if it offers "ranks".
         installed: whether the observers that plugins install are told.
     """
 
@@ -96,10 +97,10 @@ class Engine:
         executor: Agrees,
         installed: bool = True,
     ) -> None:
-        self.peak_kv_bytes = 0
-        self._recipe, self._parts, self._rope = recipe, parts, parts.runner.rope
+        self.peak_kv_bytes = self.elsewhere = 0
+        self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
-        self._context = self._rope.decoding
+        self._context = parts.runner.decoding
         if recipe.bitwise:
             self._context = self._bitwise
         self._checks = Checks() if recipe.check else None
@@ -107,7 +108,7 @@ class Engine:
         plugins = installed_observers(registry()) if installed else []
         self._watch = Watch([*observers, *plugins, *checks])
         self._agree = guard("executor", executor).agree
-        self._joint = getattr(executor, "joint", alone)
+        self._joint = cast(RankedExecutor, executor).joint if "ranks" in executor.offers else alone
         self._clock = AgreedClock(clock, self._agree)
         self._groups = Groups(self._pool)
         self._joined = False
@@ -143,11 +144,9 @@ class Engine:
         """
         require_ids(request.prompt_ids, self._parts.runner)
         self._parts.constraints.require(request)
-        if why := self._rope.refusal(request):
-            raise PromptError(why)
+        group = self._parts.runner.group(request)
         if self._groups.holds(request.key):
             raise PromptError(taken(request))
-        group = self._rope.group(request)
         self._groups.add(group, request)
         self._joined = self._joined or self._opened is not None
         if self._opened and group == self._groups.current and not self._fits(self._opened, request):
@@ -216,7 +215,7 @@ class Engine:
         self._deciding, self._spoilt = True, False
         try:
             opened = self._opened = self._opened or self._open(pool)
-            with opened.run.attending():
+            with opened.run.session():
                 yield opened
         finally:
             self._deciding = False
@@ -267,7 +266,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _bitwise(self, group: bool) -> Iterator[None]:
-        with self._rope.decoding(group), bitwise(self._parts.runner.device):
+        with self._parts.runner.decoding(group), bitwise(self._parts.runner.device):
             yield
 
     def _fits(self, opened: Opened, request: Request) -> bool:
@@ -280,7 +279,7 @@ class Engine:
     def _open(self, pool: Pool) -> Opened:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
-        use = guarded(self._parts.strategies(self._recipe, greedy))
+        use = guarded(self._parts.strategies(self._recipe, greedy), self._recipe.check)
         check = numbers_check(use) if kinds.of(self._parts.runner.device).queues else None
         use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))

@@ -39,10 +39,7 @@ class Feed:
         self, engine: Engine, asked: Iterable[Rows[Request | Result]], results: Results, rows: int, context: int
     ) -> None:
         self._engine, self._asked, self._results, self._context = engine, iter(asked), results, context
-        others = getattr(engine, "rows", None)
-        self._ahead = max(AHEAD, 4 * (others or rows))
-        self._elsewhere = others is not None
-        """Whether others decode while requests are read, see :class:`specframe.contracts.engine.Deals`: then the time counts."""
+        self._ahead = max(AHEAD, 4 * (engine.elsewhere or rows))
         self._unfinished = self._room = 0
         self._begun = False
         self._held: Rows[Request | Result] = ()
@@ -72,7 +69,7 @@ class Feed:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Have the clock of the run go on inside the block where others decode meanwhile."""
-        if not (self._elsewhere and self._begun):
+        if not (self._engine.elsewhere and self._begun):
             yield
             return
         self._results.clock.enter(ELSEWHERE)

@@ -1,6 +1,6 @@
 """The groups of requests that cannot be decoded together, as their prompts take other rotary factors: they take turns.
 
-See :meth:`specframe.forward.rope.Rope.group`.
+See :meth:`specframe.contracts.model.Model.group`.
 """
 
 from __future__ import annotations

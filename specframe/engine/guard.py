@@ -42,10 +42,12 @@ def guard(kind: str, strategy: Any) -> Any:
     return strategy if isinstance(strategy, Guard) else GUARDS[kind](strategy)
 
 
-def guarded(use: Composition) -> Composition:
-    """Return the composition with a guard around each of its strategies."""
+def guarded(use: Composition, checked: bool = False) -> Composition:
+    """Return the composition with a guard around each of its strategies; ``checked``: the run is, and may wait for the device."""
+    drafter = guard("drafter", use.drafter)
+    drafter.waits = checked
     return Composition(
-        drafter=guard("drafter", use.drafter),
+        drafter=drafter,
         verifier=guard("verifier", use.verifier),
         rule=guard("acceptance rule", use.rule),
         alignment=guard("alignment", use.alignment),

@@ -28,6 +28,8 @@ class Local:
         workers: number of processes that decode, each on a GPU of its own where there are several; 1: this process.
     """
 
+    offers = frozenset({"elsewhere"})
+
     def __init__(self, workers: int = 1) -> None:
         self.workers = whole("workers", workers, 1)
         self._crew: Crew | None = None

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+from transformers import PreTrainedModel
 
+from specframe.contracts.engine import Executor, LoadingExecutor
+from specframe.contracts.model import Model
 from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
 from specframe.models import loading, vocabulary
 from specframe.models.load_options import keywords
-from specframe.models.pairs import check_location, choose
+from specframe.models.pairs import check_location, choose, is_model
 from specframe.plugins.compose import Composition, compose, strategy
 from specframe.plugins.registry import parse_specification, registry
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
     from specframe.plugins.recipe import Recipe
 
@@ -29,7 +33,7 @@ class Parts:
     Strategies keep state: engines that are open at the same time need parts of their own, on the same models where that is wanted.
     """
 
-    runner: ModelRunner
+    runner: Model
     """The target."""
     tokenizer: PreTrainedTokenizerBase | None
     composition: Composition
@@ -45,7 +49,7 @@ class Parts:
     @property
     def target(self) -> PreTrainedModel:
         """The model whose output is wanted."""
-        return self.runner.module
+        return cast(PreTrainedModel, self.runner.module)
 
     def strategies(self, recipe: Recipe, greedy: bool) -> Composition:
         """Return the strategies of a run; ``greedy``: no request has a temperature."""
@@ -70,35 +74,34 @@ def check_strategies(recipe: Recipe) -> None:
             check_location(role, model)
 
 
-def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
+def parts_of(recipe: Recipe, executor: Executor | None = None) -> Parts:
     """Load and make everything that a recipe names; strategies are composed before any model is loaded.
 
     Args:
         recipe: the options of a run.
-        executor: decides how models are loaded if it is a :class:`specframe.contracts.engine.LoadingExecutor`; None: as they are.
+        executor: decides how models are loaded if it offers "loading"; None: as they are.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
     """
     target, drafter, draft, use = composed(recipe)
-    places = getattr(executor, "device", None)
-    device = places(recipe) if places else loading.pick_device(recipe.device)
-    load = getattr(executor, "load", loading.whole)
-    dtype = loading.pick_dtype(recipe.dtype, device)
-    model = loading.load_model(target, "target", device, dtype, load, keywords(recipe.load_options))
+    device, load = placed(recipe, executor)
+    dtype, options = loading.pick_dtype(recipe.dtype, device), keywords(recipe.load_options)
+
+    def loaded(model: Any, role: str) -> PreTrainedModel:
+        return loading.load_model(model, role, device, dtype, load, options)
+
+    runner: Model = target if is_model(target) else ModelRunner(loaded(target, "target"), "target")
     tokenizer = loading.load_tokenizer(target) if recipe.tokenizer is None else recipe.tokenizer
-    drafting = None
-    if draft is not None:
-        drafting = loading.load_model(draft, "draft", device, dtype, load, keywords(recipe.load_options))
-    runner = ModelRunner(model, "target")
+    drafting = None if draft is None else loaded(draft, "draft")
     if (longest := use.policy.maximum.nodes) >= runner.context:
         raise OptionError(
             f"draft_length: expected fewer tokens than the target's context of {runner.context}, got {longest}"
         )
     if recipe.bitwise:
-        for role, one in (("target", model), ("draft", drafting)):
+        for role, one in (("target", runner.module), ("draft", drafting)):
             if one is not None:
-                require_bitwise(one, f"the {role} ({type(one).__name__})")
+                require_bitwise(of_transformers(one, "bitwise"), f"the {role} ({type(one).__name__})")
     constraints = Constraints(recipe.constraint, runner.vocabulary, tokenizer)
     parts = Parts(runner, tokenizer, use, constraints, drafting)
     if drafting is not None:
@@ -107,9 +110,25 @@ def parts_of(recipe: Recipe, executor: Any = None) -> Parts:
     return parts
 
 
+def of_transformers(model: torch.nn.Module, option: str) -> PreTrainedModel:
+    """Return a model as one of transformers; raise :class:`OptionError` where it is none."""
+    if not isinstance(model, PreTrainedModel):
+        raise OptionError(f"{option}: expected a model of transformers, got {type(model).__name__}")
+    return model
+
+
+def placed(recipe: Recipe, executor: Executor | None) -> tuple[torch.device, loading.Load]:
+    """Return the device of a recipe's models, and what loads them."""
+    if executor is None or "loading" not in executor.offers:
+        return loading.pick_device(recipe.device), loading.whole
+    loads = cast(LoadingExecutor, executor)
+    return loads.device(recipe), loads.load
+
+
 def _fit_drafter(parts: Parts, drafter: str) -> None:
     """Have the drafter translate if the draft model has another vocabulary."""
     assert parts.draft is not None
+    of_transformers(parts.target, "a target with a draft model")
     if vocabulary.shared(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
         parts.draft_context = getattr(parts.draft.config.get_text_config(), "max_position_embeddings", None)
         return

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
+from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
 from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
-from specframe.forward.runner import ModelRunner
 from specframe.text.chat import is_chat, rendered
 from specframe.text.prompts import text_fault
 from specframe.values import entries
@@ -82,7 +82,7 @@ def taken(request: Request) -> str:
     return f"request {request.index}, sample {request.sample}: expected a key of its own, got that of an unfinished request"
 
 
-def require_ids(ids: Rows[int], runner: ModelRunner) -> None:
+def require_ids(ids: Rows[int], runner: Model) -> None:
     """Raise :class:`PromptError` unless a model can read these token ids and go on."""
     if not ids:
         raise PromptError("the prompt is empty: expected at least one token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from specframe.contracts.drafts import RoundReport
@@ -42,9 +43,12 @@ class Tolerated:
         self._tell("forward", model, rows, tokens)
 
     def fed(self, model: str, real: int, computed: int) -> None:
-        """Tell it how many tokens were computed, if it asks for that."""
-        if hasattr(self._observer, "fed"):
-            self._tell("fed", model, real, computed)
+        """Tell it how many tokens were computed."""
+        self._tell("fed", model, real, computed)
+
+    def spent(self, stages: Mapping[str, float]) -> None:
+        """Tell it of seconds that passed in other processes."""
+        self._tell("spent", stages)
 
     def round(self, report: RoundReport) -> None:
         """Tell it of a round."""

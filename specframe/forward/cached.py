@@ -4,93 +4,72 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
+import attrs
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.layout import Layout
+from specframe.contracts.model import PLAIN, How, Model
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
-from specframe.contracts.states import StateStore
 from specframe.errors import ModelError
-from specframe.forward.attention.choice import Asked, Choice
-from specframe.forward.graphs import Computed, Recorded, RecordedChain, Recording, chain
-from specframe.forward.runner import ModelRunner
-from specframe.forward.unpadded import Unpadded
+from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 
 
 class CachedModel:
     """A model with one KV cache, fed through a layout.
 
     Args:
-        attention: the attention backend, or those that "auto" chooses from, see :mod:`specframe.forward.attention.choice`.
+        runner: the model.
+        store: its keys and values.
+        layout: where its tokens are.
+        watch: is told of forwards.
+        how: how forwards are run; those of layers with a state are neither compiled nor recorded.
         record: makes recordings of forwards over a slab; None: none are made.
-        layers: "eager", "compiled" or "auto", see :meth:`ModelRunner.layers`.
-        states: the states of layers that keep one; their forwards are neither recorded nor compiled. None: all layers attend.
 
     Raises:
-        ModelError: the model has layers that keep a state, and there are no states.
+        ModelError: forwards cannot be run so, or the model has layers that keep a state, and there are no states.
     """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Model,
         store: KVStore,
         layout: Layout,
         watch: Watch,
-        attention: Asked = (),
+        how: How = PLAIN,
         record: Callable[..., Recording] | None = None,
-        layers: str = "eager",
-        states: StateStore | None = None,
     ) -> None:
-        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
-        self._attention, self._layers, self._static = Choice(runner.attention, attention), layers, layout.static
-        self._settled: weakref.ref[Kept] | None = None
-        """The last ``Kept`` that the layout was told."""
-        self.states = states
-        if runner.state_shapes:
-            record, self._layers = None, "eager"
-            if states is None:
+        if runner.state_layers:
+            record, how = None, attrs.evolve(how, layers="eager")
+            if how.states is None:
                 raise ModelError(
                     f"{runner} has layers that keep a state: expected a strategy whose cache run.open_cache() opens without a "
                     "layout of its own, or a model whose layers all attend"
                 )
+        runner.require(how)
+        self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
+        self._how, self._static, self.states = how, layout.static, how.states
+        self._settled: weakref.ref[Kept] | None = None
+        """The last ``Kept`` that the layout was told."""
         self._hidden: tuple[int, ...] = ()
-        self._forward: Callable[..., Computed] = self._execute
+        self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
         if record is not None and (slots := store.slots) is not None:
-            pack = self._attention.packs
+            pack = runner.by_lengths(how)
             self._forward = Recorded(self._execute, store.rows, slots, record, pack, runner.leaves_out_filler)
             if layout.static:
                 self._chain = RecordedChain(self._execute, layout, store.rows, slots, record, pack)
 
-    def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
-        """Return another model on this one's cache; ``how``: the further arguments, which say how its forwards are run."""
-        return CachedModel(runner, self.store, self.layout, *(*how, self.states))
+    def shared(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
+        """Return another model on this one's cache."""
+        how = attrs.evolve(how, states=self.states)
+        return CachedModel(runner, self.store, self.layout, self._watch, how, record)
 
-    def _execute(
-        self,
-        block: Block,
-        placement: Placement,
-        keep: int,
-        hidden: tuple[int, ...] = (),
-        laid: Unpadded | None = None,
-    ) -> Computed:
-        layers, how, laid = self.runner.layers(self._layers), self._attention, laid or self.runner.unpadded(block)
-        scores = self.runner.forward(
-            block,
-            placement,
-            self.store,
-            keep=keep,
-            hidden=hidden,
-            attention=how,
-            layers=layers,
-            states=self.states,
-            laid=laid,
-        )
-        return scores, block.ids_BT.numel() if laid is None else laid.tokens
+    def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
 
     def capture(self, layers: Iterable[int]) -> None:
         """Add these hidden states to the scores of every later feed, besides those asked for before.
@@ -103,7 +82,7 @@ class CachedModel:
             ModelError: the model has no such hidden states, or does not say which of its modules are layers.
         """
         wanted = tuple(sorted({*self._hidden, *layers}))
-        self.runner.taps.check(wanted)
+        self.runner.require(self._how, wanted)
         self._hidden = wanted
 
     @property
@@ -134,11 +113,11 @@ class CachedModel:
         """
         placement = self.place(batch, block)
         if self.states is not None:
-            self.states.expect(batch, block)
+            self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
         forward = self._forward if self._recordable else self._execute
-        scores, computed = forward(block, placement, keep, self._hidden)
-        self._watch.fed(self.runner.role, block.tokens, computed)
+        scores = forward(block, placement, keep, self._hidden)
+        self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
         return scores
 
     def extend(
@@ -187,7 +166,7 @@ class CachedModel:
 
     def tokens_at_once(self, batch: Batch) -> int:
         """Return how many tokens of each row's prompt are fed in one forward."""
-        return max(1, self._attention.prefill_tokens(max(1, batch.longest)) // len(batch))
+        return max(1, self.runner.tokens_at_once(max(1, batch.longest), self._how) // len(batch))
 
     def read(self, batch: Batch, left: int = 0, unread: int | None = None) -> Scores:
         """Feed the prompts, or the piece of them that the batch says, in chunks.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Placement
-from specframe.contracts.roles import Attend
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks

@@ -23,30 +23,16 @@ from specframe.contracts.run import Choose
 from specframe.devices import kinds
 from specframe.devices.kinds import Recording
 from specframe.errors import SpecframeWarning
-from specframe.forward.unpadded import Unpadded
+from specframe.forward.unpadded import StillBlock, Unpadded
 
 Outputs = tuple[torch.Tensor, ...]
-
-
-Computed = tuple[Scores, int]
-"""The scores of a forward, and how many tokens it has computed."""
 
 
 class Forward(Protocol):
     """A forward over one store."""
 
-    def __call__(
-        self,
-        block: Block,
-        placement: Placement,
-        keep: int,
-        hidden: tuple[int, ...] = (),
-        laid: Unpadded | None = None,
-    ) -> Computed:
-        """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers.
-
-        ``laid``: the places of its real tokens, in a recording; None: its counts tell, where leaving out filler pays.
-        """
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
+        """Return the scores of the last ``keep`` tokens of a block, and the hidden states of these numbers."""
 
 
 LONGEST = 32
@@ -195,7 +181,7 @@ class Recorded:
         self._leaves_out = leaves_out
         self.recordings = Shelf(record)
 
-    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Computed:
+    def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers."""
         ids_BT, width = block.ids_BT, block.width
         if width > LONGEST and placement.sees_BTT is None:
@@ -214,8 +200,8 @@ class Recorded:
             buffers.fill(block, placement, laid)
 
             def run() -> Outputs:
-                whole = Block(buffers.ids_RT, extra=buffers.extra)
-                scores, _ = self._forward(whole, buffers.placement, keep, hidden, buffers.laid)
+                whole = StillBlock(buffers.ids_RT, extra=buffers.extra, laid=buffers.laid)
+                scores = self._forward(whole, buffers.placement, keep, hidden)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 
             return buffers, run
@@ -237,7 +223,7 @@ class Recorded:
         buffers, recording = found
         buffers.fill(block, placement, in_bucket(block, rows, tokens))
         logits_BTV, *states = recording.replay(len(ids_BT))
-        return Scores(logits_BTV, dict(zip(hidden, states, strict=True))), rows * width if tokens is None else tokens
+        return Scores(logits_BTV, dict(zip(hidden, states, strict=True)), tokens or rows * width)
 
     def _tokens(self, block: Block, rows: int) -> int | None:
         """Return how many tokens a recording of so many rows computes of a block: a bucket of real ones, or None for all.
@@ -345,7 +331,7 @@ class RecordedChain:
             placement = self._layout.place(batch, block)
             if buffers is not None:
                 placement = self._still(placement, buffers)
-            return self._forward(block, placement, 1)[0].logits_BTV
+            return self._forward(block, placement, 1).logits_BTV
 
         return chain(step, batch, ids_BT, count, choose)
 

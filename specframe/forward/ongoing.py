@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.roles import Attend
+from specframe.contracts.attention import Attend
 
 NAME = "specframe"
 """The name of our attention function among transformers' attention implementations."""

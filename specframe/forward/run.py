@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+import contextlib
+from collections.abc import Mapping
+from typing import Any, cast
 
 import attrs
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts import run as contracts
+from specframe.contracts.attention import Asked
 from specframe.contracts.cache import KVBackend, KVStore
+from specframe.contracts.model import How, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
 from specframe.contracts.run import MakesLayout, Watch
-from specframe.forward.attention.choice import Asked
+from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
-from specframe.forward.ongoing import attending
-from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates
 from specframe.values import unwrapped
 
@@ -26,7 +28,7 @@ from specframe.values import unwrapped
 class Run:
     """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it."""
 
-    runner: ModelRunner
+    runner: Model
     alignment: Alignment
     rule: AcceptanceRule
     kv: KVBackend
@@ -56,7 +58,7 @@ class Run:
 
     def open_cache(
         self,
-        model: contracts.Model,
+        model: Model,
         *,
         layout: MakesLayout | None = None,
         kv: KVBackend | None = None,
@@ -66,43 +68,44 @@ class Run:
         """Return a model with a KV cache, under this run's alignment and KV backend unless told otherwise.
 
         Args:
-            model: a :class:`ModelRunner`, or what attends by itself and has its members.
+            model: the model.
             layout: makes the cache's layout. An attention backend asked for by name is for the alignment's, and is not taken.
             kv: the backend of its own.
             capacity: slots per row.
             share: the cached model whose cache it uses; None: a cache of its own.
         """
-        runner: Any = unwrapped(model)
-        record = RECORDINGS["off" if runner.spread else self.graphs](runner.device)
-        how: tuple[Any, ...] = (self.watch, self.attention, record, self.layers)
+        spread = any(shape.device is not None for shape in model.kv_shapes)
+        record = RECORDINGS["off" if spread else self.graphs](model.device)
+        how = How(self.attention, self.layers)
         if share is not None:
-            self._sharing.append(unwrapped(share).shared(runner, *how))
+            self._sharing.append(unwrapped(share).shared(model, how, record))
             return self._sharing[-1]
         slots = self.capacity if capacity is None else capacity
-        store = (kv or self.kv).open(runner.kv_shapes, self.rows, slots, runner.device)
+        store = (kv or self.kv).open(model.kv_shapes, self.rows, slots, model.device)
         if layout is not None:
-            attention = self.attention if isinstance(self.attention, tuple) else ()
-            self.caches.append(
-                CachedModel(runner, store, layout(store, self.rows, slots), self.watch, attention, record)
-            )
+            how = How(self.attention if isinstance(self.attention, tuple) else ())
+            self.caches.append(CachedModel(model, store, layout(store, self.rows, slots), self.watch, how, record))
             return self.caches[-1]
-        if runner.state_shapes:
-            how = (*how, RowStates(runner.state_layers, self.rows, runner.device))
-        self.caches.append(self._cached(runner, store, *how))
+        if layers := model.state_layers:
+            how = attrs.evolve(how, states=self._states(layers, model.device))
+        self.caches.append(self._cached(model, store, how, record))
         return self.caches[-1]
+
+    def _states(self, layers: Mapping[int, StateLayer], device: torch.device) -> StateStore:
+        """Return a store of states: the KV backend's own, if it keeps states."""
+        if "states" in self.kv.offers:
+            return cast(StateBackend, self.kv).open_states(layers, self.rows, device)
+        return RowStates(layers, self.rows, device)
 
     def close_cache(self, cached: contracts.CachedModel) -> None:
         """Release a cache before the run ends."""
         self.caches.remove(unwrapped(cached))
         unwrapped(cached).release()
 
-    def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
-        """Return a model on a store; a run that checks puts its checks around both.
-
-        Args:
-            how: the further arguments of :class:`CachedModel`, which say how forwards are run.
-        """
-        return CachedModel(runner, store, self.alignment.layout(store, self.rows, self.capacity), *how)
+    def _cached(self, model: Model, store: KVStore, how: How, record: Any) -> CachedModel:
+        """Return a model on a store; a run that checks puts its checks around both."""
+        layout = self.alignment.layout(store, self.rows, self.capacity)
+        return CachedModel(model, store, layout, self.watch, how, record)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room in all caches for a sequence that begins with ``tokens`` tokens.
@@ -136,13 +139,12 @@ class Run:
             for cached in self.caches:
                 cached.forget(sequence)
 
-    def attending(self) -> AbstractContextManager[None]:
-        """Have the models attend by our function inside the block, which is a round of several forwards.
-
-        A drafter's cache may have a runner of the drafter's own, which sees to its model itself.
-        """
-        runners = [cached.runner for cached in (*self.caches, *self._sharing)]
-        return attending(runner.config for runner in runners if isinstance(runner, ModelRunner) and runner.interface)
+    def session(self) -> contextlib.ExitStack:
+        """Return the context of a round, which is a session of every model."""
+        with contextlib.ExitStack() as stack:
+            for cached in (*self.caches, *self._sharing):
+                stack.enter_context(cached.runner.session())
+            return stack.pop_all()
 
     def release(self) -> None:
         """Let go of all caches."""
@@ -154,7 +156,8 @@ class Run:
     @property
     def kv_bytes(self) -> int:
         """Bytes that all caches hold, those of states included."""
-        return sum(cached.store.nbytes + (cached.states.nbytes if cached.states else 0) for cached in self.caches)
+        stores = {id(one): one for cached in self.caches for one in (cached.store, cached.states) if one is not None}
+        return sum(one.nbytes for one in stores.values())
 
     @property
     def forgetful(self) -> bool:

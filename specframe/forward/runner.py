@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Iterable, Mapping
 
 import attrs
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
-from specframe.contracts.roles import AttentionBackend
-from specframe.contracts.states import StateShape, StateStore
-from specframe.errors import ModelError, SpecframeWarning
+from specframe.contracts.model import PLAIN, How
+from specframe.contracts.requests import Request
+from specframe.errors import ModelError, PromptError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.bitwise import order
 from specframe.forward.feeding import NOTHING, Feeder
 from specframe.forward.hidden import Taps
+from specframe.forward.ongoing import attending
 from specframe.forward.selftests import SelfTests
 from specframe.forward.states import taking
-from specframe.forward.unpadded import Unpadded, pays
+from specframe.forward.unpadded import StillBlock, Unpadded, pays
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
@@ -38,6 +41,7 @@ class ModelRunner(Feeder):
     def __init__(self, model: PreTrainedModel, role: str) -> None:
         super().__init__(model, role)
         self._layers_run = 0
+        self._choices: weakref.WeakKeyDictionary[How, Choice] = weakref.WeakKeyDictionary()
         self._tests = SelfTests(self)
 
     @property
@@ -55,11 +59,6 @@ class ModelRunner(Feeder):
                 "model in that, or decode outside of autocast"
             )
         return self._tests.kv_shapes
-
-    @property
-    def state_shapes(self) -> Mapping[int, StateShape]:
-        """The shape of the state of every layer that keeps one, by its number."""
-        return {number: layer.shape for number, layer in self.state_layers.items()}
 
     @functools.cached_property
     def _numbers(self) -> Mapping[int, int] | None:
@@ -84,24 +83,11 @@ class ModelRunner(Feeder):
         *,
         keep: int,
         hidden: tuple[int, ...] = (),
-        attention: Choice | None = None,
-        layers: compiled.Layers | None = None,
-        extra: Mapping[str, Any] = NOTHING,
-        states: StateStore | None = None,
-        laid: Unpadded | None = None,
+        how: How = PLAIN,
     ) -> Scores:
-        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V).
-
-        Args:
-            hidden: the hidden states to return, as transformers numbers them.
-            attention: chooses the attention backend; None: mask tensors.
-            layers: the model's layers compiled; None: as they are.
-            extra: further arguments of the model's ``forward``.
-            states: those of the layers that keep one, which expect the block; None: no layer does.
-            laid: the places of the block's real tokens, which alone are computed, see :meth:`unpadded`; None: all tokens are.
-        """
-        plan, kernels = None, False
-        if attention is not None and (backend := attention.way(placement)) is not None:
+        """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V)."""
+        plan, kernels, layers = None, False, self.layers(how.layers)
+        if (backend := self._choice(how).way(placement)) is not None:
             kernels = "compiled" in backend.offers
             if "lengths" in backend.offers and store.slots is not None:
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
@@ -111,13 +97,13 @@ class ModelRunner(Feeder):
         shown = self.masks(placement) if plan is None else self.unread
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         forwards = layers.forwards if layers else NOTHING
-        if states is not None:
-            forwards = {**forwards, **taking(self.state_layers, states)}
+        if how.states is not None:
+            forwards = {**forwards, **taking(self.state_layers, how.states)}
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
         compiles, extent = layers is not None, placement.key_order_BS.shape[1]
-        of_tokens = block.extra
+        of_tokens, laid = block.extra, self._unpadded(block)
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
         with order.attending(placement):
@@ -131,17 +117,19 @@ class ModelRunner(Feeder):
                 plan,
                 compiles,
                 forwards,
-                {**of_tokens, **extra},
+                of_tokens,
                 kernels,
                 self._numbers,
                 laid,
             )
         if laid is not None:
             found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}
-        return Scores(logits_BTV, found)
+        return Scores(logits_BTV, found, None if laid is None else laid.tokens)
 
-    def unpadded(self, block: Block) -> Unpadded | None:
+    def _unpadded(self, block: Block) -> Unpadded | None:
         """Return the places of a block's real tokens; None: all are computed."""
+        if isinstance(block, StillBlock):
+            return block.laid
         laid = block.counts is not None and self.leaves_out_filler(block.ids_BT.numel(), block.tokens)
         return Unpadded(block.real, self.device) if laid else None
 
@@ -163,6 +151,40 @@ class ModelRunner(Feeder):
     def attention(self) -> Attention:
         """What is known of this model's attention."""
         return Attention(self.module, str(self), self.kv_shapes, self.windows, self.without_masks)
+
+    def _choice(self, how: How) -> Choice:
+        """Return the choice of the attention backend of each forward."""
+        if (choice := self._choices.get(how)) is None:
+            choice = self._choices[how] = Choice(self.attention, how.attention)
+        return choice
+
+    def require(self, how: How, hidden: Iterable[int] = ()) -> None:
+        """Raise :class:`ModelError` unless the model can attend so, and these are numbers of its hidden states."""
+        self._choice(how)
+        if wanted := [*hidden]:
+            self.taps.check(wanted)
+
+    def tokens_at_once(self, slots: int, how: How) -> int:
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+        return self._choice(how).prefill_tokens(slots)
+
+    def by_lengths(self, how: How) -> bool:
+        """Return whether tokens whose slots are their places attend by lengths alone."""
+        return self._choice(how).packs
+
+    def group(self, request: Request) -> bool:
+        """Return whether a request takes the long ones of two sets of rotary factors."""
+        if why := self.rope.refusal(request):
+            raise PromptError(why)
+        return self.rope.group(request)
+
+    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which forwards take the rotary factors of a group."""
+        return self.rope.decoding(group)
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of several forwards, around which the model is set to our attention function once."""
+        return attending([self.config]) if self.interface else contextlib.nullcontext()
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.

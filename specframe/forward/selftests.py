@@ -10,8 +10,8 @@ import attrs
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import KVShape, Placement
-from specframe.contracts.roles import AttentionBackend
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
@@ -139,7 +139,7 @@ class SelfTests:
         """
         if layers := self._feeder.state_layers:
             states = RowStates(layers, len(ids_BT), self._feeder.device)
-            states.begin(positions_BT)
+            states.feed(positions_BT)
             options["forwards"] = {**options.get("forwards", NOTHING), **taking(layers, states)}
         with self._feeder.rope.decoding(False):
             return self._feeder.call(ids_BT, positions_BT, *arguments, **options)

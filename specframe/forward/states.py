@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.contracts import states
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.rows import Moves, RowMap
@@ -40,6 +41,9 @@ class StateLayer:
     module: torch.nn.Module
     called: str
     """What errors call the kind."""
+
+    def __str__(self) -> str:
+        return self.called
 
     @property
     def shape(self) -> StateShape:
@@ -130,7 +134,7 @@ class RowStates:
         device: where states are, if their shape names no other.
     """
 
-    def __init__(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> None:
+    def __init__(self, layers: Mapping[int, states.StateLayer], rows: int, device: torch.device) -> None:
         self._layers, self._row_map = layers, RowMap(rows, anywhere=True)
         self._held: dict[int, Parts] = {}
         for number, layer in layers.items():
@@ -178,7 +182,7 @@ class RowStates:
             if sequence.forks:
                 self._starts[id(sequence)] = sequence, [part[row].clone() for part in self._tensors]
 
-    def expect(self, batch: Batch, block: Block) -> None:
+    def begin(self, batch: Batch, block: Block) -> None:
         """Begin a forward of the batch's rows."""
         first = np.maximum(batch.lengths + block.start, 0)
         if self._fed:
@@ -196,9 +200,9 @@ class RowStates:
             self._first = first
         self._end = np.maximum(batch.lengths + block.end, 0)
         order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
-        self.begin(order_BT, block.parents_BT, max(-block.start, 0))
+        self.feed(order_BT, block.parents_BT, max(-block.start, 0))
 
-    def begin(self, order_BT: torch.Tensor, parents_BT: torch.Tensor | None = None, own: int = 0) -> None:
+    def feed(self, order_BT: torch.Tensor, parents_BT: torch.Tensor | None = None, own: int = 0) -> None:
         """Begin a forward of tokens with these orders; negative: padding. Where nothing was arranged, of the first rows."""
         if self._rows.stop == self._rows.start:
             self._rows = slice(0, len(order_BT))
@@ -285,7 +289,7 @@ class RowStates:
                 noted = number in fed.inputs and (fed.parents_BT is not None or number in fed.after)
                 if not noted:
                     raise ContractError(
-                        f"{self._layers[number].called}: forward() must note what the state of layer {number} takes in, and the "
+                        f"{self._layers[number]}: forward() must note what the state of layer {number} takes in, and the "
                         "state after it where the block is a chain"
                     )
 

@@ -9,9 +9,11 @@ Tensor names carry their shape: B rows, T places of a row, N real tokens of all 
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import torch
 
+from specframe.contracts.drafts import Block
 from specframe.devices.kinds import on_device
 
 LAYING_OUT = 4_000_000
@@ -76,6 +78,14 @@ class Unpadded:
     def _last(self, keep: int) -> torch.Tensor:
         """Return the numbers of the tokens in the last ``keep`` places of each row, (B * keep,)."""
         return self._token_BT.view(self.rows, self.width)[:, -keep:].flatten()
+
+
+@attrs.frozen(eq=False, slots=False)
+class StillBlock(Block):
+    """A block in memory that never moves, which a recording reads."""
+
+    laid: Unpadded | None = attrs.field(default=None, kw_only=True)
+    """The places of the tokens that alone are computed; None: all are."""
 
 
 def pays(places: int, tokens: int, weights: int) -> bool:

@@ -107,26 +107,30 @@ def _read(
         raise ModelError(f"{source} cannot be moved to {device}: {sentence(error)}") from error
 
 
-def load_tokenizer(name_or_model: str | os.PathLike[str] | PreTrainedModel) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(name_or_model: str | os.PathLike[str] | object) -> PreTrainedTokenizerBase | None:
     """Return a model's tokenizer; None for a loaded model without a tokenizer in the folder it was loaded from.
 
     Raises:
         ModelError: a named model's tokenizer cannot be found or read.
     """
-    if not isinstance(name_or_model, PreTrainedModel):
+    if isinstance(name_or_model, str | os.PathLike):
         return _source("model", name_or_model).read("tokenizer", AutoTokenizer, VOCABULARIES)
+    if not isinstance(name_or_model, PreTrainedModel):
+        return None
     origin = name_or_model.name_or_path or ""
     found = holds(on_disk(origin), VOCABULARIES)
     return _Source("model", origin, origin).read("tokenizer", AutoTokenizer, VOCABULARIES) if found else None
 
 
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+def stop_token_ids(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
     """Return the stop token ids, the same ids that ``generate`` stops at.
 
     They are taken from the first of these that has any: the generation config, the model's configuration, the language model's
-    configuration, the tokenizer.
+    configuration, the tokenizer. A model that is none of transformers has none of its own.
     """
-    owners = (getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer)
+    owners: list[Any] = [tokenizer]
+    if isinstance(model, PreTrainedModel):
+        owners = [getattr(model, "generation_config", None), model.config, model.config.get_text_config(), tokenizer]
     found = (getattr(owner, "eos_token_id", None) for owner in owners)
     ids: Any = next((ids for ids in found if ids is not None), [])
     return frozenset(int(token_id) for token_id in (ids if isinstance(ids, list | tuple) else [ids]))

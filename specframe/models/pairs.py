@@ -130,10 +130,24 @@ def is_module(given: Any) -> bool:
 def check_target(target: Any) -> None:
     """Raise :class:`OptionError` if the target is neither a name nor a model."""
     model = target.strip() if isinstance(target, str) else is_module(target) and hasattr(target, "config")
-    if not model:
+    if not model and not is_model(target):
         raise OptionError(
             f"target: expected an alias, a directory, a hub id or a loaded transformers model, got {shown(target)}"
         )
+
+
+def is_model(given: Any) -> bool:
+    """Return whether an object that is no model of transformers has the members of a :class:`specframe.contracts.model.Model`.
+
+    Raises:
+        OptionError: it has some of them.
+    """
+    if not any(hasattr(owner, "kv_shapes") for owner in (type(given), given)):
+        return False
+    from specframe.plugins.members import require_members  # it knows protocols, and so torch
+
+    require_members("model", given, "target", "a name or ")
+    return True
 
 
 def check_location(role: str, name: str) -> None:

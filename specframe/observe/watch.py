@@ -6,10 +6,9 @@ import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import cast
 
 from specframe.contracts.drafts import RoundReport
-from specframe.contracts.roles import Observer, TokenObserver
+from specframe.contracts.roles import Observer
 from specframe.devices.memory import out_of_memory
 from specframe.errors import SpecframeWarning
 
@@ -58,7 +57,7 @@ class Watch:
         self.staged = [one for one in observers if hears(one, "enter") or hears(one, "leave")]
         """Those that are told of stages."""
         self._passed = [one for one in observers if hears(one, "forward")]
-        self._fed = [cast(TokenObserver, one) for one in observers if hears(one, "fed")]
+        self._fed = [one for one in observers if hears(one, "fed")]
         self._stages.clear()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
@@ -84,10 +83,9 @@ class Watch:
                 self.dismiss(observer, error)
 
     def spent(self, stages: Mapping[str, float]) -> None:
-        """Report seconds of stages that passed in other processes, to the observers that count them."""
+        """Report seconds of stages that passed in other processes."""
         for observer in self.observers:
-            if tell := getattr(observer, "spent", None):
-                tell(stages)
+            observer.spent(stages)
 
     def round(self, report: RoundReport) -> None:
         """Report a finished round."""
@@ -121,9 +119,8 @@ class Watch:
 
 
 def hears(observer: Observer, member: str) -> bool:
-    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing, or none."""
-    own = getattr(observer, member, None)
-    return callable(own) and getattr(own, "__func__", None) is not getattr(Watcher, member)
+    """Return whether an observer has a member of its own, and not the one of :class:`Watcher` that does nothing."""
+    return getattr(getattr(observer, member), "__func__", None) is not getattr(Watcher, member)
 
 
 class Watcher:
@@ -140,6 +137,9 @@ class Watcher:
 
     def fed(self, model: str, real: int, computed: int) -> None:
         """Called after forwards of ``model`` that have computed so many tokens, of which ``real`` were no filler."""
+
+    def spent(self, stages: Mapping[str, float]) -> None:
+        """Called with seconds of stages that passed in other processes."""
 
     def round(self, report: RoundReport) -> None:
         """Called after each round."""

@@ -17,16 +17,9 @@ from specframe.plugins.registry import Registry, parse_specification
 from specframe.values import of_type, unwrapped
 
 if TYPE_CHECKING:
+    from specframe.contracts.attention import AttentionBackend
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import (
-        AcceptanceRule,
-        Alignment,
-        AttentionBackend,
-        BudgetPolicy,
-        Drafter,
-        Scheduler,
-        Verifier,
-    )
+    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",

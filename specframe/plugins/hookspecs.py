@@ -118,7 +118,7 @@ def specframe_register_attention_backends(register: Register) -> None:
     """Offer attention backends: they decide how queries attend to what a KV store hands out.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.roles.AttentionBackend`.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.attention.AttentionBackend`.
     Must: offer the views it reads, "dense" or "paged"; give what mask tensors give, up to rounding.
     Must not: synchronise host and device; keep keys and values from one forward for the next.
     """
@@ -187,9 +187,10 @@ def specframe_register_executors(register: Register) -> None:
     """Offer executors: they decide in which processes the models run, and on which devices.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. One that decides how
-    models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several processes that decode the same rows a
-    :class:`specframe.contracts.engine.RankedExecutor`.
+    Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. What it can do besides
+    it offers: one that decides how models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several
+    processes that decode the same rows a :class:`specframe.contracts.engine.RankedExecutor`, one that runs models in other
+    processes an :class:`specframe.contracts.engine.ElsewhereExecutor`.
     Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
     Must not: start a process or open a connection before a method of it is called.
     """

@@ -7,7 +7,9 @@ import inspect
 from collections.abc import Mapping, Set
 from typing import Any
 
-from specframe.contracts import cache, constraints, engine, roles, states
+import torch
+
+from specframe.contracts import attention, cache, constraints, engine, model, roles, states
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError, shown
 
@@ -19,26 +21,48 @@ PROTOCOLS: Mapping[str, type] = {
     "scheduler": roles.Scheduler,
     "KV backend": cache.KVBackend,
     "draft-length policy": roles.BudgetPolicy,
-    "attention backend": roles.AttentionBackend,
+    "attention backend": attention.AttentionBackend,
     "observer": roles.Observer,
     "executor": engine.Executor,
+    "model": model.Model,
     "constraint": constraints.Constraint,
     "state kind": states.StateKind,
 }
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 
-METHOD = "method"
+OFFERED: Mapping[str, Mapping[str, type]] = {
+    "drafter": {"budget": roles.SizedDrafter},
+    "acceptance rule": {"tree": roles.TreeRule},
+    "KV backend": {"states": states.StateBackend},
+    "executor": engine.ABILITIES,
+}
+"""The larger protocols of kinds, by the word that an object of them offers."""
 
-TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str, "frozenset[str]": Set, "Budget": Budget}
+METHOD, PROPERTY = "method", "property"
+
+TYPES: Mapping[str, type] = {
+    "bool": bool,
+    "int": int,
+    "str": str,
+    "frozenset[str]": Set,
+    "Budget": Budget,
+    "torch.device": torch.device,
+}
 """Types of protocols' attributes, by annotation."""
 
 
-@functools.cache
 def members(kind: str) -> Mapping[str, str]:
-    """Return the members a kind's protocol asks for, sorted, each with its annotation or :data:`METHOD`."""
+    """Return the members a kind's protocol asks for, sorted, each with its annotation, :data:`METHOD` or :data:`PROPERTY`."""
+    return members_of(PROTOCOLS[kind])
+
+
+@functools.cache
+def members_of(asked: type) -> Mapping[str, str]:
+    """Return the members that a protocol asks for, as :func:`members` does."""
     found: dict[str, str] = {}
-    for protocol in PROTOCOLS[kind].__mro__:
-        found |= {name: METHOD for name in vars(protocol) if inspect.isfunction(vars(protocol)[name])}
+    for protocol in asked.__mro__:
+        found |= {name: METHOD for name, one in vars(protocol).items() if inspect.isfunction(one)}
+        found |= {name: PROPERTY for name, one in vars(protocol).items() if isinstance(one, property)}
         found |= vars(protocol).get("__annotations__", {})
     return {name: found[name] for name in sorted(found) if not name.startswith("_")}
 
@@ -57,17 +81,26 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
     expected = f"expected {also}an object with {', '.join(asked)}"
     if isinstance(given, type):
         return f"{expected}, got the class {given.__name__} and not an object of it"
-    lacking = [name for name in asked if not hasattr(given, name)]
+    lacking = [name for name in asked if not _has(given, name)]
     if len(lacking) == len(asked):
         return f"{expected}, got {shown(given)}"
     if lacking:
         contract = f"{PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__}"
         return f"{expected}, got {type(given).__name__} without {', '.join(lacking)} (the contract is {contract})"
-    wrong = (name for name in asked if not _is(asked[name], getattr(given, name)))
+    wrong = (name for name in asked if asked[name] != PROPERTY and not _is(asked[name], getattr(given, name)))
     if (name := next(wrong, None)) is not None:
         got = shown(getattr(given, name))
         return f"expected {name} of {type(given).__name__} to be of type {asked[name]}, got {got}"
+    for word, protocol in OFFERED.get(kind, {}).items():
+        if word in given.offers and (lacking := [name for name in members_of(protocol) if not _has(given, name)]):
+            contract = f"the contract is {protocol.__module__}.{protocol.__name__}"
+            return f"expected {type(given).__name__}, which offers {word!r}, to have {', '.join(lacking)} ({contract})"
     return None
+
+
+def _has(given: Any, name: str) -> bool:
+    """Return whether an object has a member. A property of its class is not asked: it may be of use later only."""
+    return hasattr(type(given), name) or hasattr(given, name)
 
 
 def _is(annotation: str, value: Any) -> bool:

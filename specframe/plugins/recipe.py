@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specframe.contracts.drafts import Budget
-    from specframe.contracts.roles import AcceptanceRule, Observer
+    from specframe.contracts.roles import AcceptanceRule, Drafter, Observer
 
 FIXED_LENGTH = "5"
 """Tokens drafted per round where an adaptive length would change tokens: a seed has to give the same tokens again."""
@@ -113,11 +113,11 @@ class Recipe:
         chosen: dict[str, Any] = {option: known.default(purpose) for option, purpose in left_open.items()}
         return attrs.evolve(self, **chosen)
 
-    def rule(self, greedy: bool, drafter: Any = None) -> Any:
+    def rule(self, greedy: bool, drafter: Drafter | None = None) -> Any:
         """Return the acceptance rule of a run with a drafter; ``greedy``: no request has a temperature."""
         if not is_auto(self.accept):
             return self.accept
-        needs = getattr(drafter, "needs", ())
+        needs = drafter.needs if drafter else frozenset()
         of_trees = next((FOR_TREES[word] for word in FOR_TREES if word in needs), "sampling")
         return registry().default("greedy decoding" if greedy else of_trees)
 
@@ -134,8 +134,10 @@ class Recipe:
 
 def own_budget(drafter: Any, depth: int | None = None) -> Budget | None:
     """Return the budget that a drafter asks for, see :class:`specframe.contracts.roles.SizedDrafter`; None: any."""
-    asks = getattr(drafter, "budget", None)
-    return None if asks is None else asks(depth)
+    if drafter is None or isinstance(drafter, str) or "budget" not in drafter.offers:
+        return None
+    budget: Budget | None = drafter.budget(depth)
+    return budget
 
 
 def is_auto(given: Any) -> bool:

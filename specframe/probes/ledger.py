@@ -9,20 +9,21 @@ the target's logits, which are computed afresh without any cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose
 from specframe.forward.attention.masks import masks
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
-from specframe.forward.runner import ModelRunner
 from specframe.forward.views import gathered
 from specframe.probes.accounts import Account, Accounts
 from specframe.probes.tap import Listener, TappedAlignment
@@ -35,26 +36,27 @@ class CheckedRun(Run):
 
     checks: Accounts = attrs.field(kw_only=True)
 
-    def _cached(self, runner: ModelRunner, store: KVStore, *how: Any) -> CachedModel:
+    def _cached(self, model: Model, store: KVStore, how: How, record: Any) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
-        names = self.kv.open([shape] * len(runner.kv_shapes), self.rows, self.capacity, runner.device)
-        ledger = Ledger(runner, names, self.checks, shares="paged" in self.kv.offers)
+        names = self.kv.open([shape] * len(model.kv_shapes), self.rows, self.capacity, model.device)
+        ledger = Ledger(model, names, self.checks, shares="paged" in self.kv.offers)
         layout = TappedAlignment(self.alignment, ledger).layout(store, self.rows, self.capacity)
-        return CheckedModel(runner, store, layout, *how, ledger=ledger)
+        return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
 
 
 class CheckedModel(CachedModel):
     """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
 
-    def __init__(self, runner: ModelRunner, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
+    def __init__(self, runner: Model, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
         # while a recording is made nothing is told: the batch that it places is a buffer
         super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
 
-    def shared(self, runner: ModelRunner, *how: Any) -> CachedModel:
+    def shared(self, runner: Model, how: How, record: Any) -> CachedModel:
         """Return another model on this one's cache, with the same ledger."""
-        return CheckedModel(runner, self.store, self.layout, *how, self.states, ledger=self._ledger)
+        how = attrs.evolve(how, states=self.states)
+        return CheckedModel(runner, self.store, self.layout, self._watch, how, record, ledger=self._ledger)
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking the batch that the layout is handed."""
@@ -92,11 +94,12 @@ class CheckedModel(CachedModel):
 class Ledger(Listener):
     """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
-    def __init__(self, runner: ModelRunner, names: KVStore, checks: Accounts, shares: bool) -> None:
+    def __init__(self, runner: Model, names: KVStore, checks: Accounts, shares: bool) -> None:
         self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
         self._drafted: dict[int, np.ndarray] = {}
         self._drafted_in = 0
-        self._scales = Scales(runner.module)
+        self._module = cast(PreTrainedModel, runner.module)
+        self._scales = Scales(self._module)
 
     def opening(self, rows: int) -> Ledger:
         """Listen to the cache."""
@@ -124,7 +127,7 @@ class Ledger(Listener):
 
     def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
         """Check the target's choices, where it is to be heard."""
-        if block.end >= 0:
+        if block.end >= 0 and isinstance(self._module, PreTrainedModel):  # another one cannot be fed without a cache
             self._check_choices(self.checks.batch(batch), scores.logits_BTV, block)
 
     def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
@@ -233,7 +236,7 @@ class Ledger(Listener):
         afresh_TV = self._afresh(tokens_P)[first:]
         choices_T1 = logits_TV[: len(afresh_TV)].argmax(-1, keepdim=True)
         short_T = afresh_TV.max(-1).values - afresh_TV.gather(1, choices_T1)[:, 0]
-        for step in (short_T > tie_bound(self._runner.module, afresh_TV)).nonzero()[:, 0].tolist():
+        for step in (short_T > tie_bound(self._module, afresh_TV)).nonzero()[:, 0].tolist():
             ids = tokens_P[: first + step + 1].tolist()
             weighed = self._scales.weigh(ids, [int(choices_T1[step])])
             if not weighed.tie:

@@ -282,7 +282,7 @@ class ScriptedTree(ScriptedDrafter):
     """Proposes the script's tokens, three at most, with a wrong branch at every node."""
 
     needs = frozenset({"tree", "move"})
-    offers = frozenset({"tree", "logits"})
+    offers = frozenset({"tree", "logits", "budget"})
 
     def budget(self, depth: int | None = None) -> Budget:
         """Return the budget of the tree down to a depth."""

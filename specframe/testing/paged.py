@@ -11,8 +11,8 @@ import attrs
 import torch
 import torch.nn.functional as F
 
+from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import KVShape, KVView, Paged, Placement
-from specframe.contracts.roles import AttentionFacts
 from specframe.contracts.round import Sequence
 from specframe.forward.views import gathered
 

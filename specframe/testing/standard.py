@@ -15,3 +15,6 @@ READING_IN_PIECES = "continuous,piece=4"
 
 ALWAYS_THE_SAME = "gumbel"
 """An acceptance rule whose sampled tokens are the same whatever was drafted."""
+
+STORE = "slab"
+"""A KV backend that writes any slot, and whose memory never moves."""

@@ -8,20 +8,27 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from specframe.contracts import cache, roles, run
+from specframe.contracts.attention import AttentionBackend
+from specframe.contracts.engine import Options
 from specframe.plugins.compose import Composition
+from specframe.plugins.members import OFFERED, PROTOCOLS
 
 OWN = "specframe.contracts."
 """The package of the protocols."""
 
-MORE: dict[type, tuple[str, type]] = {
-    run.Rule: ("tree", roles.TreeRule),
-    roles.AcceptanceRule: ("tree", roles.TreeRule),
+MORE: dict[type, Mapping[str, type]] = {run.Rule: OFFERED["acceptance rule"]} | {
+    PROTOCOLS[kind]: words for kind, words in OFFERED.items()
 }
 """Protocols of which objects that offer a word have a larger one."""
+
+HANDED_ON = frozenset({Options})
+"""Protocols of objects that go back to where they came from, which knows all of them."""
 
 FIELDS: dict[str, type] = {
     "drafter": roles.Drafter,
@@ -55,16 +62,19 @@ class Strict:
         vars(self).update(__wrapped__=inner, _protocol=protocol, _used=used)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         value = getattr(self.__wrapped__, name)
         self._require(name)
-        types = types_of(self._protocol, name)
+        kinds = types_of(self._protocol, name)
         if not inspect.isroutine(value):
-            return self._standing(value, types.get("return"))
-        given = [types[one] for one in types if one != "return"]
+            return self._standing(value, kinds.get("return"))
+        given = [kinds[one] for one in kinds if one != "return"]
 
         def call(*arguments: Any, **options: Any) -> Any:
             stood = [self._standing(one, kind) for one, kind in zip(arguments, given, strict=False)]
-            return self._standing(value(*stood, *arguments[len(stood) :], **options), types.get("return"))
+            named = {name: self._standing(one, kinds.get(name)) for name, one in options.items()}
+            return self._standing(value(*stood, *arguments[len(stood) :], **named), kinds.get("return"))
 
         return call
 
@@ -84,10 +94,12 @@ class Strict:
     def _require(self, name: str) -> None:
         if name not in declared(self._protocol):
             raise UndeclaredError(f"{self._protocol.__name__} declares no {name!r}")
-        self._used.add((self._protocol.__name__, name))
+        self._used.add((declaring(self._protocol, name).__name__, name))
 
     def _standing(self, value: Any, annotation: Any) -> Any:
         """Return what stands for a value of an annotation; values of no protocol, and lists of any, as they are."""
+        if typing.get_origin(annotation) is Mapping:
+            return {key: self._standing(one, typing.get_args(annotation)[1]) for key, one in value.items()}
         protocol = protocol_in(annotation)
         if protocol is None or value is None or isinstance(value, Strict | list | tuple):
             return value
@@ -96,18 +108,32 @@ class Strict:
 
 def strict(given: Any, protocol: type, used: set[tuple[str, str]] | None = None) -> Any:
     """Return what stands for an object of a protocol; see :class:`Strict`."""
-    word, larger = MORE.get(protocol, ("", protocol))
-    if word in getattr(given, "offers", ()):
-        protocol = larger
-    if protocol is roles.Drafter and hasattr(given, "budget"):
-        protocol = roles.SizedDrafter
-    return Strict(given, protocol, set() if used is None else used)
+    larger = (one for word, one in MORE.get(protocol, {}).items() if word in given.offers)
+    return Strict(given, joined(*larger) or protocol, set() if used is None else used)
 
 
 def strictly(use: Composition, used: set[tuple[str, str]]) -> Composition:
     """Return a composition of stand-ins, which hand their strategies stand-ins of runs, caches, models, stores and pools."""
     parts = {name: strict(getattr(use, name), protocol, used) for name, protocol in FIELDS.items()}
-    return Composition(**parts, attention=use.attention, names=use.names)
+    several = use.attention if isinstance(use.attention, tuple) else (use.attention,)
+    stood = tuple(strict(one, AttentionBackend, used) for one in several)
+    return Composition(**parts, attention=stood if several is use.attention else stood[0], names=use.names)
+
+
+@functools.cache
+def joined(*protocols: type) -> type | None:
+    """Return the one of several protocols, or one that extends them all; None where there is none."""
+    return (
+        type(" and ".join(one.__name__ for one in protocols), protocols, {})
+        if len(protocols) > 1
+        else next(iter(protocols), None)
+    )
+
+
+@functools.cache
+def declaring(protocol: type, name: str) -> type:
+    """Return the protocol, of this one and those it extends, that declares a member."""
+    return next(one for one in protocol.__mro__ if name in vars(one) or name in vars(one).get("__annotations__", {}))
 
 
 @functools.cache
@@ -137,6 +163,9 @@ def protocol_in(annotation: Any) -> type | None:
         isinstance(annotation, type)
         and getattr(annotation, "_is_protocol", False)
         and annotation.__module__.startswith(OWN)
+        and annotation not in HANDED_ON
     ):
         return annotation
+    if not isinstance(annotation, types.UnionType):
+        return None
     return next(filter(None, map(protocol_in, typing.get_args(annotation))), None)

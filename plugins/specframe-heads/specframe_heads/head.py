@@ -185,7 +185,7 @@ class PairDrafter(HeadDrafter):
     ) -> None:
         self.trees = Trees(tree, branch, nodes, top)
         super().__init__(checkpoint, shift)
-        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits"}
+        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length."""

@@ -14,8 +14,7 @@ from specframe.files import Output, claimed
 from specframe.values import number, whole
 
 if TYPE_CHECKING:
-    from specframe.cli.jobs import Job
-    from specframe.observe.counts import RunReport
+    from specframe.contracts.job import Job
     from specframe.plugins.recipe import Recipe
     from specframe.text.sampling import Sampling
     from specframe_ray.job import Place
@@ -34,7 +33,7 @@ class Ray:
         form: "parquet" or "jsonl": the files of results.
     """
 
-    offers = frozenset({"files"})
+    offers = frozenset({"files", "datasets"})
 
     def __init__(
         self, workers: int = 1, gpus: float = 0, cpus: float = 1, rows: int = 64, form: str = FORMS[0]
@@ -75,7 +74,7 @@ class Ray:
         """Return the value itself: every actor is alone with its rows."""
         return value
 
-    def decode_files(self, job: Job) -> tuple[int, int, RunReport]:
+    def decode_files(self, job: Job) -> tuple[int, int, dict[str, Any]]:
         """Decode a job; return the number of rows, of those that failed, and the figures of this run."""
         from specframe.text.sampling import Sampling
         from specframe_ray.hub import rows_of
@@ -88,7 +87,8 @@ class Ray:
                 given = rows_of(job.prompts, folder.absolute(), self.rows)
                 how = Sampling().with_parameters(job.sampling)
                 asked = Asked({**job.options, "executor": "local"}, how, job.max_new_tokens, job.chat)
-                return run(asked, given, job.output, self.place, self.form, job.progress)
+                rows, failed, report = run(asked, given, job.output, self.place, self.form, job.progress)
+                return rows, failed, report.figures()
             except SpecframeError:
                 if new and not begun(folder):
                     (folder / SETTINGS).unlink()

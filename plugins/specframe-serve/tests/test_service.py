@@ -38,6 +38,8 @@ class Faults:
         """Steps that engines may take."""
         self.engines: list[FailingEngine] = []
 
+    offers = frozenset[str]()
+
     def open(self, recipe: Any, parts: Any, observers: Any, clock: Any) -> Any:
         self.call("open")
         self.engines.append(FailingEngine(Engine(recipe, parts, observers, clock, self), self))
@@ -54,7 +56,7 @@ class Faults:
 class FailingEngine:
     """An engine whose calls fail as planted."""
 
-    peak_kv_bytes = 0
+    peak_kv_bytes = elsewhere = 0
 
     def __init__(self, inner: Engine, faults: Faults) -> None:
         self.inner, self._faults = inner, faults

@@ -30,7 +30,7 @@ class GuardedScheduler(Guard):
             self._refuse("next_batch", f"a batch while {pool.unfinished} sequences are unfinished", None)
         if batch is not None and not (isinstance(batch, Batch) and len(batch)):
             self._refuse("next_batch", "a batch that pool.batch() made, or None", got(batch))
-        if batch is not None and batch is not getattr(pool, "latest", batch):
+        if batch is not None and batch is not pool.latest:
             self._refuse("next_batch", "the batch that pool.batch() made last, or None", "another one")
         return batch
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from specframe.contracts.drafts import Budget, Draft, Numbers, Outcome, RoundReport, Transfer
 from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.engine.blame import got
 from specframe.engine.guards.guard import Guard, on_host, readable, writes
 from specframe.engine.guards.numbers import draft_fault
@@ -16,12 +15,8 @@ class GuardedDrafter(Guard):
     """A drafter, guarded."""
 
     kind = "drafter"
-    _waits = False
-
-    def start(self, run: Run) -> None:
-        """Let the drafter prepare for a run. A run with checks may wait for the device, to look at ids there too."""
-        self._waits = hasattr(run, "checks")
-        super().start(run)
+    waits = False
+    """Whether it may wait for the device, to look at ids there too: a run that is checked may."""
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return the drafter's draft after checking it."""
@@ -37,7 +32,7 @@ class GuardedDrafter(Guard):
             shape = tuple(tokens_BN.shape)
             self._floats("propose", "logits_BNV", draft.logits_BNV, shape, "(B, N, V)", batch.tokens_BS)
         self._check_tree(batch, draft, budget)
-        if draft.nodes and (self._waits or readable(tokens_BN)):
+        if draft.nodes and (self.waits or readable(tokens_BN)):
             tokens, parents, counts = on_host(tokens_BN), on_host(draft.parents_BN), on_host(draft.counts_B)
             self._sound("propose", draft_fault(draft, tokens, parents, counts, self._vocabulary))
         return draft

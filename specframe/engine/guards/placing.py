@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from specframe.contracts.attention import Attend, AttentionFacts
 from specframe.contracts.cache import Dense, KVShape, KVStore, KVView, Paged, Placement
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
-from specframe.contracts.roles import Attend, AttentionFacts
 from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.states import StateStore
 from specframe.engine.blame import got
 from specframe.engine.guards.guard import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
@@ -93,14 +94,24 @@ class GuardedBackend(Guard):
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return the backend's store after looking for its members."""
         store: Any = self._call("open", shapes, rows, capacity, device)
-        members = members_of(KVStore)
-        if lacking := [name for name in members if not hasattr(store, name)]:
-            without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
-            self._refuse("open", f"a store with {', '.join(members)}", f"{got(store)}{without}")
+        self._require("open", store, KVStore)
         STORES[store] = self
         self._look_once(store)
         self._look_at_reserved(store)
         return store
+
+    def open_states(self, *given: Any) -> StateStore:
+        """Return the backend's store of states after looking for its members."""
+        store: StateStore = self._call("open_states", *given)
+        self._require("open_states", store, StateStore)
+        return store
+
+    def _require(self, member: str, store: Any, protocol: type) -> None:
+        """Refuse a store that lacks members of its protocol."""
+        members = members_of(protocol)
+        if lacking := [name for name in members if not hasattr(store, name)]:
+            without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
+            self._refuse(member, f"a store with {', '.join(members)}", f"{got(store)}{without}")
 
     def _look_at_reserved(self, store: Any) -> None:
         """Have what a store says of cached tokens looked at, where its ``reserve`` can be replaced."""

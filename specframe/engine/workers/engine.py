@@ -94,7 +94,7 @@ class DealingEngine:
         try:
             self._run = crew.begin(parts)
             self._desks = [Desk(member) for member in crew.members]
-            self.rows = rows * len(self._desks)
+            self.elsewhere = rows * len(self._desks)
             for desk in self._desks:
                 crew.open(desk.member, recipe, parts)
             while not all(desk.ready for desk in self._desks):
@@ -113,8 +113,7 @@ class DealingEngine:
         runner = self._parts.runner
         require_ids(request.prompt_ids, runner)
         self._parts.constraints.require(request)
-        if why := runner.rope.refusal(request):
-            raise PromptError(why)
+        runner.group(request)
         if request.key in self._keys:
             raise PromptError(taken(request))
         limit = min(len(request.prompt_ids) + request.max_new_tokens, runner.context)

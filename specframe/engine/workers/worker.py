@@ -74,6 +74,8 @@ class Forwards(Filler):
 class Worker:
     """Carries out messages, and tells of every round."""
 
+    offers = frozenset[str]()
+
     def __init__(self, pipe: Connection, number: int) -> None:
         self._pipe, self._number = pipe, number
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import attrs
 from transformers import PreTrainedModel
 
+from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
 from specframe.contracts.cache import KVShape, Placement
-from specframe.contracts.roles import AttentionBackend, AttentionFacts
 from specframe.errors import ModelError
 from specframe.forward.ongoing import own
 from specframe.values import unwrapped
@@ -20,9 +20,6 @@ PREFILL_TOKENS = 4096
 LARGEST_MASK = 2**28
 """Bytes that the masks of one forward may take. Beyond that a backend without masks takes their place, or prompts are read in
 shorter pieces."""
-
-Asked = AttentionBackend | tuple[AttentionBackend, ...]
-"""The attention backend asked for, or those that "auto" chooses from; none of them: mask tensors throughout."""
 
 
 class Attention:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Dense, KVView, Placement
-from specframe.contracts.roles import AttentionFacts
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
 from specframe.forward.attention.selftest import agrees

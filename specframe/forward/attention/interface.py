@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Dense, KVView
-from specframe.contracts.roles import Attend
 from specframe.errors import ModelError
 from specframe.forward.ongoing import NAME, ONGOING
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
+from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Placement
-from specframe.contracts.roles import AttentionFacts
 
 FEW = 64
 """Tokens per row up to which masks of even rows are kept for later forwards: those of drafts, and not those of prompts, which are

@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import torch
 
+from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Dense, KVView, Placement
-from specframe.contracts.roles import AttentionFacts
 from specframe.devices import kinds
 from specframe.forward.attention.selftest import HALF, agrees
 

@@ -7,8 +7,8 @@ import math
 
 import torch
 
+from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import Dense, Placement
-from specframe.contracts.roles import AttentionBackend
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.compiled import ints_and_sizes_left_open

@@ -19,9 +19,10 @@ from specframe.testing.conformance.decoding import DecodingSuite
 from specframe.testing.conformance.drafter import DrafterSuite
 from specframe.testing.conformance.executor import ExecutorSuite
 from specframe.testing.conformance.kv import KVBackendSuite
+from specframe.testing.conformance.model import ModelSuite
 from specframe.testing.conformance.policy import DraftLengthPolicySuite
 from specframe.testing.conformance.scheduler import SchedulerSuite
-from specframe.testing.conformance.states import StateKindSuite
+from specframe.testing.conformance.states import StateKindSuite, StateStoreSuite
 from specframe.testing.conformance.stops import StopSuite
 from specframe.testing.conformance.trees import TreeDrafterSuite
 from specframe.testing.conformance.verifier import VerifierSuite
@@ -36,8 +37,10 @@ __all__ = [
     "DrafterSuite",
     "ExecutorSuite",
     "KVBackendSuite",
+    "ModelSuite",
     "SchedulerSuite",
     "StateKindSuite",
+    "StateStoreSuite",
     "StopSuite",
     "TreeDrafterSuite",
     "VerifierSuite",

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
 from specframe.contracts.drafts import Block
-from specframe.contracts.roles import AttentionFacts
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.views import in_pages

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from specframe.contracts.drafts import Budget
+from specframe.contracts.engine import ABILITIES, Executor
 from specframe.engine.arrivals import HandClock
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
@@ -15,7 +17,9 @@ from specframe.plugins.recipe import Recipe
 from specframe.testing import harness, standard
 from specframe.testing.conformance.base import Suite
 from specframe.testing.conformance.decoding import fake_pair, usual_requests
+from specframe.testing.strict import declared, strict
 from specframe.text.sampling import Sampling
+from specframe.values import unwrapped
 
 
 class ExecutorSuite(Suite):
@@ -56,6 +60,20 @@ class ExecutorSuite(Suite):
             assert type(executor.agree(value)) is type(value)
             assert executor.agree(value) == value
 
+    def test_offers_what_it_has(self) -> None:
+        """It has the members of each word that it offers, and no member of a word that it does not."""
+        executor = unwrapped(self.object())
+        for word, protocol in ABILITIES.items():
+            own = declared(protocol) - declared(Executor)
+            has = {name for name in own if inspect.getattr_static(executor, name, None) is not None}
+            assert has == (own if word in executor.offers else set()), word
+
+    def test_uses_what_is_declared(self) -> None:
+        """The executor and its engine decode where nothing but the members of their protocols can be seen."""
+        target, draft = fake_pair()
+        executor = strict(self.object(), Executor)
+        harness.check(harness.pipeline(target, draft, draft_length=3, executor=executor), usual_requests(target))
+
     def test_engines_are_stepped(self) -> None:
         """An engine takes requests between steps, ends one that is aborted, and is idle in the end; then it gives no report."""
         target, _ = fake_pair()
@@ -80,7 +98,7 @@ class ExecutorSuite(Suite):
     def test_loads_what_is_read(self) -> None:
         """An executor that takes part in loading returns the model that is read, and passes on why one cannot be read."""
         executor, (target, draft) = self.object(), fake_pair()
-        if not hasattr(executor, "load"):
+        if "loading" not in executor.offers:
             pytest.skip("this executor does not take part in loading")
 
         def fails(**options: Any) -> Any:
@@ -97,8 +115,7 @@ class ExecutorSuite(Suite):
     def test_blocks_end_alike(self, error: Exception) -> None:
         """In an executor with ranks, an error of a block is raised as it is, and the next block is as good as the first."""
         executor = self.object()
-        assert hasattr(executor, "joint") == ("ranks" in getattr(executor, "offers", ()))
-        if not hasattr(executor, "joint"):
+        if "ranks" not in executor.offers:
             pytest.skip("this executor has no ranks")
         assert executor.rank == 0
         for _ in range(2):

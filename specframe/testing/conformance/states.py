@@ -1,18 +1,29 @@
-"""Kinds of state: whatever is rejected, moved, forked, put back or read in pieces, a state holds the row's own tokens."""
+"""Kinds of state, and stores of states: whatever is rejected, moved, forked or read in pieces, a state holds the row's own tokens.
+
+Their suites decode with them, and compare tokens with the reference decoder's.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specframe.contracts.cache import KVBackend
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
+from specframe.contracts.states import StateBackend, StateStore
 from specframe.forward.runner import ModelRunner
-from specframe.testing import fakes, harness, standard
+from specframe.pipeline import Pipeline
+from specframe.plugins.members import require_members
+from specframe.plugins.registry import registry
+from specframe.testing import fakes, harness, standard, states
 from specframe.testing.conformance.decoding import LENGTHS, RIGHT
+from specframe.testing.strict import declared, strict
 from specframe.text.sampling import Sampling
 
 BY_ROW = {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}
@@ -43,13 +54,17 @@ class StateKindSuite:
 
     def check(self, drafter: Any, asked: list[Request], **options: Any) -> list[harness.Result]:
         """Decode requests exactly, and return the results."""
-        return harness.check(harness.pipeline(self.model(), drafter, **options), asked)
+        return harness.check(self.pipeline(drafter, **options), asked)
+
+    def pipeline(self, drafter: Any, **options: Any) -> Pipeline:
+        """Return a pipeline with the model as its target."""
+        return harness.pipeline(self.model(), drafter, **options)
 
     def test_the_model_keeps_states(self) -> None:
         """The kind knows layers of the model, and their states have shapes."""
-        shapes = ModelRunner(self.model(), "target").state_shapes
-        assert shapes
-        assert all(len(one.sizes) == len(one.dtypes) > 0 for one in shapes.values())
+        layers = ModelRunner(self.model(), "target").state_layers
+        assert layers
+        assert all(len(one.shape.sizes) == len(one.shape.dtypes) > 0 for one in layers.values())
 
     @pytest.mark.parametrize("batch_size", [1, 3, 8])
     @pytest.mark.parametrize("align", standard.ALIGNMENTS)
@@ -92,7 +107,7 @@ class StateKindSuite:
         options = Sampling(temperature=self.temperature, samples=4)
 
         def sampled(**given: Any) -> list[list[int]]:
-            pipe = harness.pipeline(self.model(), None, accept=standard.ALWAYS_THE_SAME, **given)
+            pipe = self.pipeline(None, accept=standard.ALWAYS_THE_SAME, **given)
             return [one.token_ids for one in pipe.generate(prompts, 7, sampling=options)]
 
         alone = sampled(batch_size=1)
@@ -131,3 +146,42 @@ class StateKindSuite:
         """The checks of invariants, which compute the target's choices without a cache, find nothing."""
         asked = self.asked()
         self.check(self.scripted(asked), asked, align=align, batch_size=3, draft_length=3, check=True)
+
+
+class StateStoreSuite(StateKindSuite):
+    """Tests of a KV backend that keeps states, on a fake model whose state tells every token too many, too few or astray."""
+
+    def make(self, inner: KVBackend) -> StateBackend:
+        """Return the backend; ``inner`` is one that an alignment asks for, which may keep the keys and values."""
+        raise NotImplementedError(f"{type(self).__name__}: make() must return a KV backend that offers 'states'")
+
+    @pytest.fixture(autouse=True)
+    def _known(self) -> Iterator[None]:
+        with states.known():
+            yield
+
+    def model(self) -> PreTrainedModel:
+        """Return the fake model."""
+        return fake_target()
+
+    def pipeline(self, drafter: Any, **options: Any) -> Pipeline:
+        """Return a pipeline whose states and keys and values are the backend's, of which nothing undeclared can be seen."""
+        known = registry()
+        inner = known.make("KV backend", known.make("alignment", options.get("align", standard.ALIGNMENTS[0])).kv)
+        return super().pipeline(drafter, kv=strict(self.make(inner), KVBackend), **options)
+
+    def test_the_backend_keeps_states(self) -> None:
+        """It offers "states", and has what goes with the word."""
+        backend = self.make(registry().make("KV backend", standard.STORE))
+        assert "states" in backend.offers
+        require_members("KV backend", backend)
+        runner, rows = ModelRunner(self.model(), "target"), 2
+        backend.open(runner.kv_shapes, rows, 8, runner.device)
+        store = backend.open_states(runner.state_layers, rows, runner.device)
+        assert all(hasattr(store, name) for name in declared(StateStore))
+
+
+@functools.cache
+def fake_target() -> states.FakeStateModel:
+    """Return the fake model of all suites."""
+    return states.fake_state_target()

@@ -5,55 +5,67 @@ Tensor names carry their shape: B rows, T tokens, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 import torch
 from torch import nn
 
 from specframe.contracts.cache import KVShape, Placement
-from specframe.contracts.drafts import Block
-from specframe.contracts.roles import AttentionBackend, AttentionFacts
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.model import How
+from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import Model, Run
-from specframe.contracts.states import StateShape
+from specframe.contracts.run import Run
+from specframe.contracts.states import StateLayer
 from specframe.forward.views import gathered
 from specframe_heads.blocks.net import Write
 
 
-@attrs.frozen
-class OwnAttention:
-    """The attention of a head, as the choice of attention backends knows it: the head attends by masks of its own.
-
-    Whatever is asked for is asked of the target, so that nothing is refused for the head's sake.
-    """
-
-    facts: AttentionFacts
-    name: str = "the head"
-    implementation: str = "sdpa"
-
-    def fault(self, backend: AttentionBackend) -> None:
-        """Return that no backend is at fault: none is used."""
-
-    def mask_bytes(self, slots: int) -> int:
-        """Return a size that limits nothing."""
-        return 1
-
-
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class HeadRunner:
-    """A head, as the cache of a run needs to know it."""
+    """A head, as the cache of a run needs to know it. It attends by masks of its own, whatever backend the target is asked for."""
 
     module: nn.Module
     kv_shapes: list[KVShape]
     device: torch.device
     vocabulary: int
-    attention: OwnAttention
     role: str = "draft"
     context: int = 2**31
-    spread: bool = False
-    state_shapes: Mapping[int, StateShape] = attrs.Factory(dict)
+    state_layers: Mapping[int, StateLayer] = attrs.Factory(dict)
+
+    def require(self, how: How, hidden: Iterable[int] = ()) -> None:
+        """Accept whatever the run's forwards are like."""
+
+    def tokens_at_once(self, slots: int, how: How) -> int:
+        """Return that no number of tokens is too large."""
+        return 2**31
+
+    def by_lengths(self, how: How) -> bool:
+        """Return that nothing is recorded."""
+        return False
+
+    def leaves_out_filler(self, places: int, tokens: int) -> bool:
+        """Return that all tokens are computed."""
+        return False
+
+    def forward(self, *_: Any, **__: Any) -> Scores:
+        """Refuse: the drafter feeds its head itself, at the places that its cache gives."""
+        raise NotImplementedError
+
+    def group(self, request: Request) -> bool:
+        """Return the one group that all requests belong to."""
+        return False
+
+    def decoding(self, group: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context of nothing."""
+        return contextlib.nullcontext()
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context of nothing."""
+        return contextlib.nullcontext()
 
 
 class HeadCache:
@@ -66,10 +78,8 @@ class HeadCache:
     """
 
     def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape]) -> None:
-        device, dtype = run.runner.device, next(model.parameters()).dtype
-        attention = OwnAttention(AttentionFacts(device, dtype, 1, (), ()))
-        runner = HeadRunner(model, kv_shapes, device, run.runner.vocabulary, attention)
-        self._cache, self._watch = run.open_cache(cast(Model, runner)), run.watch
+        runner = HeadRunner(model, kv_shapes, run.runner.device, run.runner.vocabulary)
+        self._cache, self._watch = run.open_cache(runner), run.watch
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand."""

@@ -81,7 +81,7 @@ class Pard(HeadDrafter):
         if self._runner is None or self._runner.module is not self.head.model:  # a model is tried once
             self._runner = ModelRunner(self.head.model, "draft")
         self._cache = run.open_cache(self._runner)
-        if self._runner.state_shapes:
+        if self._runner.state_layers:
             raise CompositionError(
                 f"{self.checkpoint} has layers that keep a state, and drafter 'pard' feeds tokens again: expected others"
             )

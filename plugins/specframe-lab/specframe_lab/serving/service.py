@@ -11,13 +11,14 @@ from typing import Any
 import attrs
 
 from specframe.contracts.drafts import Progress
-from specframe.contracts.engine import Clock, Engine, Executor, Value
+from specframe.contracts.engine import Clock, Engine, Executor
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
+from specframe.values import Wrapper
 from specframe_lab.serving.moments import Key, Moments
 
 BOTH_GROUPS = (
@@ -26,7 +27,7 @@ BOTH_GROUPS = (
 )
 
 
-class Service:
+class Service(Wrapper):
     """An executor around another one: its engines are told requests by a client.
 
     Args:
@@ -36,7 +37,8 @@ class Service:
     """
 
     def __init__(self, executor: Executor, most: int | None = None, clock: Callable[[], Clock] | None = None) -> None:
-        self._executor, self._most, self._make_clock = executor, most, clock
+        super().__init__(executor)
+        self._most, self._make_clock = most, clock
         self.moments = Moments(HandClock())
         """The moments of the latest run."""
 
@@ -45,16 +47,8 @@ class Service:
         clock = self._make_clock() if self._make_clock else clock
         clocks = [clock] if isinstance(clock, Watcher) and clock not in observers else []
         self.moments = Moments(clock)
-        engine = self._executor.open(recipe, parts, [*clocks, *observers, self.moments], clock)
+        engine = self.__wrapped__.open(recipe, parts, [*clocks, *observers, self.moments], clock)
         return Client(engine, self.moments, self._most)
-
-    def agree(self, value: Value) -> Value:
-        """Return rank 0's value, on every rank."""
-        return self._executor.agree(value)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the executor has besides: it may load models, and have ranks."""
-        return getattr(self._executor, name)
 
 
 class Client:
@@ -64,7 +58,7 @@ class Client:
     """
 
     def __init__(self, engine: Engine, moments: Moments, most: int | None) -> None:
-        self.peak_kv_bytes = 0
+        self.peak_kv_bytes, self.elsewhere = 0, engine.elsewhere
         self._engine, self._moments, self._most = engine, moments, most
         self._held: list[Request] = []
         self._flying: set[Key] = set()

@@ -21,6 +21,7 @@ from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
+from specframe.forward.feeding import attention_windows
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
@@ -328,7 +329,8 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
     trace.settle()
     requests = [trace.requests[result.index] for result in results]
     sizes = {cached.runner.role: slot_bytes(cached) for cached in trace.caches}
-    windows = trace.caches[0].runner.windows.values()
+    config, states = pipe.target_model.config.get_text_config(), trace.caches[0].runner.state_layers
+    windows = attention_windows(config, "target", states).values()
     return SchemeTrace(
         name=name,
         about=(inspect.getdoc(alignment) or "").partition("\n\n")[0].replace("\n", " "),

@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import CachedModel, Model, Run
+from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
 from specframe.forward.runner import ModelRunner

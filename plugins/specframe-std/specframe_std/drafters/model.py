@@ -40,7 +40,7 @@ class ModelDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits"})
+    offers = frozenset({"chain", "logits", "budget"})
 
     _runner: ModelRunner | None = None
 
@@ -48,7 +48,7 @@ class ModelDrafter:
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
-        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits"}
+        self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget"}
         self._fed_BN: torch.Tensor | None = None
 
     def budget(self, depth: int | None = None) -> Budget | None:
@@ -74,7 +74,7 @@ class ModelDrafter:
     def start(self, run: Run) -> None:
         """Open the cache; raise :class:`CompositionError` for trees of a draft model that keeps states."""
         self._cache = self.open(run)
-        if self._cache.runner.state_shapes and not self._trees.chain:
+        if self._cache.runner.state_layers and not self._trees.chain:
             raise CompositionError(
                 "a tree is drafted by feeding tokens again, and the draft model has layers that keep a state: expected tree=chain, "
                 "or a draft model whose layers attend"
@@ -92,7 +92,7 @@ class ModelDrafter:
         if outcome.transfer is None:
             if batch := self._speculating.batch(outcome.batch):
                 self._cache.read(batch)
-        elif self._cache.runner.state_shapes:
+        elif self._cache.runner.state_layers:
             if batch := self._speculating.batch(outcome.batch):
                 self._cache.settle(batch, Kept(-2))  # where the next draft begins
         elif self._fed_BN is not None and outcome.transfer.verdict.path_BT is not None:
@@ -113,7 +113,7 @@ class ModelDrafter:
             self._cache.read(batch, left=1)
             cached[:] = batch.lengths - 1
         if draft_length == 0:
-            if self._cache.runner.state_shapes and not (batch.prefill or batch.starts):
+            if self._cache.runner.state_layers and not (batch.prefill or batch.starts):
                 self._cache.feed(batch, Block(batch.last_tokens(2), -2))  # rows of other gaps could not be fed together
                 cached[:] = batch.lengths
             self._cache.follow(batch)

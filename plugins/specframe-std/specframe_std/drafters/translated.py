@@ -71,6 +71,8 @@ class TranslatedDrafter:
     needs: frozenset[str] = frozenset()
     offers = frozenset({"chain"})
 
+    _runner: ModelRunner | None = None
+
     def start(self, run: Run) -> None:
         """Open the draft model's cache."""
         if run.draft_model is None:
@@ -81,7 +83,7 @@ class TranslatedDrafter:
             if tokenizer is None:
                 raise CompositionError(f"drafter 'translated' needs the tokenizers of both models: the {role} has none")
         self._run = run
-        if getattr(getattr(self, "_runner", None), "module", None) is not run.draft_model:  # a model is tried once
+        if self._runner is None or self._runner.module is not run.draft_model:  # a model is tried once
             self._runner = ModelRunner(run.draft_model, "draft")
         self._target, self._draft = codecs(run.target_tokenizer, run.draft_tokenizer)
         self._vocabulary = min(self._runner.vocabulary, len(self._draft.tokenizer))
@@ -145,7 +147,7 @@ class TranslatedDrafter:
         sent[:, 0] = lengths
         for row, places in zip(rows, sent, strict=True):
             places[1 : 1 + len(row.ids)] = row.ids
-        sent_BX = on_device(sent, self._runner.device)
+        sent_BX = on_device(sent, self._cache.runner.device)
         lengths_B, tokens_BS = sent_BX[:, 0], sent_BX[:, 1:]
         batch = attrs.evolve(batch, tokens_BS=tokens_BS, lengths_B=lengths_B, tokens=sent[:, 1:])
         return attrs.evolve(batch, lengths=lengths, limits=lengths, left=0)
@@ -183,4 +185,5 @@ class TranslatedDrafter:
 
     def _open(self, capacity: int) -> CachedModel:
         self._capacity = capacity
+        assert self._runner is not None, "start() has made it"
         return self._run.open_cache(self._runner, layout=Ragged().layout, kv=Slab(), capacity=capacity)

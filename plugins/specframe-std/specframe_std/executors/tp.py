@@ -42,7 +42,7 @@ class TensorParallel:
         timeout: seconds that a rank waits for the others.
     """
 
-    offers = frozenset({"ranks"})
+    offers = frozenset({"loading", "ranks"})
 
     def __init__(self, draft: str = DRAFTS[0], timeout: float = TIMEOUT) -> None:
         if draft not in DRAFTS:

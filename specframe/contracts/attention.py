@@ -1,0 +1,71 @@
+"""Attention backends: how queries attend to what a KV store hands out.
+
+Tensor names carry their shape: B rows, T queries per row, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import torch
+
+from specframe.contracts.cache import KVShape, KVView, Placement
+
+
+@attrs.frozen
+class AttentionFacts:
+    """What is known of a model's attention before it is used."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    """Query heads."""
+    shapes: tuple[KVShape, ...]
+    """The shapes of its layers' keys and values, each once."""
+    windows: tuple[int | None, ...]
+    """The sliding windows of its layers, each once; None: a layer without one."""
+    asked: bool = True
+    """Whether the user asked for the backend by name. If not, "auto" asks whether it is faster than mask tensors."""
+
+
+class Attend(Protocol):
+    """The attention of one forward, called layer by layer."""
+
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+        """Return the values attended to, (B, T, H, D).
+
+        Args:
+            query: (B, H, T, D).
+            view: the keys and values of the slots attended to, of G heads, G dividing H.
+            scaling: of the scores; None for 1 / sqrt(D).
+            window: tokens that a query sees, itself included; None for all.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Decides how queries attend to what a KV store hands out.
+
+    Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
+    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors; "masks" where all are;
+    "compiled" where its plans call kernels that torch.compile made.
+    """
+
+    needs: frozenset[str]
+    offers: frozenset[str]
+    expects: str
+    """The models and devices that it suits, in words, for the error where it suits none."""
+
+    def suits(self, facts: AttentionFacts) -> bool:
+        """Return whether it can attend for a model; the model is then tried against mask tensors.
+
+        "auto" takes a backend for plain tensors if this is True where ``facts.asked`` is False: one that offers "lengths" for
+        placements with lengths, and another one where mask tensors would be large.
+        """
+
+    def plan(self, placement: Placement) -> Attend | None:
+        """Return the attention of a forward over the slots of ``key_order_BS``; None: by the mask tensors that the core makes."""
+
+
+Asked = AttentionBackend | tuple[AttentionBackend, ...]
+"""The attention backend asked for, or those that "auto" chooses from; none of them: mask tensors throughout."""

@@ -1,0 +1,101 @@
+"""Models without a cache, and how their forwards are run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import attrs
+import torch
+
+from specframe.contracts.attention import Asked
+from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.requests import Request
+from specframe.contracts.states import StateLayer, StateStore
+
+
+@attrs.frozen(eq=False)
+class How:
+    """How the forwards over one cache are run. It is one object for all of them, so that a model may keep what follows from it."""
+
+    attention: Asked = ()
+    layers: str = "eager"
+    """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays. It may know of no layers."""
+    states: StateStore | None = None
+    """The states of layers that keep one, which expect the block; None: no layer does."""
+
+
+PLAIN = How()
+"""Mask tensors, and layers as they are."""
+
+
+class Model(Protocol):
+    """A model without a cache, and the facts of it that strategies need."""
+
+    role: str
+    """"target" or "draft"."""
+    context: int
+    """Its longest sequence, in tokens."""
+    vocabulary: int
+    """Its number of token ids."""
+    device: torch.device
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model as torch knows it, for strategies that borrow parts of it."""
+
+    @property
+    def kv_shapes(self) -> list[KVShape]:
+        """The shape of every attending layer's keys and values."""
+
+    @property
+    def state_layers(self) -> Mapping[int, StateLayer]:
+        """The layers that keep a state, by their number; empty: all layers attend."""
+
+    def require(self, how: How, hidden: Iterable[int] = ()) -> None:
+        """Raise :class:`specframe.errors.ModelError` unless forwards can be run so, and return these hidden states."""
+
+    def tokens_at_once(self, slots: int, how: How) -> int:
+        """Return how many tokens of prompts, over all rows, are read in one forward that attends to so many slots."""
+
+    def by_lengths(self, how: How) -> bool:
+        """Return whether tokens whose slots are their places attend by lengths alone, so that a recording serves every length."""
+
+    def leaves_out_filler(self, places: int, tokens: int) -> bool:
+        """Return whether forwards of blocks with so many places compute the real tokens alone where they are so many."""
+
+    def forward(
+        self,
+        block: Block,
+        placement: Placement,
+        store: KVStore,
+        *,
+        keep: int,
+        hidden: tuple[int, ...] = (),
+        how: How = PLAIN,
+    ) -> Scores:
+        """Feed a block into a store, which is told the placement first; return the scores of its last ``keep`` tokens.
+
+        Args:
+            block: the tokens. Ids beyond the vocabulary are filler.
+            placement: their positions and slots, and what they see.
+            store: takes the keys and values of each layer, by its place in :attr:`kv_shapes`, and hands out those to attend to.
+            keep: the number of tokens whose logits are asked for.
+            hidden: numbers of the hidden states to return of all tokens, as :attr:`Scores.hidden` has them.
+            how: how the forward is run.
+        """
+
+    def group(self, request: Request) -> bool:
+        """Return which of two groups a request belongs to. Requests of different groups are never decoded together.
+
+        Raises:
+            PromptError: it cannot be decoded, in one sentence.
+        """
+
+    def decoding(self, group: bool) -> AbstractContextManager[None]:
+        """Return the context in which requests of a group are decoded."""
+
+    def session(self) -> AbstractContextManager[None]:
+        """Return the context of several forwards, for what can be done once for all of them."""
