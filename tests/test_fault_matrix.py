@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import pairing
 import pytest
 from planting import (
     FAULTS,
@@ -41,9 +42,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarni
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)
 ASKED = harness.requests(harness.random_prompts((5, 1, 3), 61), [4, 7, 3])
-PIPE, MOVING = (
-    harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2, align=one) for one in ("ragged", "eqspec")
-)
+PIPE = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2, kv=pairing.Paired())
+MOVING = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2, align="eqspec")
 USUAL = {id(one): one.composition for one in (PIPE, MOVING)}
 
 FIELDS = {
@@ -94,13 +94,15 @@ def planted(point: Point, at: int, act: Act) -> Acting:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Take out what was planted; leave what there is out of the collections that free memory."""
+def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take out what was planted, and see that all room is released; leave what there is out of the collections that free memory."""
     gc.freeze()
+    pairing.HELD.clear()
     yield
     gc.unfreeze()
     for pipe in (PIPE, MOVING):
         pipe.parts.composition = USUAL[id(pipe)]
+    assert not pairing.HELD or "KV backend open reserve-" in request.node.name, "but by a store that has said otherwise"
 
 
 def calls(point: Point) -> int:

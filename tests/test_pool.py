@@ -112,10 +112,13 @@ def test_states_follow_each_other():
     gain(pool, batch, [[9]])
     assert states() == (State.DECODING, State.DECODING, True, True)
     assert parent.forks == 0
+    before = parent, fork
     pool.put_back(2)
+    assert all(one.gone for one in before)
+    parent, fork = pool.admit(2)
     assert states() == (State.WAITING, State.WAITING, False, False)
     assert fork.parent is None
-    gain(pool, pool.batch(pool.admit(2)), [[8], [8]])
+    gain(pool, pool.batch([parent, fork]), [[8], [8]])
     gain(pool, pool.batch(pool.live), [[7, 6], [7, 6]])
     assert states() == (State.FINISHED, State.FINISHED, True, True)
 
@@ -259,9 +262,93 @@ def test_samples_of_an_aborted_reader_read_the_prompt_themselves():
     """A sample whose parent was aborted in the middle of the prompt has nothing to copy: it reads all of it."""
     pool = open_pool([Request(0, [1, 2, 3, 4], 3), Request(0, [1, 2, 3, 4], 3, sample=1)])
     (parent,) = pool.admit(2)
-    fork = pool.live[1]
+    before = pool.live[1]
     assert pool.batch([parent], 2).left == 2
     pool.abort((0, 0))
-    assert pool.admit(2) == [fork]
+    (fork,) = pool.admit(2)
+    assert (before.gone, fork.request) == (True, before.request)
     batch = pool.batch([fork])
     assert (fork.parent, batch.prefill, batch.unread) == (None, True, 4)
+
+
+def preempting(asked, **options):
+    """Return a pool whose sequences all decode, and those that are told to give their room back."""
+    pool, _ = started(asked, **options)
+    released = []
+    pool.release = released.append
+    return pool, released
+
+
+def test_a_preempted_sequence_waits_first_with_its_tokens():
+    """It has ended for whoever keeps data by row, the others keep their rows, and its request goes on before those that wait."""
+    pool, released = preempting(requests([[1, 2], [3], [4, 5]], 9), rows=4)
+    pool.add(requests([[1]] * 4, 9)[3])
+    gain(pool, pool.batch(pool.live), [[5, 6]] * 3)
+    first, second, third = pool.live
+    metrics = second.metrics
+    pool.preempt(second)
+    assert (pool.live, released, pool.newly_ended()) == ([first, third], [second], [second])
+    assert (second.gone, second.finish_reason) == (True, None)
+    batch = pool.batch(pool.live)
+    assert batch.lengths.tolist() == batch.lengths_B.tolist() == [5, 5]
+    again, new = pool.admit(3)
+    assert [again.request.key, new.request.key] == [(1, 0), (3, 0)]
+    assert again.metrics is metrics
+    batch = pool.batch([again, new])
+    assert batch.lengths.tolist() == [4, 1]
+    assert batch.unreads.tolist() == [4, 1]
+    assert batch.tokens_BS[0, :4].tolist() == [3, 9, 5, 6]
+    gain(pool, batch, [[7], [8]])
+    assert pool.abort((1, 0)).token_ids == [9, 5, 6, 7]
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_samples_of_a_preempted_sequence(who):
+    """A fork that is preempted reads the prompt itself; where its parent is, so do all that have not begun."""
+    asked = [Request(0, [1, 2, 3, 4], 3, sample=sample) for sample in range(3)]
+    pool = open_pool(asked)
+    (parent,) = pool.admit(3)
+    gain(pool, pool.batch([parent]), [[9]])
+    released = []
+    pool.release = released.append
+    before = list(pool.live)
+    pool.preempt(before[who])
+    assert released == (before[::-1] if who == 0 else [before[who]])
+    assert parent.forks == (0 if who == 0 else 1)
+    assert len(pool.live) == (0 if who == 0 else 2)
+    for _ in range(3):
+        if reading := pool.admit(3):
+            assert all(one.parent is None for one in reading)
+            gain(pool, pool.batch(reading), [[9]] * len(reading))
+    while pool.live:
+        batch = pool.batch(pool.live)
+        gain(pool, batch, [[9]] * len(batch))
+    assert pool.unfinished == 0
+
+
+def test_the_youngest_gives_way_and_a_round_under_way_begins_again():
+    """Those of the round under way wait in their order, the youngest after them; those of no such round stay."""
+    pool, released = preempting(requests([[1], [2], [3], [4]], 9))
+    first, second, third, fourth = pool.live
+    pool.batch([second, third])
+    assert pool.give_way() is fourth
+    assert pool.live == [first]
+    assert set(released) == {second, third, fourth}
+    pool.most = 3
+    assert [one.request.index for one in pool.admit(4)] == [1, 2]
+    gain(pool, pool.batch(pool.live[1:]), [[8], [8]])
+    assert pool.give_way().request.index == 2, "after a round that stands nobody else begins again"
+    assert [one.request.index for one in pool.live] == [0, 1]
+    pool.most = None
+    assert [one.request.index for one in pool.admit(4)] == [2, 3]
+
+
+def test_preempting_the_last_fork_frees_the_row_of_a_parent_that_has_ended():
+    """A parent that has finished keeps its row for its forks only."""
+    asked = [Request(0, [1, 2], 1), Request(0, [1, 2], 3, sample=1)]
+    pool = open_pool(asked)
+    (parent,) = pool.admit(2)
+    gain(pool, pool.batch([parent]), [[9]])
+    assert not parent.gone
+    pool.preempt(pool.live[0])
+    assert parent.gone

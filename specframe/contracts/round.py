@@ -21,7 +21,7 @@ Logprobs = tuple[list[float] | None, list[dict[int, float]] | None]
 
 
 class State(enum.Enum):
-    """The states of a sequence, in order. A sequence that gives its row back starts again."""
+    """The states of a sequence, in order. One that gives its row back has ended, and another begins in its place."""
 
     WAITING = enum.auto()
     """The sequence has no row yet."""
@@ -32,7 +32,7 @@ class State(enum.Enum):
     DECODING = enum.auto()
     """The prompt is cached and a token is generated. Rounds draft from now on."""
     FINISHED = enum.auto()
-    """The sequence has ended."""
+    """The sequence has ended, or has given its row back."""
 
 
 @attrs.define(eq=False)
@@ -90,9 +90,11 @@ class Sequence:
         """End the sequence for this reason."""
         self.state, self.finish_reason, self.guide = State.FINISHED, reason, None
 
-    def wait(self) -> None:
-        """Take the row away. The sequence then reads its prompt and its generated tokens again before it decodes on."""
-        self.state, self.unread, self.parent, self.forks, self.waited = State.WAITING, 0, None, 0, 0
+    def again(self) -> Sequence:
+        """End the sequence for now, and return the one that waits in its place, to read its prompt and generated tokens again."""
+        waiting = attrs.evolve(self, state=State.WAITING, unread=0, parent=None, forks=0, waited=0, guide=None)
+        self.state, self.forks, self.guide = State.FINISHED, 0, None
+        return waiting
 
 
 @attrs.frozen(eq=False)

@@ -97,6 +97,7 @@ class StateStore(Protocol):
         """Make ``sequences`` the rows of the forwards to come, in this order.
 
         A sequence that has no row begins with a state of zeros, a fork with the one that :meth:`remember` has kept of its parent.
+        What was fed to rows that have all ended since, and was not settled, is forgotten: the round ran out of memory.
         """
 
     def begin(self, batch: Batch, block: Block) -> None:

@@ -190,6 +190,7 @@ class Engine:
         if self._groups.turn():
             self._shut()
         pool, report = self._groups.pool, None
+        pool.most = self._limits.live
         try:
             with self._joint() as stand, self._context(self._groups.current):
                 try:
@@ -205,6 +206,7 @@ class Engine:
         except BaseException as error:
             self._fail(pool, error, report)
             return report
+        self._limits.let_in(pool.rows, pool.unfinished > len(pool.live))
         if self._limits.grow(pool.unfinished > pool.rows):
             self._shut()
         return report
@@ -237,17 +239,35 @@ class Engine:
         stand()
 
     def _fail(self, pool: Pool, error: BaseException, report: RoundReport | None) -> None:
-        """Release what is open; go on with fewer rows if memory ran out, else raise the error, after the report if there is one."""
+        """Go on with fewer rows if memory ran out, else release all and raise the error, after the report if there is one."""
+        lacking = isinstance(error, RuntimeError) and out_of_memory(error)
+        if lacking and report is None and self._give_way(pool):
+            return
         self._shut()
-        if isinstance(error, RuntimeError) and out_of_memory(error):
+        if isinstance(error, RuntimeError) and lacking:
             if self._limits.shrink(pool.rows or self._limits.batch_size):  # no rows: the first opening
-                self._recover()
+                self._recover(f"going on {self._limits}")
                 return
             error = too_small(error)
         error = of_part(error)
         if report is None:
             raise error
         self._late = error
+
+    def _give_way(self, pool: Pool) -> bool:
+        """Have the youngest sequence give way where that frees memory; return whether it has.
+
+        Ranks have no part in it: they do not know at which of them memory ran out, and when.
+        """
+        opened = self._opened
+        if not opened or not share_memory(opened.use) or self._joint is not alone or len(pool.live) < 2:
+            return False
+        self._limits.give_way(len(pool.live))
+        key, left = pool.give_way().request.key, self._limits.live
+        self._recover(
+            f"request {key} gives its memory back to {left} others, and is read again when one of them has ended"
+        )
+        return True
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a round, whose tokens stand."""
@@ -288,7 +308,7 @@ class Engine:
         pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
-        pool.reserve = run.reserve
+        pool.reserve, pool.release = run.reserve, run.forget
         self._held.callback(run.release)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
@@ -323,11 +343,11 @@ class Engine:
         self._opened = None
         self._held.close()
 
-    def _recover(self) -> None:
-        """Free the device's memory after it ran out."""
+    def _recover(self, how: str) -> None:
+        """Free the device's memory after it ran out, and say how things go on."""
         gc.collect()
         kinds.free()
-        warnings.warn(f"the device's memory ran out: going on {self._limits}", SpecframeWarning, stacklevel=4)
+        warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
 
     def _warn_of_undrawn(self, report: RoundReport, use: Composition) -> None:
         """Name the drafter, once, if it has drawn tokens from logits that are no distribution."""
@@ -352,6 +372,11 @@ class Engine:
                 SpecframeWarning,
                 stacklevel=2,
             )
+
+
+def share_memory(use: Composition) -> bool:
+    """Return whether rows share the memory of their caches, so that one that gives way leaves its own to the others."""
+    return "paged" in use.kv.offers
 
 
 def leaves_nan(report: RoundReport) -> bool:

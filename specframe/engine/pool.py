@@ -13,11 +13,10 @@ from specframe.contracts.drafts import RoundReport, Transfer
 from specframe.contracts.engine import Clock
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
-from specframe.contracts.rows import RowMap
-from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
 from specframe.engine.blame import called
 from specframe.engine.gains import gains
+from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting import Key, Queue
 from specframe.errors import ModelError
 from specframe.text.constraints import NONE_ALLOWED
@@ -53,6 +52,10 @@ class Pool:
         self.reserve: Callable[[Sequence, int], int | None] = lambda sequence, tokens: 0
         """Told of a sequence that is admitted, and of its number of tokens; returns how many of the first are cached already, None:
         there is no room for it."""
+        self.release: Callable[[Sequence], None] = lambda sequence: None
+        """Told of a sequence that gives its room in the caches back, and has not ended."""
+        self.most: int | None = None
+        """Sequences that memory suffices for; None: for as many as there are rows."""
         self.guide: Callable[[Request], Guide | None] = lambda request: None
         """Returns the guide of a request that is given a row; None: it has no constraint."""
         self.context, self.capacity, self._device = context, capacity, device
@@ -63,21 +66,14 @@ class Pool:
         self._rounds = 0
         self._furnish(rows)
 
-    @torch.inference_mode(False)  # an inference tensor would not count who writes to it
     def _furnish(self, rows: int) -> None:
-        """Allocate the state of the rows."""
+        """Allocate the tokens of the rows."""
         self.rows = rows
-        self._row_map = RowMap(rows, anywhere=True)
-        self._batch: list[Sequence] = []
-        self._ended: list[Sequence] = []
+        self._held = TokenRows(rows, self.capacity, self._device)
         self.latest: Batch | None = None
         """The batch made last."""
-        self._tokens_RS = torch.zeros(rows, self.capacity, dtype=torch.long, device=self._device)
-        self._lengths_R = torch.zeros(rows, dtype=torch.long, device=self._device)
-        self._tokens = np.zeros((rows, self.capacity), dtype=np.int64)
-        self._lengths = np.zeros(rows, dtype=np.int64)
-        self._limits = np.zeros(rows, dtype=np.int64)
-        self._streams_R = torch.zeros(rows, dtype=torch.long, device=self._device)
+        self._under_way: list[Sequence] = []
+        self._ended: list[Sequence] = []
 
     def put_back(self, rows: int, capacity: int | None = None) -> None:
         """Continue with another number of rows. Live sequences keep their generated tokens and wait for a new row.
@@ -88,24 +84,46 @@ class Pool:
             rows: sequences that may be live at once.
             capacity: places per row; None: as many as before.
         """
-        for sequence in self.live:
-            self._keep_tokens(sequence)
-            sequence.wait()
-        self._return(self.live)
-        self.live = []
+        self._give_back(self.live)
         self.capacity = self.capacity if capacity is None else capacity
         self._furnish(rows)
 
-    def _return(self, sequences: list[Sequence]) -> None:
-        """Have sequences wait before all others, in their order."""
-        for sequence in reversed(sequences):
-            self._returned[sequence.request.key] = sequence
-            self._returned.move_to_end(sequence.request.key, last=False)
+    def preempt(self, sequence: Sequence) -> None:
+        """Have a live sequence give back its row, and its room in the caches; it waits before all others, with its tokens.
 
-    def _keep_tokens(self, sequence: Sequence) -> None:
-        """Let a live sequence hold the tokens that it has generated."""
-        if (row := self._row_map.row(sequence)) is not None:
-            sequence.token_ids = self._tokens[row, len(sequence.request.prompt_ids) : self._lengths[row]].tolist()
+        It is another sequence then, to whoever keeps data per sequence: the given one has ended. So have samples that were to start
+        from its row, which read the prompt themselves. A round that is under way with them counts for nothing.
+        """
+        self._give_back([one for one in self.live if sequence in (one, copied(one))])
+
+    def give_way(self) -> Sequence:
+        """Preempt the youngest sequence, for lack of memory, and return it.
+
+        Those of the round under way are preempted, too: the caches may have taken in a part of it. They may begin again at once.
+        """
+        youngest, begun = self.live[-1], [one for one in self.live if one in self._under_way]
+        for sequence in (youngest, *reversed(begun)):
+            if sequence in self.live:
+                self.preempt(sequence)
+        return youngest
+
+    def _give_back(self, sequences: list[Sequence]) -> None:
+        """Have live sequences wait before all others, in their order."""
+        for sequence in reversed(sequences):
+            self._leave(sequence)
+            waiting = sequence.again()
+            self.release(sequence)
+            self._returned[waiting.request.key] = waiting
+            self._returned.move_to_end(waiting.request.key, last=False)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence from the live ones; it keeps the tokens that it has generated."""
+        sequence.token_ids = self._held.generated(sequence)
+        self.live = [one for one in self.live if one is not sequence]
+        if parent := copied(sequence):
+            parent.forks -= 1
+        if self._held.row(sequence) is not None:
+            self._ended.append(sequence)
 
     def add(self, request: Request) -> None:
         """Take another request. It is seen when it has arrived, after those that arrive together with it."""
@@ -123,8 +141,9 @@ class Pool:
         """
         sequence = self._found_waiting(key) or next((one for one in self.live if one.request.key == key), None)
         if sequence in self.live:
-            self._withdraw(sequence)
-            self._ended.append(sequence)
+            orphans = [] if sequence.ready else [one for one in self.live if one.parent is sequence]
+            self._give_back(orphans)
+            self._leave(sequence)
         if sequence:
             sequence.finish("abort")
         return sequence
@@ -134,20 +153,6 @@ class Pool:
         if (request := self._queue.drop(key)) is not None:
             return Sequence(request, self.limit(request))
         return self._returned.pop(key, None)
-
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence from the live ones."""
-        self._keep_tokens(sequence)
-        self.live.remove(sequence)
-        if sequence.parent and sequence.state is State.WAITING:
-            sequence.parent.forks -= 1
-        if not sequence.ready:
-            orphans = [one for one in self.live if one.parent is sequence]
-            self.live = [one for one in self.live if one.parent is not sequence]
-            for one in orphans:
-                one.wait()
-            self._return(orphans)
-            sequence.forks = 0
 
     @property
     def requests(self) -> Iterator[Request]:
@@ -194,7 +199,8 @@ class Pool:
         reading: list[Sequence] = []
         if self.draining:
             return reading
-        for _ in range(min(count, len(self._returned) + len(self.waiting), self.rows - self._taken)):
+        most = self.rows if self.most is None else min(self.rows, self.most)
+        for _ in range(min(count, len(self._returned) + len(self.waiting), most - self._taken)):
             returned = self._returned
             sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
             sequence.guide = self.guide(sequence.request)  # what raises here leaves the request where it is
@@ -246,8 +252,8 @@ class Pool:
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
-        row = self._row_map.row(sequence)
-        return len(sequence.start_ids) if row is None else int(self._lengths[row])
+        row = self._held.row(sequence)
+        return len(sequence.start_ids) if row is None else int(self._held.lengths[row])
 
     def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
         """Return these live sequences as a batch, in adjacent rows.
@@ -261,31 +267,28 @@ class Pool:
         sequences = new if starts else sequences
         for sequence in new:
             sequence.state = State.STARTING if starts else State.READING
-        astray = sequences[0].state is State.DECODING and self._row_map.first > 0
-        if new or astray or set(map(id, sequences)) != set(map(id, self._batch)):
-            self._batch = self._row_map.order(sequences)
-            moves = self._row_map.arrange(self._batch)
-            moves.apply(self._tokens_RS, self._lengths_R, self._streams_R)
-            moves.apply_host(self._tokens, self._lengths, self._limits)
-            self._write_prompts(moves.fresh, moves.forked)
+        held = self._held
+        astray = sequences[0].state is State.DECODING and held.first > 0
+        if new or astray or set(map(id, sequences)) != set(map(id, held.batch)):
+            held.arrange(sequences)
+        self._under_way = held.batch
         for sequence in self.live:
             sequence.waited += 1
-        for sequence in self._batch:
+        for sequence in held.batch:
             sequence.waited = 0
-        rows = self._batch_rows
-        unreads = [sequence.unread for sequence in self._batch]
+        unreads = [sequence.unread for sequence in held.batch]
         unread = max(unreads)
         left = 0 if piece is None else max(0, unread - piece)
-        for sequence in self._batch:
+        for sequence in held.batch:
             sequence.unread = min(sequence.unread, left)
         self.latest = Batch(
-            self._batch,
-            self._tokens_RS[rows],
-            self._lengths_R[rows],
-            read_only(self._tokens[rows]),
-            read_only(self._lengths[rows]),
-            read_only(self._limits[rows]),
-            self._streams_R[rows],
+            held.batch,
+            held.tokens_RS[held.own],
+            held.lengths_R[held.own],
+            read_only(held.tokens[held.own]),
+            read_only(held.lengths[held.own]),
+            read_only(held.limits[held.own]),
+            held.streams_R[held.own],
             unread > 0,
             unread,
             left,
@@ -293,30 +296,6 @@ class Pool:
             np.array(unreads) if unread else None,
         )
         return self.latest
-
-    @property
-    def _batch_rows(self) -> slice:
-        """The rows of the batch."""
-        return slice(self._row_map.first, self._row_map.first + len(self._batch))
-
-    def _write_prompts(self, fresh: list[int], forked: list[int]) -> None:
-        """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
-        rows = fresh + forked
-        if not rows:
-            return
-        held = [self._batch[row - self._batch_rows.start] for row in rows]
-        for row, sequence in zip(rows, held, strict=True):
-            ids = sequence.start_ids
-            self._tokens[row, : len(ids)] = ids
-            self._lengths[row] = len(ids)
-            self._limits[row] = sequence.limit
-        streams = [sequence.request.stream for sequence in held]
-        written = np.column_stack([rows, self._lengths[rows], streams, self._tokens[rows]])
-        written_NX = on_device(written, self._tokens_RS.device)  # all in one copy
-        (rows_N, lengths_N, streams_N), tokens_NS = written_NX[:, :3].unbind(1), written_NX[:, 3:]
-        self._tokens_RS[rows_N] = tokens_NS
-        self._lengths_R[rows_N] = lengths_N
-        self._streams_R[rows_N] = streams_N
 
     def advance(
         self,
@@ -336,7 +315,7 @@ class Pool:
             stand: called after all that may fail, the rows' own stop checks too, and before anything is changed.
         """
         draft, verdict, sequences = transfer.draft, transfer.verdict, batch.sequences
-        held, before = self._tokens[self._batch_rows], batch.lengths.copy()
+        held, before = self._held.tokens[self._held.own], batch.lengths.copy()
         timed = any(sequence.request.max_time is not None for sequence in sequences)
         found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
         stand()
@@ -345,7 +324,8 @@ class Pool:
         for row, (start, ids) in enumerate(zip(before.tolist(), found.tokens, strict=True)):
             held[row, start : start + len(ids)] = ids
         gained = np.array([len(ids) for ids in found.tokens], dtype=np.int64)
-        self._lengths[self._batch_rows] += gained
+        self._held.lengths[self._held.own] += gained
+        self._under_way = []
         for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
             if drafted:
                 sequence.metrics.count(drafted, accepted)
@@ -382,10 +362,8 @@ class Pool:
         sequence = batch.sequences[row]
         if reason == "error" and sequence.guide:
             sequence.error = sequence.error or f"{called('constraint', sequence.guide.constraint)}: {NONE_ALLOWED}"
+        sequence.token_ids = self._held.generated(sequence)
         sequence.finish(reason)
-        sequence.token_ids = self._tokens[self._batch_rows][
-            row, len(sequence.request.prompt_ids) : batch.lengths[row]
-        ].tolist()
         return sequence
 
 
@@ -393,6 +371,11 @@ def read_only(view: np.ndarray) -> np.ndarray:
     """Return a view that cannot be written to: a batch is for reading."""
     view.flags.writeable = False
     return view
+
+
+def copied(sequence: Sequence) -> Sequence | None:
+    """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
+    return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
 
 
 def begin_decoding(batch: Batch) -> None:

@@ -9,6 +9,11 @@ CALM = 256
 which takes the time of a few rounds: one try in so many is not noticed."""
 
 
+CALM_FOR_ONE = 32
+"""Rounds without a lack of memory after which one sequence more is tried where sequences give way one by one: it costs the reading
+of one prompt, which takes the time of a round or two."""
+
+
 class Limits:
     """The rows and the batch size of an engine, as memory allows.
 
@@ -21,6 +26,9 @@ class Limits:
         self._rows: int | None = None
         self._most = 0
         self._calm, self._patience = 0, CALM
+        self.live: int | None = None
+        """Sequences that may be live, since others have given way; None: as many as there are rows."""
+        self._calm_live, self._patience_live = 0, CALM_FOR_ONE
 
     def of(self, rows: int) -> int:
         """Return how many of so many rows there may be."""
@@ -37,6 +45,22 @@ class Limits:
         self._calm, self._rows = 0, max(1, rows // 2)
         self.batch_size = max(1, min(self.batch_size, rows) // 2)
         return rows > 1
+
+    def give_way(self, live: int) -> None:
+        """Go on with one sequence less than so many. Each time but the first doubles the rounds to the next one more."""
+        if self.live is not None:
+            self._patience_live *= 2
+        self._calm_live, self.live = 0, live - 1
+
+    def let_in(self, rows: int, wanted: bool) -> None:
+        """Count a round; after enough of them without a lack of memory let one sequence more be live, where one waits."""
+        if self.live is None:
+            return
+        self._calm_live += 1
+        if wanted and self._calm_live >= self._patience_live:
+            self._calm_live, self.live = 0, self.live + 1
+        if self.live >= rows:
+            self.live = None
 
     def grow(self, wanted: bool) -> bool:
         """Count a round; return whether there may be more rows from now on, where they are wanted and memory has sufficed."""

@@ -54,6 +54,8 @@ class CachedModel:
         self._how, self._static, self.states = how, layout.static, how.states
         self._settled: weakref.ref[Kept] | None = None
         """The last ``Kept`` that the layout was told."""
+        self._reserved: dict[int, Sequence] = {}
+        """The sequences that the store has room for."""
         self._hidden: tuple[int, ...] = ()
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
@@ -91,8 +93,12 @@ class CachedModel:
         return self.store.first == 0
 
     def release(self) -> None:
-        """Release the cache and the CUDA graphs recorded over it."""
-        del self.store, self.layout, self.states, self._forward, self._chain
+        """Have the store release what it has room for, and let go of it and of the CUDA graphs recorded over it."""
+        try:
+            for sequence in [*self._reserved.values()]:
+                self.forget(sequence)
+        finally:
+            del self.store, self.layout, self.states, self._forward, self._chain
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
@@ -100,11 +106,19 @@ class CachedModel:
         Where hidden states are captured, or a layer keeps a state, all have to be: these are not cached.
         """
         cached = self.store.reserve(sequence, tokens)
+        if cached is not None:
+            self._reserved[id(sequence)] = sequence
         return 0 if cached is not None and (self._hidden or self.states is not None) else cached
 
     def forget(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
-        self.store.release(sequence)
+        """Forget a sequence that has ended, or gives its room back; nothing happens where there is none for it."""
+        if self._reserved.pop(id(sequence), None) is None:
+            return
+        try:
+            self.store.release(sequence)
+        except BaseException:
+            self._reserved[id(sequence)] = sequence  # it is asked once more, when it is closed
+            raise
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).

@@ -51,7 +51,8 @@ class Run:
     caches: list[CachedModel] = attrs.Factory(list)
     """The models with a cache of their own."""
     _sharing: list[CachedModel] = attrs.field(factory=list, init=False)
-    _reserved: list[Sequence] = attrs.field(factory=list, init=False)
+    _reserved: dict[int, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
+    """The sequences that all caches have made room for, and the tokens that each begins with."""
 
     def __attrs_post_init__(self) -> None:
         self.target = self.open_cache(self.runner)
@@ -84,12 +85,18 @@ class Run:
         store = (kv or self.kv).open(model.kv_shapes, self.rows, slots, model.device)
         if layout is not None:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
-            self.caches.append(CachedModel(model, store, layout(store, self.rows, slots), self.watch, how, record))
-            return self.caches[-1]
+            placed = layout(store, self.rows, slots)
+            return self._counted(CachedModel(model, store, placed, self.watch, how, record))
         if layers := model.state_layers:
             how = attrs.evolve(how, states=self._states(layers, model.device))
-        self.caches.append(self._cached(model, store, how, record))
-        return self.caches[-1]
+        return self._counted(self._cached(model, store, how, record))
+
+    def _counted(self, cached: CachedModel) -> CachedModel:
+        """Return a cache that was just opened, as one of the run's, with room for the sequences that are live."""
+        self.caches.append(cached)
+        for sequence, tokens in self._reserved.values():
+            cached.reserve(sequence, tokens)
+        return cached
 
     def _states(self, layers: Mapping[int, StateLayer], device: torch.device) -> StateStore:
         """Return a store of states: the KV backend's own, if it keeps states."""
@@ -115,29 +122,27 @@ class Run:
             and the others keep nothing of the sequence.
         """
         self.forget_finished()
-        if sequence in self._reserved:  # it waits again, as its parent was aborted before it had begun
-            self._forget([sequence])
         least = tokens - 1
-        for place, cached in enumerate(self.caches):
-            count = cached.reserve(sequence, tokens)
-            if count is None:
-                for other in self.caches[:place]:
-                    other.forget(sequence)
-                return None
-            least = min(least, count)
-        self._reserved.append(sequence)
+        with contextlib.ExitStack() as unless_all_have:
+            unless_all_have.callback(self.forget, sequence)
+            for cached in self.caches:
+                if (count := cached.reserve(sequence, tokens)) is None:
+                    return None
+                least = min(least, count)
+            unless_all_have.pop_all()
+        self._reserved[id(sequence)] = sequence, tokens
         return least
 
     def forget_finished(self) -> None:
         """Have the caches forget the sequences whose rows are no longer needed."""
-        self._forget([sequence for sequence in self._reserved if sequence.gone])
+        for sequence in [one for one, _ in self._reserved.values() if one.gone]:
+            self.forget(sequence)
 
-    def _forget(self, sequences: list[Sequence]) -> None:
-        """Have the caches forget sequences that they have made room for."""
-        self._reserved = [one for one in self._reserved if one not in sequences]
-        for sequence in sequences:
-            for cached in self.caches:
-                cached.forget(sequence)
+    def forget(self, sequence: Sequence) -> None:
+        """Have the caches forget a sequence, whose room is free then."""
+        for cached in self.caches:
+            cached.forget(sequence)
+        self._reserved.pop(id(sequence), None)
 
     def session(self) -> contextlib.ExitStack:
         """Return the context of a round, which is a session of every model."""
@@ -147,11 +152,11 @@ class Run:
             return stack.pop_all()
 
     def release(self) -> None:
-        """Let go of all caches."""
-        for cached in (*self.caches, *self._sharing):
-            cached.release()
-        self.caches.clear()
-        self._sharing.clear()
+        """Let go of all caches, whatever one of them raises."""
+        with contextlib.ExitStack() as released:
+            for cached in (*self.caches, *self._sharing):
+                released.callback(cached.release)
+            self.caches, self._sharing, self._reserved = [], [], {}
 
     @property
     def kv_bytes(self) -> int:

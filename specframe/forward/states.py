@@ -147,6 +147,7 @@ class RowStates:
         self._starts: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
         """Copies of the states that forks start with, by their parent."""
         self._fed: list[Fed] = []
+        self._arranged: list[Sequence] = []
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
 
     @property
@@ -155,6 +156,9 @@ class RowStates:
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
+        if self._fed and all(sequence.gone for sequence in self._arranged):
+            self._fed.clear()  # of a round that counts for nothing
+        self._arranged = sequences
         moves = self._row_map.arrange(sequences)
         self._rows = slice(self._row_map.first, self._row_map.first + len(sequences))
         if not (moves.sources or moves.fresh):

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import RoundReport
+from specframe.contracts.requests import Request
 from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import constant
@@ -35,7 +36,8 @@ class Logprobs(Watcher):
     """
 
     def __init__(self) -> None:
-        self._parts: weakref.WeakKeyDictionary[Sequence, list[_Part]] = weakref.WeakKeyDictionary()
+        self._parts: dict[int, list[_Part]] = {}
+        """By the identity of the request, which several sequences may have, one after the other."""
 
     def round(self, report: RoundReport) -> None:
         """Keep the values of the tokens gained in this round."""
@@ -54,11 +56,18 @@ class Logprobs(Watcher):
         for place, row in enumerate(asking):
             gained = int(report.gained[row])
             part = _Part(chosen_AT[place, :gained], top_ATN[place, :gained], top_ids_ATN[place, :gained])
-            self._parts.setdefault(report.sequences[row], []).append(part)
+            self._of(report.sequences[row].request).append(part)
+
+    def _of(self, request: Request) -> list[_Part]:
+        """Return the values of a request, which go with it."""
+        if (key := id(request)) not in self._parts:
+            self._parts[key] = []
+            weakref.finalize(request, self._parts.pop, key, None)
+        return self._parts[key]
 
     def take(self, sequence: Sequence) -> Values:
         """Return a finished sequence's log-probabilities and those of its most likely tokens, and forget them."""
-        count, parts = sequence.request.logprobs, self._parts.pop(sequence, [])
+        count, parts = sequence.request.logprobs, self._parts.pop(id(sequence.request), [])
         if sequence.logprobs is not None:
             return sequence.logprobs
         if count is None or not parts:

@@ -54,11 +54,15 @@ class Accounts:
         self._numbers = itertools.count()
 
     def account(self, sequence: Sequence) -> Account:
-        """Return a sequence's account; a new sequence's account is made from its request."""
-        if id(sequence) not in self._accounts:
-            request = sequence.request
+        """Return a sequence's account; a new sequence's account is made from its request.
+
+        One that goes on in the place of another, which has given its row back, has that one's account.
+        """
+        request = sequence.request
+        known = self._accounts.get(id(request))
+        if known is None or (known.sequence is not sequence and known.sequence.finish_reason is not None):
             prompt = list(request.prompt_ids)
-            self._accounts[id(sequence)] = Account(
+            known = self._accounts[id(request)] = Account(
                 next(self._numbers),
                 sequence,
                 request.index,
@@ -68,7 +72,9 @@ class Accounts:
                 sequence.limit,
                 self.account(sequence.parent).number if sequence.parent else None,
             )
-        return self._accounts[id(sequence)]
+        if known.sequence.finished:
+            known.sequence = sequence
+        return known
 
     def numbered(self, numbers: set[int]) -> list[Account]:
         """Return the accounts of these numbers."""

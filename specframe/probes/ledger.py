@@ -72,7 +72,8 @@ class CheckedModel(CachedModel):
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence in the ledger, too."""
-        self._ledger.names.release(sequence)
+        if id(sequence) in self._reserved:
+            self._ledger.names.release(sequence)
         super().forget(sequence)
 
     def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:

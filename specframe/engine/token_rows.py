@@ -1,0 +1,81 @@
+"""The tokens of live sequences, a row each, on the device and on the host.
+
+Tensor names carry their shape: R all rows, S places of a row, N rows that are written, X columns sent in one copy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specframe.contracts.round import Sequence
+from specframe.contracts.rows import RowMap
+from specframe.devices.kinds import on_device
+
+
+class TokenRows:
+    """Tokens, lengths, limits and random streams of the rows; what is on the device has a copy on the host.
+
+    Args:
+        rows: how many there are.
+        capacity: places per row.
+        device: of the target.
+    """
+
+    @torch.inference_mode(False)  # an inference tensor would not count who writes to it
+    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
+        self._row_map = RowMap(rows, anywhere=True)
+        self.batch: list[Sequence] = []
+        """The sequences arranged last, whose rows are adjacent."""
+        self.tokens_RS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
+        self.lengths_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self.streams_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self.tokens = np.zeros((rows, capacity), dtype=np.int64)
+        self.lengths = np.zeros(rows, dtype=np.int64)
+        self.limits = np.zeros(rows, dtype=np.int64)
+
+    @property
+    def first(self) -> int:
+        """The batch's first row."""
+        return self._row_map.first
+
+    @property
+    def own(self) -> slice:
+        """The rows of the batch."""
+        return slice(self.first, self.first + len(self.batch))
+
+    def row(self, sequence: Sequence) -> int | None:
+        """Return the row of a sequence; None: it never had one."""
+        return self._row_map.row(sequence)
+
+    def generated(self, sequence: Sequence) -> list[int]:
+        """Return the tokens that a sequence has generated: those in its row, or without one those it began with."""
+        if (row := self.row(sequence)) is None:
+            return sequence.token_ids
+        return self.tokens[row, len(sequence.request.prompt_ids) : self.lengths[row]].tolist()
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Make these sequences the batch, in the order that moves the fewest rows."""
+        self.batch = self._row_map.order(sequences)
+        moves = self._row_map.arrange(self.batch)
+        moves.apply(self.tokens_RS, self.lengths_R, self.streams_R)
+        moves.apply_host(self.tokens, self.lengths, self.limits)
+        self._write_prompts(moves.fresh + moves.forked)
+
+    def _write_prompts(self, rows: list[int]) -> None:
+        """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
+        if not rows:
+            return
+        held = [self.batch[row - self.first] for row in rows]
+        for row, sequence in zip(rows, held, strict=True):
+            ids = sequence.start_ids
+            self.tokens[row, : len(ids)] = ids
+            self.lengths[row] = len(ids)
+            self.limits[row] = sequence.limit
+        streams = [sequence.request.stream for sequence in held]
+        written = np.column_stack([rows, self.lengths[rows], streams, self.tokens[rows]])
+        written_NX = on_device(written, self.tokens_RS.device)  # all in one copy
+        (rows_N, lengths_N, streams_N), tokens_NS = written_NX[:, :3].unbind(1), written_NX[:, 3:]
+        self.tokens_RS[rows_N] = tokens_NS
+        self.lengths_R[rows_N] = lengths_N
+        self.streams_R[rows_N] = streams_N
