@@ -25,7 +25,7 @@ from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
 from specframe.engine import blame, guard
-from specframe.engine.guards.calls import RUNNING
+from specframe.engine.guards.calls import RUNNING, longest_running
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
@@ -812,7 +812,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
 
     class Curious(fakes.ScriptedDrafter):
         def propose(self, batch: Batch, budget: Budget) -> Draft:
-            now = RUNNING.now
+            now = longest_running()
             assert now is not None
             seen.append((blame.called(now[0].kind, now[0]).partition(".")[0], now[1]))
             if budget.depth:
@@ -822,7 +822,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
     with pytest.raises(ContractError, match="enough"):
         harness.decode(harness.pipeline(TARGET, Curious([[1] * 9]), draft_length=3), harness.requests([[5, 6]], 4))
     assert {member for _, member in seen} == {"propose"}
-    assert RUNNING.now is None
+    assert longest_running() is None
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("none"), SystemExit(3), KeyError("lost")], ids=repr)
@@ -847,9 +847,9 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     now = 0.0
     dog = watchdog.Watchdog(lambda: now)
     running = guard.guard("drafter", registry().make("drafter", "prompt-lookup"))
-    monkeypatch.setitem(RUNNING._calls, 0, None)
+    monkeypatch.setitem(RUNNING, 0, None)
     assert dog.look() is None
-    monkeypatch.setitem(RUNNING._calls, 0, (running, "propose", 5.0))
+    monkeypatch.setitem(RUNNING, 0, (running, "propose", 5.0))
     now = 5.0 + watchdog.PATIENCE - 1
     assert dog.look() is None
     now += 1
@@ -857,7 +857,7 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
         "specframe: drafter 'prompt-lookup' of specframe-std: propose() has been running for 60 s; Ctrl-C ends the run"
     )
     assert [dog.look(), dog.look()] == [said, None]
-    monkeypatch.setitem(RUNNING._calls, 0, (running, "propose", now))
+    monkeypatch.setitem(RUNNING, 0, (running, "propose", now))
     assert dog.look() is None
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import Gemma3Config, LlavaConfig, PreTrainedModel, Qwen3Config
 
 from specframe.contracts.requests import Result
-from specframe.engine.guards.calls import RUNNING
+from specframe.engine.guards.calls import longest_running
 from specframe.forward import compiled, ongoing, rope
 from specframe.forward.runner import ModelRunner
 from specframe.testing import harness, zoo
@@ -53,18 +53,6 @@ def side_by_side(model: PreTrainedModel, *tasks: Callable[[], Any]) -> list[Any]
         return [future.result() for future in [pool.submit(run, task) for task in tasks]]
 
 
-@contextlib.contextmanager
-def written_to(owner: type, name: str) -> Iterator[list[Any]]:
-    """Note the values written to a property of a class's objects inside the block."""
-    usual, values = getattr(owner, name), list[Any]()
-    noting = property(usual.fget, lambda one, value: (values.append(value), usual.fset(one, value))[1])
-    setattr(owner, name, noting)
-    try:
-        yield values
-    finally:
-        delattr(owner, name)
-
-
 @pytest.fixture
 def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch.compile run the graphs it finds."""
@@ -98,7 +86,7 @@ def test_pipelines_do_not_see_each_other(ways: tuple[dict[str, str], dict[str, s
     ]
     for requests, results in zip(asked, side_by_side(target, *tasks), strict=True):
         harness.assert_exact(target, requests, results)
-    assert RUNNING.now is None
+    assert longest_running() is None
     assert target.config._attn_implementation == "sdpa"
     assert all("forward" not in vars(module) for module in target.modules())
 
@@ -211,16 +199,35 @@ def test_a_model_in_training_goes_back_after_the_last() -> None:
     assert all(module.training for module in target.modules())
 
 
-def test_configurations_are_written_once_a_round_and_are_their_own_between_rounds() -> None:
+def test_configurations_are_written_once_a_round_and_are_their_own_between_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A round of five forwards changes two configurations, and whoever looks between two rounds finds them unchanged."""
-    target = zoo.build("qwen3")
-    draft = zoo.good_draft(target)
-    with written_to(type(target.config), "_attn_implementation") as values:
-        pipe = harness.pipeline(target, draft, batch_size=2, draft_length=4)
-        chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
-        next(chunks), next(chunks)
-        values.clear()
-        next(chunks)
-        assert values == [ongoing.NAME] * 2 + ["sdpa"] * 2
-        assert pipe.target_model.config._attn_implementation == "sdpa"
-        list(chunks)
+    target, usual, values = zoo.build("qwen3"), ongoing.write, list[Any]()
+    pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=4)
+    chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
+    next(chunks), next(chunks)
+    monkeypatch.setattr(ongoing, "write", lambda owner, name, value: (values.append(value), usual(owner, name, value)))
+    next(chunks)
+    assert values == [ongoing.NAME] * 2 + ["sdpa"] * 2
+    assert pipe.target_model.config._attn_implementation == "sdpa"
+    list(chunks)
+
+
+@pytest.mark.parametrize("made", [Qwen3Config, Gemma3Config, LlavaConfig])
+def test_a_configuration_is_read_and_written_as_attributes_are(made: type) -> None:
+    """What is written without transformers' own way is what that writes, in the configurations within as well."""
+
+    def held(config: Any) -> list[str]:
+        return [
+            config._attn_implementation,
+            *(getattr(config, name)._attn_implementation for name in config.sub_configs),
+        ]
+
+    ours, theirs = made(), made()
+    ours._attn_implementation = theirs._attn_implementation = "eager"
+    assert ongoing.read(ours, "_attn_implementation") == "eager"
+    ongoing.write(ours, "_attn_implementation", "sdpa")
+    theirs._attn_implementation = "sdpa"
+    assert held(ours) == held(theirs) == ["sdpa"] * len(held(ours))
+    assert ongoing.read(ours, "_attn_implementation") == "sdpa"

@@ -25,14 +25,13 @@ class Watchdog:
 
     def look(self) -> str | None:
         """Return a line on the current call if it has taken long and was not reported yet."""
-        guard = sys.modules.get(
-            "specframe.engine.guards.guard"
-        )  # not imported here, since it imports torch; absent until something decodes
-        now = guard.RUNNING.now if guard else None
-        if guard is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
+        # not imported here, since they import torch; absent until something decodes
+        calls, blame = (sys.modules.get(f"specframe.engine.{name}") for name in ("guards.calls", "blame"))
+        now = calls.longest_running() if calls else None
+        if blame is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
             return None
         self._told = now
-        whose = guard.called(now[0].kind, now[0])
+        whose = blame.called(now[0].kind, now[0])
         return f"specframe: {whose}: {now[1]}() has been running for {PATIENCE:.0f} s; Ctrl-C ends the run"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Rows
 from typing import cast
 
 import attrs
+import torch
 
 from specframe.contracts.drafts import Check, Outcome, RoundReport
 from specframe.contracts.engine import Agrees, Clock, RankedExecutor
@@ -194,7 +195,7 @@ class Engine:
         try:
             with self._joint() as stand, self._context(self._groups.current):
                 try:
-                    with self._running(pool) as opened:
+                    with self._running(pool) as opened, torch.inference_mode():
                         if (decoded := self._round(pool, opened, stand)) is not None:
                             report, outcome = decoded
                             loop.learn(outcome, opened.use.drafter, self._watch)

@@ -36,7 +36,6 @@ NOTHING = Budget(0)
 """The budget of rounds that draft nothing: they read prompts, or start from others' rows."""
 
 
-@torch.inference_mode()
 def step(
     pool: Pool,
     use: Composition,
@@ -100,7 +99,6 @@ def step(
     return report, Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended())
 
 
-@torch.inference_mode()
 def learn(outcome: Outcome, drafter: Drafter, watch: Watch) -> None:
     """Tell the drafter of a round, which has been taken over by then. A drafter that raises has missed it, and is started anew."""
     with watch.stage("draft"):

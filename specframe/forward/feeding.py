@@ -117,7 +117,7 @@ class Feeder:
         compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
         cache = StoreCache(store, extent, self.dense, unpadded, numbers)
         shown = Unwritten(extent) if compiles else cache
-        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded)
+        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
         with compiling(), running(self.config, state, self.interface):
             output = self.module(
                 input_ids=ids_BT,

@@ -22,6 +22,10 @@ from specframe.contracts.attention import Attend
 NAME = "specframe"
 """The name of our attention function among transformers' attention implementations."""
 
+HELD = {"_attn_implementation": "_attn_implementation_internal"}
+"""The entries of a configuration's ``__dict__`` that hold properties. Reading and writing these goes through some fifty calls of
+transformers, in every round."""
+
 
 @attrs.frozen(eq=False)
 class Ongoing:
@@ -35,6 +39,8 @@ class Ongoing:
     """The functions called in the place of modules' own ``forward``."""
     unpadded: Any = None
     """The :class:`specframe.forward.unpadded.Unpadded` of tokens laid in one row; None: they are a rectangle."""
+    repeated: list[torch.Tensor] | None = None
+    """The mask of the latest layer, and the same for the heads that share keys; None: outside of forwards."""
 
 
 ONGOING: ContextVar[Ongoing] = ContextVar("specframe.forward", default=Ongoing())  # noqa: B039 - it is never written to
@@ -71,8 +77,7 @@ def owned(owners: Iterable[Any], name: str) -> list[Any]:
     """Return the values of an attribute that objects have outside of forwards."""
     with _lock:
         return [
-            getattr(owner, name) if (change := _changes.get((id(owner), name))) is None else change.own
-            for owner in owners
+            read(owner, name) if (change := _changes.get((id(owner), name))) is None else change.own for owner in owners
         ]
 
 
@@ -94,13 +99,33 @@ def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterat
                 _restore(owner, name)
 
 
+def read(owner: Any, name: str) -> Any:
+    """Return the value of an attribute, as it is now."""
+    held, key = object.__getattribute__(owner, "__dict__"), HELD.get(name)
+    return held[key] if key in held else getattr(owner, name)
+
+
+def write(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute, as ``setattr`` does."""
+    held, key = object.__getattribute__(owner, "__dict__"), HELD.get(name)
+    if key in held and not type(owner).sub_configs:  # which are written to as well
+        held[key] = value
+    else:
+        setattr(owner, name, value)
+
+
 def _change(owner: Any, name: str, value: Callable[[Any], Any]) -> None:
     change = _changes.get((id(owner), name))
     if change is None:
-        inherited = name not in vars(owner) and not isinstance(getattr(type(owner), name, None), property)
-        change = _changes[id(owner), name] = _Change(getattr(owner, name), inherited)
-        setattr(owner, name, value(owner))
+        inherited = name not in HELD and name not in vars(owner) and not is_property(owner, name)
+        change = _changes[id(owner), name] = _Change(read(owner, name), inherited)
+        write(owner, name, value(owner))
     change.users += 1
+
+
+def is_property(owner: Any, name: str) -> bool:
+    """Return whether an attribute is a property."""
+    return isinstance(getattr(type(owner), name, None), property)
 
 
 def _restore(owner: Any, name: str) -> None:
@@ -112,7 +137,7 @@ def _restore(owner: Any, name: str) -> None:
     if change.inherited:
         delattr(owner, name)
     else:
-        setattr(owner, name, change.own)
+        write(owner, name, change.own)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -32,19 +32,33 @@ class Stopwatch(Watcher):
         self._stages: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
         self._slices: deque[tuple[str, Event, Event]] = deque()
-        self._mark: float | Event = 0.0
+        self._mark = 0.0
+        """The host's time at the latest begin or end of a stage."""
+        self._latest: Event | None = None
+        """The device's, where it has events."""
         self._round_started: float | None = None
 
     def enter(self, stage: str) -> None:
         """Pause the surrounding stage and start this one."""
+        now = time.perf_counter()
         if self._round_started is None:
-            self._round_started = time.perf_counter()
-        self._cut(self._open[-1] if self._open else None)
+            self._round_started = now
+        outer = self._open[-1] if self._open else None
+        if self._event is not None:
+            self._cut(self._event, outer)
+        elif outer is not None:
+            self._stages[outer] += now - self._mark
+        self._mark = now
         self._open.append(stage)
 
     def leave(self, stage: str) -> None:
         """Stop this stage and resume the surrounding stage."""
-        self._cut(self._open.pop())
+        now, stage = time.perf_counter(), self._open.pop()
+        if self._event is not None:
+            self._cut(self._event, stage)
+        else:
+            self._stages[stage] += now - self._mark
+        self._mark = now
 
     def round(self, report: RoundReport) -> None:
         """Add up the round and read the marks that have passed."""
@@ -76,19 +90,13 @@ class Stopwatch(Watcher):
             self._read(*self._slices.popleft())
         return {stage: seconds for stage, seconds in self._stages.items() if stage != ELSEWHERE}
 
-    def _cut(self, stage: str | None) -> None:
-        """End the slice of time since the last mark, which belongs to ``stage``, and set a new mark."""
-        now: float | Event
-        if self._event is not None:
-            now = self._event()
-            now.record()
-            if stage is not None and not isinstance(self._mark, float):
-                self._slices.append((stage, self._mark, now))
-        else:
-            now = time.perf_counter()
-            if stage is not None and isinstance(self._mark, float):
-                self._stages[stage] += now - self._mark
-        self._mark = now
+    def _cut(self, event: Callable[[], Event], stage: str | None) -> None:
+        """End the device's slice of time since the last event, which belongs to ``stage``, with a new event."""
+        now = event()
+        now.record()
+        if stage is not None and self._latest is not None:
+            self._slices.append((stage, self._latest, now))
+        self._latest = now
 
     def _read(self, stage: str, start: Event, end: Event) -> None:
         self._stages[stage] += start.elapsed_time(end) / 1000

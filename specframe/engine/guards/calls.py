@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
-
-import attrs
 
 from specframe.devices.memory import out_of_memory
 from specframe.errors import SpecframeError
@@ -14,30 +11,14 @@ Call = tuple[Any, str, float]
 """A call of a strategy: its guard, the member, and since when (seconds of ``time.monotonic``)."""
 
 
-@attrs.define
-class Running:
-    """The calls of strategies that are under way, the innermost one of each thread."""
-
-    _calls: dict[int, Call | None] = attrs.Factory(dict)
-
-    @property
-    def now(self) -> Call | None:
-        """The call that has run longest; None: no call is under way."""
-        return min((call for call in [*self._calls.values()] if call), key=lambda call: call[2], default=None)
-
-    def put(self, call: Call | None) -> Call | None:
-        """Make a call this thread's, None when the thread is in none; return the call that the thread was in before.
-
-        Every call of a strategy passes here twice, so nothing is locked or compared: one entry of a dictionary is one thread's.
-        """
-        thread = threading.get_ident()
-        outer = self._calls.get(thread)
-        self._calls[thread] = call
-        return outer
+RUNNING: dict[int, Call | None] = {}
+"""The calls of strategies that are under way, the innermost one of each thread; None: the thread is in none. Every call is entered
+here: nothing is locked, as one entry is one thread's."""
 
 
-RUNNING = Running()
-"""The calls of this process, for whoever wants to tell where a run hangs."""
+def longest_running() -> Call | None:
+    """Return the call that has run longest, for whoever wants to tell where a run hangs; None: no call is under way."""
+    return min((call for call in [*RUNNING.values()] if call), key=lambda call: call[2], default=None)
 
 
 def passes(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -43,7 +44,9 @@ class Guard(Wrapper):
 
     def _watched(self, member: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the strategy's; what it raises becomes a sentence."""
-        outer = RUNNING.put((self, member, time.monotonic()))
+        thread = threading.get_ident()
+        outer = RUNNING.get(thread)
+        RUNNING[thread] = self, member, time.monotonic()
         try:
             return function(*arguments)
         except (Exception, SystemExit) as error:  # a stranger's method may raise anything
@@ -52,7 +55,7 @@ class Guard(Wrapper):
             owner, member = part_of(error) or (self, member)
             raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
         finally:
-            RUNNING.put(outer)
+            RUNNING[thread] = outer
 
     def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
         """Call a member that is handed a batch, which it must not write to."""

@@ -74,14 +74,22 @@ def attend(
     elif attention_mask is None or biased:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     else:
-        output = masked(query, key, value, attention_mask, scaling)
+        output = masked(query, key, value, attention_mask, scaling, state.repeated)
     return (output if laid is None else laid.row(output)), None
 
 
 def masked(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None,
+    repeated: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return what (B, H, T, D) queries attend to under an additive mask, (B, T, H, D)."""
+    """Return what (B, H, T, D) queries attend to under an additive mask, (B, T, H, D).
+
+    ``repeated`` is that of :func:`for_heads`.
+    """
     rows, heads, length, size = query.shape
     shared = heads // key.shape[1]
     if shared > 1:
@@ -89,9 +97,26 @@ def masked(
         if attention_mask.shape[1] > 1:
             attention_mask = attention_mask.reshape(rows, key.shape[1], shared * length, -1)
         elif length > 1:  # a single query's mask row holds for all that share the head
-            attention_mask = attention_mask.repeat(1, 1, shared, 1)
+            attention_mask = for_heads(attention_mask, shared, repeated)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
     return output.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous()
+
+
+def for_heads(mask: torch.Tensor, shared: int, repeated: list[torch.Tensor] | None) -> torch.Tensor:
+    """Return a mask (B, 1, T, S) for queries of the heads that share a key head, (B, 1, shared * T, S).
+
+    Args:
+        mask: of a layer.
+        shared: the number of these heads.
+        repeated: the mask of the layer before, and what was returned for it, which is used again for the same mask. Both become
+            this one's. None: outside of our forwards nothing is kept.
+    """
+    if repeated and repeated[0] is mask and repeated[1].shape[2] == shared * mask.shape[2]:
+        return repeated[1]
+    made = mask.repeat(1, 1, shared, 1)
+    if repeated is not None:
+        repeated[:] = mask, made
+    return made
 
 
 AttentionInterface.register(NAME, attend)
