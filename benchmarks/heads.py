@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specframe import Pipeline
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.models.loading import pick_device, pick_dtype
 from specframe.observe.watch import Watcher
 

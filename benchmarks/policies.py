@@ -30,7 +30,8 @@ from grow import PAIRS, load_pair
 from specframe_std.policies.goodput import Goodput
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.observe.watch import Watcher
 

@@ -27,7 +27,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specframe.contracts.drafts import RoundReport, Transfer
+from specframe.contracts.drafts import Transfer
+from specframe.contracts.reports import RoundReport
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watcher
 from specframe.testing import harness, zoo

@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.forward import unpadded

@@ -1,7 +1,7 @@
 """An observer that prints every round: how long each row was, and how many draft tokens stood."""
 
 from specframe import Pipeline
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.observe.watch import Watcher
 
 

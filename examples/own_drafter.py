@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from specframe import Pipeline
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Engine
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks

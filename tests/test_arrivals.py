@@ -10,7 +10,7 @@ from specframe_lab.arrivals import arrival_times, poisson
 from specframe_lab.comparison.figures import percentiles
 from specframe_lab.comparison.gauges import Waits
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool

@@ -19,7 +19,7 @@ from workers_objects import Failing
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
 from specframe.contracts.constraints import Drafted, packed
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine

@@ -10,7 +10,7 @@ import attrs
 import pytest
 from specframe_std.kv.slab import Slab
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock

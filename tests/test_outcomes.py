@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.engine.arrivals import HandClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specframe.contracts.rows import Moves
 from specframe.plugins.registry import registry
+from specframe.rows import Moves
 from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 

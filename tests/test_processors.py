@@ -14,8 +14,7 @@ import torch
 from transformers import generation as hf
 
 from specframe import Pipeline, Sampling
-from specframe.contracts.plan import Plan
-from specframe.contracts.requests import Request
+from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.testing import fakes

@@ -13,7 +13,7 @@ import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.engine import engine as engine_module
 from specframe.engine.arrivals import HandClock

@@ -9,9 +9,9 @@ from transformers import DynamicCache
 
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Kept
-from specframe.contracts.rows import RowMap
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
+from specframe.rows import RowMap
 from specframe.testing import conformance, fakes, harness, zoo
 
 pytest_plugins = ["pytester"]

@@ -10,7 +10,8 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe.contracts.constraints import Drafted
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.testing.constraints import DigitSum

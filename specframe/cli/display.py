@@ -14,7 +14,7 @@ from rich.text import Text
 from specframe.cli.progress import progress_bar
 from specframe.cli.results import Record
 from specframe.cli.tables import show_table
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
 from specframe.observe.watch import Watcher
 from specframe.text.prompts import Prompt

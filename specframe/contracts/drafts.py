@@ -1,4 +1,4 @@
-"""Drafts, their verdicts, the transfer of both to the host, and the reports of rounds.
+"""Drafts, their verdicts, and the transfer of both to the host.
 
 Tensor names carry their shape: B rows, N nodes of a draft, K nodes of its longest path, T tokens fed or scored per row,
 V vocabulary, D size of a hidden state.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.round import Batch, Kept, Sequence
+from specframe.contracts.round import Kept
 from specframe.devices import kinds
 
 SAME_NUMBERS = attrs.cmp_using(eq=np.array_equal)
@@ -261,7 +261,7 @@ class Transfer:
         """The numbers on the host."""
         verdict = self.verdict
         if kinds.of(verdict.accepted_B.device).queues:
-            numbers = Numbers(**self._copied())
+            numbers = Numbers(**kinds.on_host({name: part for name, part in self._parts().items() if part is not None}))
         else:
             counts_B, undecided_BT, undrawn_B = self.draft.counts_B, self.undecided_BT, self.undrawn_B
             numbers = Numbers(
@@ -276,30 +276,16 @@ class Transfer:
             self.check(self, numbers)
         return numbers
 
-    def _copied(self) -> dict[str, np.ndarray]:
-        """Return the numbers by their names, brought from the device in one copy."""
-        parts = {name: part for name, part in self._parts().items() if part is not None}
-        columns_B = [part[:, None] if part.ndim == 1 else part for part in parts.values()]
-        packed = torch.cat(columns_B, dim=1).cpu().numpy()
-        copied, end = {}, 0
-        for (name, part), column_B in zip(parts.items(), columns_B, strict=True):
-            start, end = end, end + column_B.shape[1]
-            copied[name] = packed[:, start] if part.ndim == 1 else packed[:, start:end]
-        for name in ("undecided", "undrawn"):
-            if name in copied:
-                copied[name] = copied[name].astype(bool)
-        return copied
-
     def _parts(self) -> dict[str, torch.Tensor | None]:
         """Return the tensors of all numbers, and of those that guards check where they do so."""
-        draft, verdict, undecided_BT = self.draft, self.verdict, self.undecided_BT
+        draft, verdict = self.draft, self.verdict
         parts: dict[str, torch.Tensor | None] = {
             "accepted": verdict.accepted_B,
             "tokens": verdict.tokens_BT,
             "path": verdict.path_BT,
             "counts": draft.counts_B,
-            "undecided": None if undecided_BT is None else undecided_BT.to(torch.long),
-            "undrawn": None if self.undrawn_B is None else self.undrawn_B.to(torch.long),
+            "undecided": self.undecided_BT,
+            "undrawn": self.undrawn_B,
         }
         if self.check:
             parts["judged"] = self.judged.accepted_B
@@ -312,97 +298,3 @@ class Transfer:
 
 Check = Callable[[Transfer, Numbers], None]
 """Checks the numbers of a transfer."""
-
-
-@attrs.frozen(eq=False)
-class Outcome:
-    """A finished round for drafters, told when its tokens stand; also a piece of a prompt that the target has read."""
-
-    batch: Batch
-    """The rows after the round, with the tokens that stand. On the device those that have ended may be longer than they are."""
-    draft: Draft
-    scores: Scores
-    transfer: Transfer | None
-    """The verdict, with its numbers on the host; None: a piece of a prompt was read, and more of it is to come."""
-    lengths: np.ndarray
-    """Lengths before the round, (B,)."""
-    ended: list[Sequence]
-    """The sequences that have finished, stopped or were aborted since the outcome before, of those that had a row. Samples may yet
-    start from the row of one that is not ``gone``."""
-
-    @property
-    def before(self) -> Batch:
-        """The rows with the lengths that they had before the round, which the draft and the scores follow."""
-        if self.transfer is None:
-            return self.batch
-        lengths_B = self.batch.lengths_B - self.transfer.verdict.accepted_B - 1
-        return attrs.evolve(self.batch, lengths_B=lengths_B, lengths=self.lengths)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict that stands; None: a piece of a prompt was read."""
-        return None if self.transfer is None else self.transfer.verdict
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Progress:
-    """A finished round as its rows gained by it, all on the host. Arrays and lists have one entry per row.
-
-    This is what clients of an engine are told, wherever it decodes.
-    """
-
-    number: int
-    """Number of the round, from 1."""
-    sequences: list[Sequence]
-    prefill: bool
-    """Whether the round read prompts."""
-    lengths: np.ndarray
-    """Lengths before the round."""
-    depth: int
-    """Nodes of the draft's longest path."""
-    drafted: np.ndarray
-    """Number of real draft tokens of each row, up to the row's limit."""
-    accepted: np.ndarray
-    """Number of accepted draft tokens that were committed."""
-    gained: np.ndarray
-    """Number of tokens that each row gained, cut at its stop."""
-    tokens: list[list[int]]
-    """The tokens that each row gained."""
-    finished: list[Sequence]
-    """The sequences that the round has ended."""
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class RoundReport(Progress):
-    """A finished round for observers: its progress and, where this process has decoded it, the detail."""
-
-    transfer: Transfer | None = None
-    """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
-    starts: bool = False
-    """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
-    logits_BTV: torch.Tensor | None = None
-    """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
-    them."""
-    scores_BTV: torch.Tensor | None = None
-    """The logits after each row's processors."""
-
-    @property
-    def detail(self) -> Transfer:
-        """The transfer of a round that this process has decoded.
-
-        Raises:
-            LookupError: another process has decoded it.
-        """
-        if self.transfer is None:
-            raise LookupError("the report has no draft and no verdict, since another process has decoded the round")
-        return self.transfer
-
-    @property
-    def draft(self) -> Draft:
-        """The round's draft; raises as :attr:`detail` does."""
-        return self.detail.draft
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict that stands; raises as :attr:`detail` does."""
-        return self.detail.verdict

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Progress
 from specframe.contracts.job import Job
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
@@ -71,37 +71,17 @@ class Agrees(Protocol):
         """Return rank 0's value, on every rank. The engine asks where ranks could part: by a clock, or by what was measured."""
 
 
-class Options(Protocol):
-    """The options of a run. An executor hands them on to an engine as they are, or with other values (``attrs.evolve``)."""
-
-    @property
-    def device(self) -> str:
-        """The device asked for, by name."""
-
-    @property
-    def bitwise(self) -> bool:
-        """Whether logits have to be the same to the bit whatever the batch."""
-
-    @property
-    def graphs(self) -> str:
-        """Whether forwards are recorded: "on", "off" or "auto"."""
-
-    @property
-    def layers(self) -> str:
-        """How decoder layers are run, as :attr:`specframe.contracts.model.How.layers` says."""
-
-
 class Executor(Agrees, Protocol):
     """Decides in which processes the models of a run are, and on which devices.
 
     Where several processes decode the same rows, each is a rank: it has an engine of its own, and all take the same steps.
     """
 
-    def open(self, recipe: Options, parts: object, observers: Rows[Observer], clock: Clock) -> Engine:
+    def open(self, recipe: object, parts: object, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return an engine without requests.
 
         Args:
-            recipe: the options of the run.
+            recipe: the options of the run, to be handed on as they are or with other values (``attrs.evolve``).
             parts: the models, tokenizers and strategies that they stand for, as this process has them, to be handed on.
             observers: objects that are told about every round.
             clock: tells when requests arrive, and when their time is up.
@@ -111,7 +91,7 @@ class Executor(Agrees, Protocol):
 class ElsewhereExecutor(Executor, Protocol):
     """An executor that runs models in other processes than the one whose prompts they decode. It offers "elsewhere"."""
 
-    def home(self, recipe: Options) -> Options:
+    def home(self, recipe: object) -> object:
         """Return the options of the parts of this process, which make requests of prompts; asked before anything is loaded.
 
         Raises:
@@ -122,7 +102,7 @@ class ElsewhereExecutor(Executor, Protocol):
 class LoadingExecutor(Executor, Protocol):
     """An executor that decides how models are loaded; those of others are whole, on the device asked for. It offers "loading"."""
 
-    def device(self, recipe: Options) -> torch.device:
+    def device(self, recipe: object) -> torch.device:
         """Return the device of this process's models.
 
         Raises:
@@ -169,12 +149,9 @@ class RankedExecutor(Executor, Protocol):
 
 
 class MappingExecutor(Executor, Protocol):
-    """An executor that decodes data sets of a library as a whole, for ``Pipeline.map``. It offers "datasets".
+    """An executor that decodes data sets as a whole, for ``Pipeline.map``, which loads no model. It offers "datasets"."""
 
-    A pipeline with one loads no model before it is asked for one.
-    """
-
-    def map(self, recipe: Options, dataset: Any, max_new_tokens: int, sampling: object, chat: bool) -> Any:
+    def map(self, recipe: object, dataset: Any, max_new_tokens: int, sampling: object, chat: bool) -> Any:
         """Return a data set of the same library, with the columns of results beside those of the one given.
 
         Args:
@@ -193,11 +170,7 @@ class FilesExecutor(Executor, Protocol):
     """An executor that decodes files of prompts as a whole, for ``specframe run``. It offers "files"."""
 
     def decode_files(self, job: Job) -> tuple[int, int, Mapping[str, Any]]:
-        """Decode what a job asks for, and tell its ``progress``.
-
-        Returns:
-            The number of rows, the number of those now decoded that failed, and the run's figures by name.
-        """
+        """Decode a job; return the number of rows, of those now decoded that failed, and the run's figures by name."""
 
 
 ABILITIES: Mapping[str, type] = {

@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 
 from specframe.contracts.cache import KVStore
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.layout import Layout
 from specframe.contracts.pool import Pool
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -212,6 +212,17 @@ def on_device(values: Any, device: torch.device) -> torch.Tensor:
     """
     made = torch.from_numpy(np.array(values, dtype=np.int64))  # a copy: the caller's array may change meanwhile
     return made if device.type == "cpu" else of(device).pinned(made).to(device, non_blocking=True)
+
+
+def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Return whole numbers and truth values of a device, (B,) or (B, N) each, as arrays of the host, brought in one copy."""
+    columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]
+    copied = torch.cat(columns_B, dim=1).cpu().numpy()
+    ends = np.cumsum([column_B.shape[1] for column_B in columns_B])
+    return {
+        name: found.reshape(part.shape).astype(bool if part.dtype == torch.bool else np.int64, copy=False)
+        for (name, part), found in zip(parts.items(), np.split(copied, ends[:-1], axis=1), strict=True)
+    }
 
 
 def constant(values: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
 from specframe.devices.memory import with_room
 from specframe.drop_in.call import Call

@@ -11,7 +11,7 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.drop_in.call import Call
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specframe.contracts.drafts import Progress
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Chunk
 from specframe.contracts.round import Sequence
 from specframe.engine.results import Results

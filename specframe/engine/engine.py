@@ -13,8 +13,9 @@ from typing import cast
 import attrs
 import torch
 
-from specframe.contracts.drafts import Check, Outcome, RoundReport
+from specframe.contracts.drafts import Check
 from specframe.contracts.engine import Agrees, Clock, RankedExecutor
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
 
-from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Engine
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request, Result
 from specframe.engine.results import Results
 from specframe.errors import PromptError

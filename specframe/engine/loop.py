@@ -10,17 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from specframe.contracts.drafts import (
-    Budget,
-    Check,
-    Draft,
-    Outcome,
-    RoundReport,
-    Scores,
-    Transfer,
-    Verdict,
-    along,
-)
+from specframe.contracts.drafts import Budget, Check, Draft, Scores, Transfer, Verdict, along
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch
 from specframe.contracts.run import CachedModel

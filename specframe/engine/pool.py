@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from specframe.contracts.constraints import Guide
-from specframe.contracts.drafts import RoundReport, Transfer
+from specframe.contracts.drafts import Transfer
 from specframe.contracts.engine import Clock
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import HandClock

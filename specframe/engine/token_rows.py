@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from specframe.contracts.round import Sequence
-from specframe.contracts.rows import RowMap
 from specframe.devices.kinds import on_device
+from specframe.rows import RowMap
 
 
 class TokenRows:

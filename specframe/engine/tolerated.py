@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.engine.blame import told
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.plugins.compose import strategy

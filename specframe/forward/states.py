@@ -19,13 +19,13 @@ import torch
 from specframe.contracts import states
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.rows import Moves, RowMap
 from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape, StateStore
 from specframe.devices.kinds import on_device
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
 from specframe.plugins.members import require_members
 from specframe.plugins.registry import registry
+from specframe.rows import Moves, RowMap
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import SequenceMetrics
 from specframe.devices import kinds
 from specframe.observe.filler import Filler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.observe.watch import Watcher
 
 

@@ -10,7 +10,7 @@ import weakref
 import attrs
 import torch
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Logprobs as Values
 from specframe.contracts.round import Sequence

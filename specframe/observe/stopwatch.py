@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.devices import kinds
 from specframe.devices.kinds import Event
 from specframe.observe.watch import Watcher

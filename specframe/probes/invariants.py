@@ -21,7 +21,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from specframe.contracts.drafts import Draft, RoundReport, Scores, Transfer, Verdict, along
+from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict, along
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher

@@ -22,7 +22,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from specframe.contracts.drafts import Budget, Draft, Outcome, RoundReport
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device

@@ -15,7 +15,6 @@ from typing import Any
 
 from specframe.contracts import cache, roles, run
 from specframe.contracts.attention import AttentionBackend
-from specframe.contracts.engine import Options
 from specframe.plugins.compose import Composition
 from specframe.plugins.members import OFFERED, PROTOCOLS
 
@@ -26,9 +25,6 @@ MORE: dict[type, Mapping[str, type]] = {run.Rule: OFFERED["acceptance rule"]} | 
     PROTOCOLS[kind]: words for kind, words in OFFERED.items()
 }
 """Protocols of which objects that offer a word have a larger one."""
-
-HANDED_ON = frozenset({Options})
-"""Protocols of objects that go back to where they came from, which knows all of them."""
 
 FIELDS: dict[str, type] = {
     "drafter": roles.Drafter,
@@ -163,7 +159,6 @@ def protocol_in(annotation: Any) -> type | None:
         isinstance(annotation, type)
         and getattr(annotation, "_is_protocol", False)
         and annotation.__module__.startswith(OWN)
-        and annotation not in HANDED_ON
     ):
         return annotation
     if not isinstance(annotation, types.UnionType):

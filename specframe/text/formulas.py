@@ -11,7 +11,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.contracts.plan import Kind, Plan
+from specframe.contracts.requests import Kind, Plan
 
 
 class PresencePenalty(hf.LogitsProcessor):

@@ -14,7 +14,7 @@ import attrs
 import torch
 from transformers import generation as hf
 
-from specframe.contracts.plan import Plan
+from specframe.contracts.requests import Plan
 from specframe.errors import OptionError, sentence, shown
 from specframe.text.formulas import PresencePenalty, planned
 from specframe.text.sampling import Sampling

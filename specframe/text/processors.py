@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specframe.contracts.plan import Kind, Plan
+from specframe.contracts.requests import Kind, Plan
 from specframe.devices.kinds import constant
 from specframe.text.formulas import FORMULAS, Formula, Reads
 from specframe.text.prefixes import Prefixes

@@ -16,7 +16,8 @@ from specframe_std.trees.asked import Trees
 from specframe_std.trees.growing import Frontier
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError

@@ -20,7 +20,7 @@ from specframe_heads.stepwise import testing as stepwise
 from specframe_heads.vocabulary import DraftVocabulary
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Outcome
+from specframe.contracts.reports import Outcome
 from specframe.errors import SpecframeError
 from specframe.testing import standard
 from specframe.testing.conformance import TreeDrafterSuite

@@ -23,7 +23,7 @@ from specframe_heads.eagle.drafter import Eagle
 from specframe_heads.features import Features, Waiting
 from specframe_std.trees import growing
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError, SpecframeError
 from specframe.observe.watch import Watcher

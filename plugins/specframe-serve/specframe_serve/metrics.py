@@ -7,7 +7,7 @@ import time
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason
 from specframe.observe.watch import Watcher
 

@@ -10,7 +10,7 @@ from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, OptionError
 from specframe.observe.watch import Watcher

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry

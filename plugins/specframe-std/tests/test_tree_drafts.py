@@ -14,7 +14,8 @@ from specframe_std.trees.asked import Trees
 from specframe_std.trees.choosing import likeliest
 from specframe_std.trees.shapes import Shape, promise
 
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.testing import fakes, harness

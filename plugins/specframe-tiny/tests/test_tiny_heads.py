@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from specframe import Pipeline
 from specframe.cli import cli
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.models import aliases, pairs
 from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specframe.contracts.drafts import Budget, Draft, Numbers, Outcome, RoundReport, Transfer
+from specframe.contracts.drafts import Budget, Draft, Numbers, Transfer
+from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch
 from specframe.engine.blame import got
 from specframe.engine.guards.guard import Guard, on_host, readable, writes

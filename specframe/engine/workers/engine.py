@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from specframe.contracts.drafts import RoundReport
 from specframe.contracts.engine import Clock
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence

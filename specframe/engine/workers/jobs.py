@@ -7,7 +7,7 @@ import heapq
 import attrs
 import numpy as np
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
 from specframe.engine.workers.messages import Ended, Round

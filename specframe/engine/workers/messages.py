@@ -77,7 +77,7 @@ class Ended:
 
 @attrs.frozen(eq=False)
 class Round:
-    """A worker's round; see :class:`specframe.contracts.drafts.Progress`."""
+    """A worker's round; see :class:`specframe.contracts.reports.Progress`."""
 
     tickets: list[int]
     prefill: bool

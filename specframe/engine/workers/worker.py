@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.drafts import Progress
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.devices import kinds

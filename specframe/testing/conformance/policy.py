@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.observe.watch import Watcher
 from specframe.testing.device.ledger import COPY, LEDGER, WAIT, Event, count
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from specframe.contracts.cache import KVShape
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError

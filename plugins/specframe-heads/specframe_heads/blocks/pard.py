@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer
 from specframe.models.vocabulary import check_vocabularies
+from specframe.rows import RowMap
 from specframe_heads.blocks.choosing import chain
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format

@@ -17,11 +17,11 @@ import torch
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
-from specframe.contracts.rows import RowMap
 from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
+from specframe.rows import RowMap
 from specframe.values import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Piece, Waiting

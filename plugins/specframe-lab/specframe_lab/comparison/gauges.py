@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 from specframe.observe.watch import Watcher
 
 

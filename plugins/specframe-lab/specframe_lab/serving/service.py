@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from specframe.contracts.drafts import Progress
 from specframe.contracts.engine import Clock, Engine, Executor
+from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import Placement
-from specframe.contracts.drafts import Block, Draft, RoundReport, Scores, Transfer, Verdict
+from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence

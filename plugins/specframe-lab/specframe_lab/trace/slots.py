@@ -11,8 +11,8 @@ import torch
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.rows import RowMap
 from specframe.probes.tap import Listener
+from specframe.rows import RowMap
 
 NOTHING = -1
 """In place of a cell's number: the slot holds no token."""

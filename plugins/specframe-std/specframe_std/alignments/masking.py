@@ -8,9 +8,9 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.rows import RowMap
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
+from specframe.rows import RowMap
 from specframe_std.alignments.published import choice
 
 

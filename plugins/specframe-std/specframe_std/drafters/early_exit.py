@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import Model
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome, Transfer
+from specframe.contracts.drafts import Block, Budget, Draft, Transfer
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
-from specframe.contracts.rows import RowMap
 from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
+from specframe.rows import RowMap
 from specframe.text.sampling import shape, sharpen, unshaped
 from specframe_std.drafters.speculating import Speculating, places, spread
 from specframe_std.trees.asked import Trees

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.drafts import Budget, Draft, Outcome
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.values import whole

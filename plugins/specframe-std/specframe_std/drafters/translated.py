@@ -14,7 +14,8 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.contracts.drafts import Block, Budget, Draft, Outcome
+from specframe.contracts.drafts import Block, Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device

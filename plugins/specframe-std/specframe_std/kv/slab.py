@@ -7,7 +7,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.contracts.rows import RowMap, by_device
+from specframe.rows import RowMap, by_device
 
 
 class Slab:

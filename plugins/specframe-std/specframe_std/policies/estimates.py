@@ -7,7 +7,7 @@ from collections import deque
 import attrs
 import numpy as np
 
-from specframe.contracts.drafts import RoundReport
+from specframe.contracts.reports import RoundReport
 
 STEP = 0.3
 """Share of a plain round's time that each draft token adds, before anything is measured. It is rather too high: a draft that is

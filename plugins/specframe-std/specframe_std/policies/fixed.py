@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.values import whole
 

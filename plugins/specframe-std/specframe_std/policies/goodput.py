@@ -8,7 +8,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from specframe.contracts.drafts import Budget, RoundReport
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.values import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds

@@ -1,0 +1,104 @@
+"""Reports of rounds, to drafters, to clients of an engine and to observers. Shapes: B rows, K nodes of a path, V vocabulary."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Draft, Scores, Transfer, Verdict
+from specframe.contracts.round import Batch, Sequence
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """A finished round for drafters, told when its tokens stand; also a piece of a prompt that the target has read."""
+
+    batch: Batch
+    """The rows after the round, with the tokens that stand. On the device those that have ended may be longer than they are."""
+    draft: Draft
+    scores: Scores
+    transfer: Transfer | None
+    """The verdict, with its numbers on the host; None: a piece of a prompt was read, and more of it is to come."""
+    lengths: np.ndarray
+    """Lengths before the round, (B,)."""
+    ended: list[Sequence]
+    """The sequences that have finished, stopped or were aborted since the outcome before, of those that had a row. Samples may yet
+    start from the row of one that is not ``gone``."""
+
+    @property
+    def before(self) -> Batch:
+        """The rows with the lengths that they had before the round, which the draft and the scores follow."""
+        if self.transfer is None:
+            return self.batch
+        lengths_B = self.batch.lengths_B - self.transfer.verdict.accepted_B - 1
+        return attrs.evolve(self.batch, lengths_B=lengths_B, lengths=self.lengths)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands; None: a piece of a prompt was read."""
+        return None if self.transfer is None else self.transfer.verdict
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Progress:
+    """A finished round as its rows gained by it, all on the host. Arrays and lists have one entry per row.
+
+    This is what clients of an engine are told, wherever it decodes.
+    """
+
+    number: int
+    """Number of the round, from 1."""
+    sequences: list[Sequence]
+    prefill: bool
+    """Whether the round read prompts."""
+    lengths: np.ndarray
+    """Lengths before the round."""
+    depth: int
+    """Nodes of the draft's longest path."""
+    drafted: np.ndarray
+    """Number of real draft tokens of each row, up to the row's limit."""
+    accepted: np.ndarray
+    """Number of accepted draft tokens that were committed."""
+    gained: np.ndarray
+    """Number of tokens that each row gained, cut at its stop."""
+    tokens: list[list[int]]
+    """The tokens that each row gained."""
+    finished: list[Sequence]
+    """The sequences that the round has ended."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class RoundReport(Progress):
+    """A finished round for observers: its progress and, where this process has decoded it, the detail."""
+
+    transfer: Transfer | None = None
+    """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
+    starts: bool = False
+    """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
+    logits_BTV: torch.Tensor | None = None
+    """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
+    them."""
+    scores_BTV: torch.Tensor | None = None
+    """The logits after each row's processors."""
+
+    @property
+    def detail(self) -> Transfer:
+        """The transfer of a round that this process has decoded.
+
+        Raises:
+            LookupError: another process has decoded it.
+        """
+        if self.transfer is None:
+            raise LookupError("the report has no draft and no verdict, since another process has decoded the round")
+        return self.transfer
+
+    @property
+    def draft(self) -> Draft:
+        """The round's draft; raises as :attr:`detail` does."""
+        return self.detail.draft
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict that stands; raises as :attr:`detail` does."""
+        return self.detail.verdict
