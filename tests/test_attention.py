@@ -234,13 +234,13 @@ def test_what_cannot_be_recorded_runs_eagerly() -> None:
     batch = pool.batch(pool.admit(3))
     block = Block(batch.last_tokens(1), -1)
     placement = run.target.layout.place(batch, block)
-    first = forward(block, placement, 1)[0].logits_BTV
+    first = forward(block, placement, 1).logits_BTV
     with pytest.warns(
         RuntimeWarning, match="not recorded as CUDA graphs: operation not permitted when stream is capturing$"
     ):
-        again = forward(block, placement, 1)[0].logits_BTV
+        again = forward(block, placement, 1).logits_BTV
     torch.testing.assert_close(first, again)
-    torch.testing.assert_close(forward(block, placement, 1)[0].logits_BTV, first)
+    torch.testing.assert_close(forward(block, placement, 1).logits_BTV, first)
 
 
 @pytest.mark.parametrize(("slots", "extent"), [(1, 64), (64, 64), (65, 128), (600, 640), (1000, 1024), (4100, 5120)])
