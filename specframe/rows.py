@@ -65,9 +65,9 @@ class RowMap:
         """Return the row a sequence has, or None when it never had one."""
         return self._row_of.get(id(sequence))
 
-    def order(self, wanted: Rows[Sequence]) -> list[Sequence]:
-        """Return ``wanted`` in the order that moves the fewest rows."""
-        first, count, chosen = self._window(wanted), len(wanted), {id(s) for s in wanted}
+    def order(self, wanted: Rows[Sequence], first: int | None = None) -> list[Sequence]:
+        """Return ``wanted`` in the order that moves the fewest rows; ``first``: their first row, if they do not choose it."""
+        first, count, chosen = self._window(wanted) if first is None else first, len(wanted), {id(s) for s in wanted}
         kept = {row: s for row, s in enumerate(self._row[first : first + count]) if s is not None and id(s) in chosen}
         staying = {id(s) for s in kept.values()}
         others = iter([s for s in wanted if id(s) not in staying])

@@ -36,7 +36,6 @@ class Placement:
     """
     sees_BTT: torch.Tensor | None = None
     """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
-
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
 

@@ -65,9 +65,8 @@ class Draft:
 
     @depth.default
     def _all_in_one_path(self) -> int:
-        return (
-            self.tokens_BN.shape[1] if getattr(self.tokens_BN, "ndim", 0) == 2 else 0
-        )  # the guard reports a wrong shape
+        tokens_BN = self.tokens_BN  # the guard reports a wrong shape
+        return tokens_BN.shape[1] if getattr(tokens_BN, "ndim", 0) == 2 else 0
 
     @property
     def nodes(self) -> int:
@@ -153,6 +152,8 @@ class Scores:
     ``hidden_states``: 0 is the embedding. One number after the last is the last layer's output before the final norm."""
     computed: int | None = None
     """The number of tokens that were computed for it; None: all of the block."""
+    beside: Scores | None = None
+    """Those of the piece of prompts (``Batch.beside``) that was fed in the same forward, without logits; None: none was."""
 
 
 @attrs.frozen(eq=False)

@@ -37,9 +37,9 @@ class Pool(Protocol):
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
 
-    def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
+    def batch(self, sequences: list[Sequence], piece: int | None = None, beside: Collection[Sequence] = ()) -> Batch:
         """Return live sequences as a batch.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
-        None. Sequences that are left with something to read come back together.
+        None. What is left to read comes back together. ``beside`` rows that decode a piece is read, but never the last token.
         """

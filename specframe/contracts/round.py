@@ -125,6 +125,8 @@ class Batch:
     """Whether the rows are fresh copies of their parents' rows. The first token is not drafted, as after reading a prompt."""
     unreads: np.ndarray | None = None
     """Number of last tokens of each row that are unread, (B,), on the host; None: ``unread``, or all of a shorter row."""
+    beside: Batch | None = None
+    """Other sequences, of whose prompts this round reads a piece beside the rows that decode; some of them stays unread."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -69,8 +69,9 @@ class CachedModel(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
 
-    def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
-        """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V)."""
+    def feed(self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None) -> Scores:
+        """Feed a block to every row, and what ``beside`` reads of prompts where that can be in the same forward; return the scores
+        of the last ``keep`` tokens, logits (B, keep, V)."""
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False

@@ -198,8 +198,8 @@ class Engine:
                 try:
                     with self._running(pool) as opened, torch.inference_mode():
                         if (decoded := self._round(pool, opened, stand)) is not None:
-                            report, outcome = decoded
-                            loop.learn(outcome, opened.use.drafter, self._watch)
+                            report, outcomes = decoded
+                            loop.learn(outcomes, opened.use.drafter, self._watch)
                 finally:
                     if report is not None:
                         loop.tell(report, opened.use.policy, self._watch)
@@ -226,7 +226,7 @@ class Engine:
             if self._spoilt:
                 self._shut()
 
-    def _round(self, pool: Pool, opened: Opened, stand: Callable[[], None]) -> tuple[RoundReport, Outcome] | None:
+    def _round(self, pool: Pool, opened: Opened, stand: Callable[[], None]) -> tuple[RoundReport, list[Outcome]] | None:
         """Decode a round; one during which a request was aborted, or the engine closed, counts for nothing."""
         stands = functools.partial(self._require_unspoilt, stand)
         try:

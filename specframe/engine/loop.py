@@ -13,7 +13,7 @@ import torch
 from specframe.contracts.drafts import Budget, Check, Draft, Scores, Transfer, Verdict, along
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import CachedModel
 from specframe.devices.memory import out_of_memory
 from specframe.engine.budgets import cut, usable
@@ -35,7 +35,7 @@ def step(
     agree: Callable[[Budget], Budget],
     stand: Callable[[], None],
     check: Check | None = None,
-) -> tuple[RoundReport, Outcome] | None:
+) -> tuple[RoundReport, list[Outcome]] | None:
     """Decode one round of the sequences in ``pool``.
 
     Reading prompts is a round like any other, with nothing drafted: the verifier feeds what is not cached, and the
@@ -53,7 +53,8 @@ def step(
         check: checks the round's numbers when they come to the host; None: the strategies' guards have checked them at once.
 
     Returns:
-        The round's report, and its outcome for the drafter; None: it gave no token, or everything has finished.
+        The round's report, and outcomes for the drafter: the round's, and that of a piece of prompts that was read beside it. None:
+        it gave no token, or everything has finished.
     """
     with watch.stage("schedule"):
         batch = use.scheduler.next_batch(pool)
@@ -61,9 +62,8 @@ def step(
         return None
     if batch.left:
         with watch.stage("prefill"):
-            nothing = Draft(batch.tokens_BS[:, :0])
-            scores = use.verifier.score(batch, nothing)
-            use.drafter.observe(Outcome(batch, nothing, scores, None, batch.lengths, pool.newly_ended()))
+            scores = use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
+            use.drafter.observe(piece_read(batch, scores, pool.newly_ended()))
         return None
     budget = NOTHING
     if not (batch.prefill or batch.starts):
@@ -82,18 +82,28 @@ def step(
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
         target.settle(batch, transfer.kept)
+    pieces = []
+    if batch.beside is not None:
+        with watch.stage("prefill"):
+            pieces.append(piece_read(batch.beside, scores.beside or target.read(batch.beside), []))
     with watch.stage("accept"):
         logits_BTV = along(transfer.verdict, scores.logits_BTV)
         if transfer.verdict.path_BT is not verdict.path_BT:
             shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
         report = pool.advance(batch, transfer, logits_BTV, shaped_BTV, stand)
-    return report, Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended())
+    return report, [Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended()), *pieces]
 
 
-def learn(outcome: Outcome, drafter: Drafter, watch: Watch) -> None:
+def piece_read(batch: Batch, scores: Scores, ended: list[Sequence]) -> Outcome:
+    """Return the outcome of a piece of prompts that the target has read, with the sequences that have ended since the last one."""
+    return Outcome(batch, Draft(batch.tokens_BS[:, :0]), scores, None, batch.lengths, ended)
+
+
+def learn(outcomes: list[Outcome], drafter: Drafter, watch: Watch) -> None:
     """Tell the drafter of a round, which has been taken over by then. A drafter that raises has missed it, and is started anew."""
-    with watch.stage("draft"):
-        drafter.observe(outcome)
+    for outcome in outcomes:
+        with watch.stage("draft" if outcome.transfer else "prefill"):
+            drafter.observe(outcome)
 
 
 @torch.inference_mode()

@@ -256,46 +256,31 @@ class Pool:
         row = self._held.row(sequence)
         return len(sequence.start_ids) if row is None else int(self._held.lengths[row])
 
-    def batch(self, sequences: list[Sequence], piece: int | None = None) -> Batch:
+    def batch(self, sequences: list[Sequence], piece: int | None = None, beside: Collection[Sequence] = ()) -> Batch:
         """Return these live sequences as a batch, in adjacent rows.
 
         They either all decode or all need their prompt read: no more than ``piece`` tokens of each row, or everything with
         None. Sequences that are left with something to read come back together. Where some are forks without a row yet,
-        they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read.
+        they are a batch of their own before they join: what a sequence draws must not depend on how its prompt was read. Of those
+        ``beside`` rows that decode a piece is read in the same round, but never their last token.
         """
         new = [sequence for sequence in sequences if sequence.state is State.WAITING]
         starts = bool(new) and new[0].parent is not None
-        sequences = new if starts else sequences
+        sequences, reading = (new, []) if starts else (sequences, list(beside))
+        new += [sequence for sequence in reading if sequence.state is State.WAITING]
         for sequence in new:
             sequence.state = State.STARTING if starts else State.READING
         held = self._held
         astray = sequences[0].state is State.DECODING and held.first > 0
-        if new or astray or set(map(id, sequences)) != set(map(id, held.batch)):
-            held.arrange(sequences)
-        self._under_way = held.batch
+        if new or astray or differ(sequences, held.batch) or differ(reading, held.beside):
+            held.arrange(sequences, reading)
+        self._under_way = [*held.batch, *held.beside]
         for sequence in self.live:
             sequence.waited += 1
-        for sequence in held.batch:
+        for sequence in self._under_way:
             sequence.waited = 0
-        unreads = [sequence.unread for sequence in held.batch]
-        unread = max(unreads)
-        left = 0 if piece is None else max(0, unread - piece)
-        for sequence in held.batch:
-            sequence.unread = min(sequence.unread, left)
-        self.latest = Batch(
-            held.batch,
-            held.tokens_RS[held.own],
-            held.lengths_R[held.own],
-            read_only(held.tokens[held.own]),
-            read_only(held.lengths[held.own]),
-            read_only(held.limits[held.own]),
-            held.streams_R[held.own],
-            unread > 0,
-            unread,
-            left,
-            starts,
-            np.array(unreads) if unread else None,
-        )
+        other = held.made(held.beside, held.own.stop, piece, least=1) if held.beside else None
+        self.latest = held.made(held.batch, held.first, piece, starts=starts, beside=other)
         return self.latest
 
     def advance(
@@ -368,10 +353,9 @@ class Pool:
         return sequence
 
 
-def read_only(view: np.ndarray) -> np.ndarray:
-    """Return a view that cannot be written to: a batch is for reading."""
-    view.flags.writeable = False
-    return view
+def differ(some: list[Sequence], others: list[Sequence]) -> bool:
+    """Return whether there are other sequences among these than among those."""
+    return set(map(id, some)) != set(map(id, others))
 
 
 def copied(sequence: Sequence) -> Sequence | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.rows import RowMap
 
@@ -27,6 +27,8 @@ class TokenRows:
         self._row_map = RowMap(rows, anywhere=True)
         self.batch: list[Sequence] = []
         """The sequences arranged last, whose rows are adjacent."""
+        self.beside: list[Sequence] = []
+        """Those whose prompts are read in the same round, in the rows after them."""
         self.tokens_RS = torch.zeros(rows, capacity, dtype=torch.long, device=device)
         self.lengths_R = torch.zeros(rows, dtype=torch.long, device=device)
         self.streams_R = torch.zeros(rows, dtype=torch.long, device=device)
@@ -54,10 +56,11 @@ class TokenRows:
             return sequence.token_ids
         return self.tokens[row, len(sequence.request.prompt_ids) : self.lengths[row]].tolist()
 
-    def arrange(self, sequences: list[Sequence]) -> None:
-        """Make these sequences the batch, in the order that moves the fewest rows."""
+    def arrange(self, sequences: list[Sequence], beside: list[Sequence]) -> None:
+        """Make these sequences the batch, in the order that moves the fewest rows, with others in the rows after them."""
         self.batch = self._row_map.order(sequences)
-        moves = self._row_map.arrange(self.batch)
+        self.beside = self._row_map.order(beside, len(sequences))
+        moves = self._row_map.arrange([*self.batch, *self.beside])
         moves.apply(self.tokens_RS, self.lengths_R, self.streams_R)
         moves.apply_host(self.tokens, self.lengths, self.limits)
         self._write_prompts(moves.fresh + moves.forked)
@@ -66,7 +69,8 @@ class TokenRows:
         """Write the prompts of sequences with a new row, which is empty or a copy of the parent's row."""
         if not rows:
             return
-        held = [self.batch[row - self.first] for row in rows]
+        arranged = [*self.batch, *self.beside]
+        held = [arranged[row - self.first] for row in rows]
         for row, sequence in zip(rows, held, strict=True):
             ids = sequence.start_ids
             self.tokens[row, : len(ids)] = ids
@@ -79,3 +83,50 @@ class TokenRows:
         self.tokens_RS[rows_N] = tokens_NS
         self.lengths_R[rows_N] = lengths_N
         self.streams_R[rows_N] = streams_N
+
+    def made(
+        self,
+        sequences: list[Sequence],
+        first: int,
+        piece: int | None,
+        least: int = 0,
+        starts: bool = False,
+        beside: Batch | None = None,
+    ) -> Batch:
+        """Return sequences that are arranged as a batch, and count what it reads of their prompts as read.
+
+        Args:
+            sequences: in the order of their rows.
+            first: their first row.
+            piece: tokens of a prompt that are read; None: all.
+            least: tokens that stay unread.
+            starts: whether the rows are fresh copies of their parents' rows.
+            beside: reads prompts in the same round.
+        """
+        rows = slice(first, first + len(sequences))
+        unreads = [sequence.unread for sequence in sequences]
+        unread = max(unreads)
+        left = least if piece is None else max(least, unread - piece)
+        for sequence in sequences:
+            sequence.unread = min(sequence.unread, left)
+        return Batch(
+            sequences,
+            self.tokens_RS[rows],
+            self.lengths_R[rows],
+            read_only(self.tokens[rows]),
+            read_only(self.lengths[rows]),
+            read_only(self.limits[rows]),
+            self.streams_R[rows],
+            unread > 0,
+            unread,
+            left,
+            starts,
+            np.array(unreads) if unread else None,
+            beside,
+        )
+
+
+def read_only(view: np.ndarray) -> np.ndarray:
+    """Return a view that cannot be written to: a batch is for reading."""
+    view.flags.writeable = False
+    return view

@@ -15,6 +15,7 @@ from specframe.contracts.model import PLAIN, How, Model
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.errors import ModelError
+from specframe.forward.beside import Joined, piece_of
 from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
 
 
@@ -52,6 +53,8 @@ class CachedModel:
         runner.require(how)
         self.runner, self.store, self.layout, self._watch = runner, store, layout, watch
         self._how, self._static, self.states = how, layout.static, how.states
+        self._together: tuple[list[Sequence], list[Sequence], list[Sequence]] = [], [], []
+        """The rows of the last two batches of one forward, and of both together."""
         self._settled: weakref.ref[Kept] | None = None
         """The last ``Kept`` that the layout was told."""
         self._reserved: dict[int, Sequence] = {}
@@ -120,11 +123,23 @@ class CachedModel:
             self._reserved[id(sequence)] = sequence  # it is asked once more, when it is closed
             raise
 
-    def feed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
+    def feed(self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None) -> Scores:
         """Feed a block of tokens to every row; return the scores of the last ``keep`` of them, logits (B, keep, V).
 
         Rows with fewer tokens than that are padded on the left, with any ids.
+
+        Args:
+            batch: the rows.
+            block: what they are fed.
+            keep: tokens whose logits are asked for.
+            beside: reads a piece of prompts, which is fed in the same forward if its scores are beside those returned. It is not
+                where places do not follow from lengths alone, where a layer keeps a state or the model keeps filler, and where
+                masks would be too large.
         """
+        if beside is not None:
+            piece = piece_of(beside, beside.left, beside.unread - beside.left)
+            if self._fit(batch, block, beside, piece):
+                return self._feed_both(batch, block, keep, beside, piece)
         placement = self.place(batch, block)
         if self.states is not None:
             self.states.begin(batch, block)
@@ -133,6 +148,27 @@ class CachedModel:
         scores = forward(block, placement, keep, self._hidden)
         self._watch.fed(self.runner.role, block.tokens, scores.computed or block.ids_BT.numel())
         return scores
+
+    def _fit(self, batch: Batch, block: Block, beside: Batch, piece: Block) -> bool:
+        """Return whether a block and a piece of prompts can be fed in one forward."""
+        places = (len(batch) + len(beside)) * max(block.width, piece.width)
+        most = self.runner.tokens_at_once(max(batch.longest, beside.longest), self._how)
+        if not self._static or block.extra or places > most:
+            return False
+        return self.runner.leaves_out_filler(places, block.tokens + piece.tokens)
+
+    def _feed_both(self, batch: Batch, block: Block, keep: int, beside: Batch, piece: Block) -> Scores:
+        """Return the scores of a block, with those of a piece of prompts that is fed in the same forward."""
+        both = Joined.of(block, piece, (self.place(batch, block), self.place(beside, piece)))
+        if self._together[:2] != (batch.sequences, beside.sequences):
+            self._together = batch.sequences, beside.sequences, [*batch.sequences, *beside.sequences]
+        with self._watch.stage("schedule"):
+            self.store.arrange(self._together[2])
+        self._watch.forward(self.runner.role, *both.block.ids_BT.shape)
+        scores = self._execute(both.block, both.placement, keep, self._hidden)
+        self._watch.fed(self.runner.role, block.tokens + piece.tokens, both.laid.tokens)
+        self.follow(batch)  # it alone is settled
+        return both.parted(scores)
 
     def extend(
         self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose, pure: bool = False
@@ -194,10 +230,9 @@ class CachedModel:
             The scores of the last token fed, logits (B, 1, V), with the hidden states of all tokens fed; without logits, (B, 0, V),
             and hidden states when there was nothing to feed.
         """
-        unreads = batch.unreads if unread is None else None
-        ahead = batch.unread if unread is None else unread
-        if unreads is None:
-            unreads = batch.lengths.clip(max=ahead)
+        if unread is not None:
+            batch = attrs.evolve(batch, unread=unread, unreads=None)
+        ahead = batch.unread
         scores = Scores(torch.empty(len(batch), 0, self.runner.vocabulary, device=self.runner.device))
         left, pieces = max(left, batch.left), list[Mapping[int, torch.Tensor]]()
         chunk, forks = self.tokens_at_once(batch), self._forks(batch)
@@ -207,8 +242,7 @@ class CachedModel:
             if forks and ahead > 1:
                 step = min(step, ahead - 1)  # forks begin before the prompt's last token
             ahead -= step
-            counts = (unreads - ahead).clip(0, step)  # a row's cached tokens are padding beside another's that are not
-            scores = self.feed(batch, Block(batch.last_tokens(step, -ahead), -ahead - step, counts=counts))
+            scores = self.feed(batch, piece_of(batch, ahead, step))
             pieces.append(scores.hidden)
             if self.states is not None:
                 self.settle(batch, Kept(-ahead))

@@ -23,7 +23,7 @@ from specframe.contracts.run import Choose
 from specframe.devices import kinds
 from specframe.devices.kinds import Recording
 from specframe.errors import SpecframeWarning
-from specframe.forward.unpadded import StillBlock, Unpadded
+from specframe.forward.unpadded import LaidBlock, Unpadded
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -200,7 +200,7 @@ class Recorded:
             buffers.fill(block, placement, laid)
 
             def run() -> Outputs:
-                whole = StillBlock(buffers.ids_RT, extra=buffers.extra, laid=buffers.laid)
+                whole = LaidBlock(buffers.ids_RT, extra=buffers.extra, laid=buffers.laid)
                 scores = self._forward(whole, buffers.placement, keep, hidden)
                 return scores.logits_BTV, *(scores.hidden[number] for number in hidden)
 

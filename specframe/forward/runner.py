@@ -26,7 +26,7 @@ from specframe.forward.hidden import Taps
 from specframe.forward.ongoing import attending
 from specframe.forward.selftests import SelfTests
 from specframe.forward.states import taking
-from specframe.forward.unpadded import StillBlock, Unpadded, pays
+from specframe.forward.unpadded import LaidBlock, Unpadded, pays
 
 COMPILING_PAYS = 100_000
 """Layers to run, counted once per forward, that take as much longer eagerly as compiling takes: about 15 s, on a CPU."""
@@ -128,7 +128,7 @@ class ModelRunner(Feeder):
 
     def _unpadded(self, block: Block) -> Unpadded | None:
         """Return the places of a block's real tokens; None: all are computed."""
-        if isinstance(block, StillBlock):
+        if isinstance(block, LaidBlock):
             return block.laid
         laid = block.counts is not None and self.leaves_out_filler(block.ids_BT.numel(), block.tokens)
         return Unpadded(block.real, self.device) if laid else None

@@ -9,12 +9,17 @@ Tensor names carry their shape: B rows, T places of a row, N real tokens of all 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from specframe.contracts.drafts import Block
 from specframe.devices.kinds import on_device
+from specframe.forward.bitwise import order
 
 LAYING_OUT = 4_000_000
 """Weights of a layer that filler has to pass, all its places together, for real tokens to be laid in one row. To spread and gather
@@ -32,10 +37,21 @@ class Unpadded:
         real_BT: which places hold a real token, on the host; at least one does.
         device: of the model.
         tokens: N, where it has to be a certain number; the last real token is then computed as often as it takes.
+        groups: the rows and the width of batches in one rectangle, one after the other. Each attends for itself, and the logits are
+            those of the first. None: there is one batch.
     """
 
-    def __init__(self, real_BT: np.ndarray, device: torch.device, tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        real_BT: np.ndarray,
+        device: torch.device,
+        tokens: int | None = None,
+        groups: tuple[tuple[int, int], ...] | None = None,
+    ) -> None:
         self.rows, self.width = real_BT.shape
+        self.groups, self._heard = groups, groups[0] if groups else real_BT.shape
+        self._masks: tuple[Any, list[torch.Tensor], list[list[torch.Tensor]]] = None, [], []
+        """The mask of the layer before, its parts for each batch, and what was made of these for shared heads."""
         at_N = np.flatnonzero(real_BT)
         real, self.tokens = len(at_N), tokens or len(at_N)
         at_N = np.pad(at_N, (0, self.tokens - real), mode="edge")
@@ -64,25 +80,57 @@ class Unpadded:
         """Return (B, H, T, D) queries, keys or values of (1, H, N, D) ones."""
         return self.rectangle(states_1HND.transpose(1, 2)).transpose(1, 2)
 
+    def attended(
+        self,
+        attend: Callable[..., torch.Tensor],
+        query_BHTD: torch.Tensor,
+        keys_BHSD: torch.Tensor,
+        values_BHSD: torch.Tensor,
+        mask_B1TS: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what the queries of each batch attend to, (B, T, H, D); there are several batches.
+
+        ``attend``: (queries, keys, values, additive mask, repeated=) -> (B, T, H, D), see
+        :func:`specframe.forward.attention.interface.masked`.
+        """
+        if self._masks[0] is not mask_B1TS:
+            self._masks = (
+                mask_B1TS,
+                [mask_B1TS[own, :, :width] for own, width in self._own()],
+                [[] for _ in self._own()],
+            )
+        outputs = []
+        for (own, width), mask, repeated in zip(self._own(), *self._masks[1:], strict=True):
+            with order.of_rows(own, width):
+                output = attend(query_BHTD[own, :, :width], keys_BHSD[own], values_BHSD[own], mask, repeated=repeated)
+            outputs.append(F.pad(output, (0, 0, 0, 0, 0, self.width - width)))
+        return torch.cat(outputs)
+
+    def _own(self) -> list[tuple[slice, int]]:
+        """Return the rows and the width of each batch."""
+        ends = np.cumsum([rows for rows, _ in self.groups or ()]).tolist()
+        return [(slice(end - rows, end), width) for end, (rows, width) in zip(ends, self.groups or (), strict=True)]
+
     def kept(self, keep: int) -> torch.Tensor | int:
         """Return the tokens whose logits the model is asked for: their numbers, (B * keep,), or 0 for all where these are fewer."""
-        return self._last(keep) if self.rows * keep < self.tokens else 0
+        return self._last(keep) if self._heard[0] * keep < self.tokens else 0
 
     def logits(self, logits_1MV: torch.Tensor, keep: int) -> torch.Tensor:
         """Return the logits of each row's last ``keep`` places, (B, keep, V), of those that the model returned, (1, M, V)."""
-        kept_MV = logits_1MV[0]
-        if len(kept_MV) != self.rows * keep or self.rows * keep >= self.tokens:
+        kept_MV, rows = logits_1MV[0], self._heard[0]
+        if len(kept_MV) != rows * keep or rows * keep >= self.tokens:
             kept_MV = kept_MV.index_select(0, self._last(keep))
-        return kept_MV.unflatten(0, (self.rows, keep))
+        return kept_MV.unflatten(0, (rows, keep))
 
     def _last(self, keep: int) -> torch.Tensor:
         """Return the numbers of the tokens in the last ``keep`` places of each row, (B * keep,)."""
-        return self._token_BT.view(self.rows, self.width)[:, -keep:].flatten()
+        rows, end = self._heard
+        return self._token_BT.view(self.rows, self.width)[:rows, end - keep : end].flatten()
 
 
 @attrs.frozen(eq=False, slots=False)
-class StillBlock(Block):
-    """A block in memory that never moves, which a recording reads."""
+class LaidBlock(Block):
+    """A block of which it is known what is computed: one that a recording reads, or two blocks as one."""
 
     laid: Unpadded | None = attrs.field(default=None, kw_only=True)
     """The places of the tokens that alone are computed; None: all are."""

@@ -177,6 +177,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "wide": {"batch_size": 8, "align": "eqspec"},
     "pieces": {"batch_size": 2, "schedule": "continuous,piece=4"},
     "recorded": {"graphs": "on"},
+    "prompts beside": {"batch_size": 2, "schedule": "continuous,piece=8,mixed=on"},
     "rollback": {"align": "rollback"},
     "checked": {"check": True},
 }

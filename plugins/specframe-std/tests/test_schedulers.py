@@ -27,6 +27,19 @@ class TestContinuous(SchedulerSuite):
         return 1
 
 
+class TestMixed(SchedulerSuite):
+    """Prompts are read beside rows that decode."""
+
+    reads_beside = True
+
+    def make(self) -> str:
+        return "continuous,piece=3,mixed=on"
+
+    def max_wait(self, batch_size: int) -> int:
+        """Everyone waits while newcomers' last tokens are read, and never twice in a row."""
+        return 1
+
+
 class TestSameLength(SchedulerSuite):
     """Groups of equal length from a window."""
 

@@ -8,6 +8,7 @@ attention (:mod:`specframe.forward.attention.flex`).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -73,6 +74,8 @@ def attend(
         output = state.attends.attend(query, view, scaling, options.get("sliding_window"))
     elif attention_mask is None or biased:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    elif laid is not None and laid.groups is not None:
+        output = laid.attended(functools.partial(masked, scaling=scaling), query, key, value, attention_mask)
     else:
         output = masked(query, key, value, attention_mask, scaling, state.repeated)
     return (output if laid is None else laid.row(output)), None

@@ -39,12 +39,22 @@ def attending(placement: Placement) -> contextlib.AbstractContextManager[None]:
 
     Nothing is done outside of :func:`active`.
     """
-    return _attending(placement) if _ACTIVE.get() else NOTHING
+    return _ordered(slots_by_order(placement)) if _ACTIVE.get() else NOTHING
+
+
+def of_rows(rows: slice, width: int) -> contextlib.AbstractContextManager[None]:
+    """Have attention inside the block take the slots of some rows, and of the first ``width`` tokens that each is fed."""
+    found = _SLOTS.get()
+    return (
+        NOTHING
+        if found is None or len(found) == 1
+        else _ordered(found[rows] if found.ndim < 3 else found[rows, :width])
+    )
 
 
 @contextlib.contextmanager
-def _attending(placement: Placement) -> Iterator[None]:
-    token = _SLOTS.set(slots_by_order(placement))
+def _ordered(slots: torch.Tensor | None) -> Iterator[None]:
+    token = _SLOTS.set(slots)
     try:
         yield
     finally:

@@ -28,4 +28,5 @@ class ChainVerifier:
         parents_BN = draft.parents_BN  # in the block the row's last token is place 0, and node n place n + 1
         parents_BT = None if parents_BN is None else F.pad(parents_BN + 1, (1, 0), value=-1)
         counts = None if draft.counts is None else 1 + draft.counts
-        return self._target.feed(batch, Block(ids_BT, -1, parents_BT, counts=counts), keep=draft.nodes + 1)
+        block = Block(ids_BT, -1, parents_BT, counts=counts)
+        return self._target.feed(batch, block, keep=draft.nodes + 1, beside=batch.beside)

@@ -1,0 +1,268 @@
+"""Prompts are read beside rows that decode, in one forward where that can be, with the tokens that they have without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from specframe_std.drafters.model import ModelDrafter
+from specframe_std.verifiers.chain import ChainVerifier
+
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Block, Budget, Draft, Scores
+from specframe.contracts.round import Batch
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.forward import compiled
+from specframe.forward.attention import choice
+from specframe.forward.beside import Joined
+from specframe.forward.cached import CachedModel
+from specframe.observe.filler import Filler
+from specframe.testing import fakes, harness, states, where, zoo
+from specframe.testing.constraints import DigitSum
+from specframe.testing.paged import Gathering, Pages
+from specframe.text.sampling import Sampling
+
+LENGTHS = (6, 4, 2, 23, 1, 30, 9)
+NEW = [24, 3, 6, 9, 7, 8, 5]
+ASKED = harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=5), NEW, {zoo.EOS})
+MIXED = "continuous,piece=8,mixed=on"
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The rows that decode and those that read, of each forward that has both."""
+    seen: list[tuple[int, int]] = []
+    usual = CachedModel._feed_both
+
+    def feed(self: CachedModel, batch: Batch, block: Block, keep: int, beside: Batch, piece: Block) -> Scores:
+        seen.append((len(batch), len(beside)))
+        return usual(self, batch, block, keep, beside, piece)
+
+    monkeypatch.setattr(CachedModel, "_feed_both", feed)
+    return seen
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one != "gpt2")) for one in zoo.NAMES])
+def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
+    """Every architecture decodes what the reference decoder does."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=3)
+    harness.check(pipe, ASKED)
+    assert len(joined) > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "joins"),
+    [
+        ({"check": True}, True),
+        ({"bitwise": True}, True),
+        pytest.param({"graphs": "on"}, True, marks=pytest.mark.slow),
+        pytest.param({"attention": "flex"}, True, marks=pytest.mark.slow),
+        pytest.param({"kv": Pages(), "attention": Gathering()}, True, marks=pytest.mark.slow),
+        ({"drafter": ModelDrafter(branch="3/1/1"), "check": True}, True),
+        pytest.param({"drafter": "none"}, True, marks=pytest.mark.slow),
+        pytest.param({"draft_length": fakes.Uneven(Budget(4))}, True, marks=pytest.mark.slow),
+        ({"align": "eqspec", "check": True}, False),
+        pytest.param({"align": "exspec"}, False, marks=pytest.mark.slow),
+        pytest.param({"align": "eqspec", "kv": "slab"}, False, marks=pytest.mark.slow),
+        pytest.param({"layers": "compiled"}, True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
+def test_whatever_attends_stores_and_drafts(
+    options: dict[str, Any], joins: bool, joined: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains and trees beside pieces, under every alignment, store and attention backend, and with all invariants checked."""
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
+    target = zoo.build("gemma3")
+    draft = None if options.get("drafter") == "none" else zoo.good_draft(target)
+    given = {"align": "ragged", "schedule": MIXED, "batch_size": 3, "draft_length": 3, **options}
+    harness.check(harness.pipeline(target, draft, **given), ASKED)
+    assert bool(joined) == joins
+
+
+@pytest.mark.parametrize(
+    ("accept", "tree"),
+    [
+        ("gumbel", True),
+        ("rejection", False),
+        pytest.param("gumbel", False, marks=pytest.mark.slow),
+        pytest.param("rejection", True, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_are_those_without(accept: str, tree: bool, joined: list[tuple[int, int]]) -> None:
+    """Rules that draw, samples that start from another's row, and constraints: tokens are those of pieces between rounds."""
+    target, found = zoo.build("qwen3"), []
+    prompts = [list(request.prompt_ids) for request in ASKED]
+    how = Sampling(temperature=1.0, samples=2)
+    for schedule in ("continuous,piece=8", MIXED):
+        drafter = {"drafter": ModelDrafter(branch="3/1/1")} if tree else {}
+        options = {"accept": accept, "schedule": schedule, "batch_size": 4, "draft_length": 3, "constraint": DigitSum()}
+        pipe = harness.pipeline(target, zoo.good_draft(target), **drafter, **options)
+        found.append([one.token_ids for one in pipe.generate(prompts, 8, sampling=how)])
+    assert found[0] == found[1]
+    assert joined
+
+
+@pytest.mark.parametrize("align", ["ragged", pytest.param("eqspec", marks=pytest.mark.slow)])
+def test_layers_that_keep_a_state(align: str) -> None:
+    """A state takes in rows of its own: the piece is read in the same round, in a forward of its own, and samples share it."""
+    target = states.fake_state_target()
+    with states.known():
+        asked = harness.requests(harness.random_prompts(LENGTHS, 61, seed=5), NEW, {7})
+        draft = states.fake_state_draft(target)
+        pipe = harness.pipeline(target, draft, align=align, schedule=MIXED, batch_size=3, draft_length=3)
+        harness.check(pipe, asked)
+        found = []
+        for schedule in ("continuous", MIXED):
+            pipe = harness.pipeline(target, draft, accept="gumbel", schedule=schedule, batch_size=4, draft_length=3)
+            results = pipe.generate(
+                [one.prompt_ids for one in asked[:5]], 7, sampling=Sampling(temperature=40.0, samples=3)
+            )
+            found.append([one.token_ids for one in results])
+        assert found[0] == found[1]
+
+
+def test_a_piece_rides_in_the_forward_of_a_round(joined: list[tuple[int, int]]) -> None:
+    """Rows that decode wait for no piece, each forward of both computes real tokens alone, and every prompt is fed once."""
+    feeds, filler = harness.Feeds(), Filler()
+    asked = harness.requests(harness.random_prompts((7, 7, 30), zoo.VOCABULARY), [40, 3, 9])
+    pipe = harness.pipeline(
+        zoo.build("qwen3"), None, schedule=MIXED, batch_size=2, observers=[feeds, filler], draft_length=3
+    )
+    harness.check(pipe, asked)
+    assert joined == [(1, 1)] * 4
+    assert [round.target for round in feeds.rounds[3:8]] == [[(2, 8)]] * 3 + [[(2, 5)], [(1, 1)]]
+    assert [round.report.prefill for round in feeds.rounds[3:8]] == [False] * 4 + [True]
+    assert filler.real["target"] == filler.computed["target"] == 44 + sum(one.rows for one in feeds.decoding)
+    assert pipe.report.tokens == 52
+
+
+@pytest.mark.parametrize("at", [6, 7])
+def test_aborts(at: int, joined: list[tuple[int, int]]) -> None:
+    """Whoever is aborted, a row that decodes or one whose prompt is read beside, the others have their own tokens."""
+    target = zoo.build("qwen3")
+    asked = harness.requests(harness.random_prompts((5, 7, 6, 30, 28), zoo.VOCABULARY), [40, 2, 3, 9, 12])
+    pipe = harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=2)
+    engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+    for request in asked:
+        engine.add(request)
+    gone, ended = at % 2 * 3, {}
+    for step in range(200):
+        if engine.idle:
+            break
+        if step == at:
+            assert engine.abort((gone, 0)) is not None
+        if (report := engine.step()) is not None:
+            ended |= {one.request.index: one.token_ids for one in report.finished}
+    assert set(ended) == {0, 1, 2, 3, 4} - {gone}
+    assert all(ended[one] == harness.continuation(target, asked[one].prompt_ids, len(ended[one])) for one in ended)
+    assert joined
+
+
+@pytest.mark.parametrize("place", ["the forward of both", "the forward of a piece", "the drafter"])
+def test_lack_of_memory(place: str, monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
+    """A round that ran out of memory counts for nothing, one that stands is kept: no token is lost, wherever it was."""
+    target, failed = zoo.build("qwen3"), []
+    owner, name = {
+        "the forward of both": (CachedModel, "_feed_both"),
+        "the forward of a piece": (CachedModel, "read"),
+        "the drafter": (ModelDrafter, "observe"),
+    }[place]
+    usual = getattr(owner, name)
+
+    def falls(self: Any, *given: Any, **named: Any) -> Any:
+        found = usual(self, *given, **named)
+        of_piece = name != "read" or (self.runner.role == "target" and given[0].left)
+        of_piece &= name != "observe" or given[0].transfer is None
+        if of_piece and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return found
+
+    monkeypatch.setattr(owner, name, falls)
+    align = "eqspec" if place == "the forward of a piece" else "ragged"
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target), align=align, schedule=MIXED, batch_size=4, draft_length=3, check=True
+    )
+    with pytest.warns(RuntimeWarning, match="memory ran out: going on in batches of 2"):
+        harness.check(pipe, ASKED)
+    assert failed
+
+
+def test_a_verifier_that_knows_nothing_of_it() -> None:
+    """Where a verifier feeds rows that decode alone, the piece is read in the same round, in a forward of its own."""
+
+    class Alone(ChainVerifier):
+        def score(self, batch: Batch, draft: Draft) -> Scores:
+            return super().score(attrs.evolve(batch, beside=None), draft)
+
+    target = zoo.build("qwen3")
+    feeds = harness.Feeds()
+    options = {"schedule": MIXED, "batch_size": 3, "draft_length": 3, "verify": Alone(), "observers": [feeds]}
+    harness.check(harness.pipeline(target, zoo.good_draft(target), check=True, **options), ASKED)
+    assert any(len(round.target) == 2 for round in feeds.decoding)
+
+
+def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list[tuple[int, int]]) -> None:
+    """A piece whose masks would be too large beside the others is read in forwards of its own, as long as they may be."""
+    monkeypatch.setattr(choice, "LARGEST_MASK", 1500)
+    target = zoo.build("qwen3")
+    harness.check(harness.pipeline(target, zoo.good_draft(target), schedule=MIXED, batch_size=3, draft_length=3), ASKED)
+    assert not joined
+
+
+def test_on_a_device() -> None:
+    """On a device as strict as CUDA pieces beside rows are exact, between rounds that are recorded."""
+    target = zoo.build("qwen3")
+    with where.running_on("sim"):
+        options = {"schedule": MIXED, "batch_size": 3, "draft_length": 3, "graphs": "on"}
+        harness.check(harness.pipeline(target, zoo.good_draft(target), **options), ASKED)
+
+
+@pytest.mark.parametrize(
+    ("widths", "slots"),
+    [((2, 5), (7, 4)), ((5, 2), (4, 7)), ((3, 3), (5, 5))],
+    ids=["a wide piece", "a wide draft", "alike"],
+)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_joined_blocks(widths: tuple[int, int], slots: tuple[int, int], tree: bool) -> None:
+    """Every place of both blocks is where it is alone, and rows are widened by copies of their last place."""
+    blocks, places = [], []
+    for number, (width, extent) in enumerate(zip(widths, slots, strict=True)):
+        rows = 2 + number
+        values_BT = torch.arange(rows * width).view(rows, width) + 100 * number
+        key_order_BS = torch.arange(extent)[None] + 10 * number
+        sees_1TT = torch.eye(width, dtype=torch.bool)[None] if tree and not number else None
+        places.append(Placement(values_BT + 1, values_BT + 2, values_BT + 3, key_order_BS, sees_BTT=sees_1TT))
+        blocks.append(Block(values_BT, -1 - number * width, counts=np.array([1, width, 1][:rows])))
+    both = Joined.of(blocks[0], blocks[1], (places[0], places[1]))
+    width, slot_count = max(widths), max(slots)
+    for start, block, placed in ((0, blocks[0], places[0]), (2, blocks[1], places[1])):
+        own = slice(start, start + len(block.ids_BT))
+        at_T = torch.arange(width).clamp(max=block.width - 1)
+        assert both.block.ids_BT[own].equal(block.ids_BT[:, at_T])
+        assert both.placement.positions_BT[own].equal(placed.positions_BT[:, at_T])
+        assert both.placement.slots_BT[own].equal(placed.slots_BT[:, at_T])
+        assert both.placement.order_BT[own].equal(placed.order_BT[:, at_T])
+        extent = placed.key_order_BS.shape[1]
+        assert (both.placement.key_order_BS[own, :extent] == placed.key_order_BS).all()
+        assert (both.placement.key_order_BS[own, extent:] == -1).all()
+    assert both.placement.key_order_BS.shape == (5, slot_count)
+    if tree:
+        assert both.placement.sees_BTT is not None
+        assert both.placement.sees_BTT[0, : widths[0], : widths[0]].equal(torch.eye(widths[0], dtype=torch.bool))
+        ones = torch.ones(widths[1], widths[1], dtype=torch.bool)
+        assert both.placement.sees_BTT[3, : widths[1], : widths[1]].equal(ones.tril())
+    assert both.laid.tokens == sum(block.tokens for block in blocks)
+    states_BTD = torch.arange(5 * width * 2).view(5, width, 2)
+    parted = both.parted(Scores(torch.zeros(2, 1, 7), {3: states_BTD}))
+    assert parted.hidden[3].equal(states_BTD[:2, : widths[0]])
+    assert parted.beside is not None
+    assert parted.beside.hidden[3].equal(states_BTD[2:, : widths[1]])
+    assert parted.beside.logits_BTV.shape == (3, 0, 7)
