@@ -131,9 +131,12 @@ def eos_prompts(lengths: Sequence[int]) -> list[list[int]]:
     return made
 
 
-def save_pair(folder: Path) -> list[str]:
-    """Save a target, a draft model that often agrees with it, and a tokenizer; return the options that name both models."""
-    target, tokenizer = build("qwen3"), character_tokenizer()
+def save_pair(folder: Path, **options: Any) -> list[str]:
+    """Save a target, a draft model that often agrees with it, and a tokenizer; return the options that name both models.
+
+    ``options`` replace those of the models' configuration.
+    """
+    target, tokenizer = build("qwen3", **options), character_tokenizer()
     for name, model in {"target": target, "drafter": good_draft(target)}.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
