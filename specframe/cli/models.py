@@ -11,7 +11,7 @@ from specframe.cli import Extended
 from specframe.cli.tables import show_table
 
 
-@click.group(invoke_without_command=True, cls=Extended)
+@click.group(invoke_without_command=True, cls=Extended, subcommand_metavar="[COMMAND] [ARGS]...")
 @click.pass_context
 def models(ctx: click.Context) -> None:
     """List, add, remove or show names of models. Without a subcommand, list them."""

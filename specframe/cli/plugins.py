@@ -17,7 +17,7 @@ from specframe.plugins.registry import registry
 from specframe.plugins.templates import TEMPLATES
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND] [ARGS]...")
 @click.pass_context
 def plugins(ctx: click.Context) -> None:
     """List plugins, show one, see which combine, start a new one. Without a subcommand, list them."""
