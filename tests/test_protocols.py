@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,18 @@ from specframe_heads import testing as heads
 from specframe_heads.blocks import testing as blocks
 from specframe_heads.mtp import testing as mtp
 from specframe_heads.stepwise import testing as stepwise
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
+from specframe import contracts
 from specframe.contracts import cache, layout, roles, run
+from specframe.contracts.engine import Executor
 from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
+from specframe.contracts.states import StateStore
 from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.strict import UndeclaredError, declared, strict, strictly
+from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")
 DRAFT = zoo.good_draft(TARGET)
@@ -34,6 +39,7 @@ def check(pipe: Pipeline, asked: list[Request] = ASKED) -> None:
     """Decode with stand-ins, and compare all tokens."""
     pipe.parts.composition = strictly(pipe.composition, USED)
     pipe.parts.runner = strict(pipe.parts.runner, Model, USED)
+    pipe.executor = strict(pipe.executor, Executor, USED)
     harness.check(pipe, asked)
 
 
@@ -47,6 +53,8 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"accept": "gumbel"},
     {"graphs": "on"},
     {"schedule": "continuous,piece=4"},
+    {"check": True},
+    {"accept": "gumbel", "check": True, "drafter": "model,branch=2/2"},
 )
 
 
@@ -59,20 +67,28 @@ def test_standard_strategies(align: str, given: dict[str, Any]) -> None:
     check(harness.pipeline(TARGET, DRAFT, align=align, batch_size=3, **{"draft_length": 3, **given}))
 
 
-def spelled(width: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose tokens have so many characters each."""
-    backend = Tokenizer(models.BPE(vocab={chr(0x4E00 + token) * width: token for token in range(61)}, merges=[]))
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
 def test_a_draft_model_with_another_tokenizer() -> None:
     """It opens a cache of its own layout, and closes it for a larger one where texts have more tokens than rows."""
     target = fakes.fake_target()
     pipe = harness.pipeline(target, fakes.fake_draft(target), drafter="translated", batch_size=2, draft_length=3)
-    pipe.parts.tokenizer, pipe.parts.draft_tokenizer = spelled(2), spelled(1)
+    pipe.parts.tokenizer, pipe.parts.draft_tokenizer = fakes.spelled_tokenizer(2), fakes.spelled_tokenizer(1)
     check(pipe, harness.requests(harness.random_prompts([4, 2], 61), 30))
     assert ("Run", "close_cache") in USED
+
+
+def test_samples() -> None:
+    """Samples start from rows of their parents, which stand-ins copy as the objects do; a seed gives the tokens of these."""
+    found = []
+    for stand_in in (True, False):
+        pipe = harness.pipeline(TARGET, DRAFT, accept="gumbel", batch_size=3, draft_length=3, seed=2)
+        if stand_in:
+            pipe.parts.composition = strictly(pipe.composition, USED)
+            pipe.parts.runner = strict(pipe.parts.runner, Model, USED)
+        prompts = [request.prompt_ids for request in ASKED]
+        found.append(
+            [one.token_ids for one in pipe.generate(prompts, 6, sampling=Sampling(temperature=1.0, samples=3))]
+        )
+    assert found[0] == found[1]
 
 
 SAVE: dict[str, Callable[[Path], Any]] = {
@@ -146,6 +162,33 @@ def test_a_stand_in_is_its_object() -> None:
     with pytest.raises(UndeclaredError, match="TreeRule declares no 'budget'"):
         rule.budget = 1
     assert not hasattr(rule, "no_such_member")
+
+
+def protocols() -> Iterator[type]:
+    """Yield the protocols of the contracts."""
+    for one in pkgutil.iter_modules(contracts.__path__):
+        module = importlib.import_module(f"{contracts.__name__}.{one.name}")
+        for made in vars(module).values():
+            if getattr(made, "_is_protocol", False) and made.__module__ == module.__name__:
+                yield made
+
+
+def called(source: str) -> set[str]:
+    """Return the names of the members that a source text asks objects for."""
+    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+
+
+def test_no_member_is_declared_that_nobody_asks_for() -> None:
+    """The core, or a plugin of ours, has each member of each protocol by its name, somewhere outside of contracts and tests."""
+    root = Path(contracts.__path__[0]).parent
+    folders = [root, *(one for one in root.parent.glob("plugins/*/specframe_*") if one.is_dir())]
+    sources = [one for folder in folders for one in folder.rglob("*.py")]
+    asked = set[str]().union(
+        *(called(one.read_text("utf-8")) for one in sources if not {"contracts", "testing"} & {*one.parts})
+    )
+    found = [*protocols()]
+    assert {Model, Executor, StateStore, run.Run} <= {*found}
+    assert {(one.__name__, name) for one in found for name in declared(one) - asked} == set()
 
 
 OTHERS = {

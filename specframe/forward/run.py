@@ -85,11 +85,9 @@ class Run:
         store = (kv or self.kv).open(model.kv_shapes, self.rows, slots, model.device)
         if layout is not None:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
-            placed = layout(store, self.rows, slots)
-            return self._counted(CachedModel(model, store, placed, self.watch, how, record))
-        if layers := model.state_layers:
+        elif layers := model.state_layers:
             how = attrs.evolve(how, states=self._states(layers, model.device))
-        return self._counted(self._cached(model, store, how, record))
+        return self._counted(self._cached(model, store, layout, kv or self.kv, slots, how, record))
 
     def _counted(self, cached: CachedModel) -> CachedModel:
         """Return a cache that was just opened, as one of the run's, with room for the sequences that are live."""
@@ -109,9 +107,17 @@ class Run:
         self.caches.remove(unwrapped(cached))
         unwrapped(cached).release()
 
-    def _cached(self, model: Model, store: KVStore, how: How, record: Any) -> CachedModel:
-        """Return a model on a store; a run that checks puts its checks around both."""
-        layout = self.alignment.layout(store, self.rows, self.capacity)
+    def _cached(
+        self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
+    ) -> CachedModel:
+        """Return a model on a store; a run that checks puts its checks around both.
+
+        Args:
+            own: makes the layout; None: the alignment does.
+            kv: has opened the store, of so many slots per row.
+            record: as :class:`CachedModel` takes it.
+        """
+        layout = (own or self.alignment.layout)(store, self.rows, slots)
         return CachedModel(model, store, layout, self.watch, how, record)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:

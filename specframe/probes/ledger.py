@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import KVShape, KVStore, Placement
+from specframe.contracts.cache import KVBackend, KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence
-from specframe.contracts.run import Choose
+from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.attention.masks import masks
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
 from specframe.forward.views import gathered
 from specframe.probes.accounts import Account, Accounts
-from specframe.probes.tap import Listener, TappedAlignment
+from specframe.probes.tap import Listener, tapped_layout
 from specframe.probes.ties import Scales, tie_bound
 
 
@@ -36,12 +36,14 @@ class CheckedRun(Run):
 
     checks: Accounts = attrs.field(kw_only=True)
 
-    def _cached(self, model: Model, store: KVStore, how: How, record: Any) -> CachedModel:
+    def _cached(
+        self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
+    ) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
-        names = self.kv.open([shape] * len(model.kv_shapes), self.rows, self.capacity, model.device)
-        ledger = Ledger(model, names, self.checks, shares="paged" in self.kv.offers)
-        layout = TappedAlignment(self.alignment, ledger).layout(store, self.rows, self.capacity)
+        names = kv.open([shape] * len(model.kv_shapes), self.rows, slots, model.device)
+        ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares="paged" in kv.offers)
+        layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)
         return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
 
 
@@ -60,7 +62,7 @@ class CheckedModel(CachedModel):
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the placement after checking the batch that the layout is handed."""
-        self._ledger.checks.batch(batch)
+        self._ledger.handed(batch)
         return super().place(batch, block)
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
@@ -97,14 +99,21 @@ class Ledger(Listener):
 
     def __init__(self, runner: Model, names: KVStore, checks: Accounts, shares: bool) -> None:
         self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
-        self._drafted: dict[int, np.ndarray] = {}
+        self._drafted: dict[tuple[int, int], int] = {}
+        """The tokens of chains fed beyond the rows' ends in this round, by sequence and place."""
         self._drafted_in = 0
+        self._rows: list[list[int]] = []
+        """The rows' own tokens."""
         self._module = cast(PreTrainedModel, runner.module)
         self._scales = Scales(self._module)
 
-    def opening(self, rows: int) -> Ledger:
-        """Listen to the cache."""
-        return self
+    def handed(self, batch: Batch) -> None:
+        """Check the batch that a layout is about to be handed."""
+        self.checks.batch(batch)
+
+    def own(self, batch: Batch, accounts: list[Account]) -> list[list[int]]:
+        """Return the rows' own tokens."""
+        return [account.tokens for account in accounts]
 
     def arranged(self, sequences: list[Sequence]) -> None:
         """Arrange the names alike."""
@@ -117,9 +126,10 @@ class Ledger(Listener):
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Check the placement."""
         accounts = [self.checks.account(sequence) for sequence in batch.sequences]
-        self._note_draft(block)
+        self._rows = self.own(batch, accounts)
         depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
-        places_BT = np.array([[len(account.tokens)] for account in accounts]) + block.start + depth_BT
+        places_BT = np.array([[len(tokens)] for tokens in self._rows]) + block.start + depth_BT
+        self._note_draft(accounts, block, places_BT)
         if block.end <= 0:
             places_BT[~block.real] = -1
         self._check_positions(accounts, places_BT, placement)
@@ -144,20 +154,23 @@ class Ledger(Listener):
         alike = all(torch.equal(part, read[0]) for part in read)
         return read[0][:, 0].round().long().cpu().numpy() - 1, alike
 
-    def _note_draft(self, block: Block) -> None:
-        """Keep the tokens of a chain fed beyond the rows' ends in this round: place 0 is the first."""
+    def _note_draft(self, accounts: list[Account], block: Block, places_BT: np.ndarray) -> None:
+        """Keep the tokens of a chain fed beyond the rows' ends in this round."""
         if self._drafted_in != self.checks.round_number:
             self._drafted, self._drafted_in = {}, self.checks.round_number
-        if block.parents_BT is None:
-            for place in range(max(0, block.start), block.end):
-                self._drafted[place] = block.ids_BT[:, place - block.end].cpu().numpy()
+        if block.parents_BT is not None or block.end <= 0:
+            return
+        for row, (account, ids) in enumerate(zip(accounts, block.ids_BT.tolist(), strict=True)):
+            fed = zip(places_BT[row].tolist(), ids, strict=True)
+            self._drafted |= {(account.number, place): token for place, token in fed if place >= len(self._rows[row])}
 
     def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
         """Return a row's tokens up to its end + ``offset``: its own tokens, then this round's drafted chain."""
+        tokens = self._rows[row]
         if offset < 0:
-            return np.array(account.tokens[:offset], dtype=np.int64)
-        drafted = [int(self._drafted[place][row]) for place in range(offset)]
-        return np.array(account.tokens + drafted, dtype=np.int64)
+            return np.array(tokens[:offset], dtype=np.int64)
+        drafted = [self._drafted[account.number, len(tokens) + place] for place in range(offset)]
+        return np.array(tokens + drafted, dtype=np.int64)
 
     def _paths(self, row: int, account: Account, block: Block) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield, for each path, its fed tokens' places in the block and all tokens of the row up to the path's end."""
@@ -252,6 +265,24 @@ class Ledger(Listener):
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")
+
+
+class ViewLedger(Ledger):
+    """The ledger of a cache with a layout of its own, whose drafter feeds it batches of its own making.
+
+    A row's tokens are those of the batch: of another vocabulary, or without the first one. A fork begins with what its parent's row
+    has of them.
+    """
+
+    def handed(self, batch: Batch) -> None:
+        """Check nothing: the batch is not the pool's."""
+
+    def own(self, batch: Batch, accounts: list[Account]) -> list[list[int]]:
+        """Return the rows' tokens as the batch has them on the host."""
+        return [row[:length].tolist() for row, length in zip(batch.tokens, batch.lengths, strict=True)]
+
+    def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
+        return {} if account.parent is None else {account.parent: len(names_SN)}
 
 
 def inherited(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:

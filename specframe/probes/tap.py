@@ -16,7 +16,7 @@ from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.run import Run
+from specframe.contracts.run import MakesLayout, Run
 from specframe.values import Wrapper
 
 
@@ -93,8 +93,7 @@ class TappedAlignment(Tap):
         listener = self._listener.opening(rows)
         if listener is None:
             return self.__wrapped__.layout(store, rows, capacity)
-        tapped_store = Tap(store, listener, arrange="arranged", move="moved")
-        return Tap(self.__wrapped__.layout(tapped_store, rows, capacity), listener, place="placed", settle="settled")
+        return tapped_layout(self.__wrapped__.layout, listener, store, rows, capacity)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return what stands after telling it."""
@@ -103,6 +102,12 @@ class TappedAlignment(Tap):
         stands: Transfer = self.__wrapped__.commit(batch, draft, transfer)
         self._listener.committed(batch, order, judged, stands)
         return stands
+
+
+def tapped_layout(make: MakesLayout, listener: Listener, store: KVStore, rows: int, capacity: int) -> Tap:
+    """Return a layout with a tap around it and its store."""
+    tapped_store: Any = Tap(store, listener, arrange="arranged", move="moved")
+    return Tap(make(tapped_store, rows, capacity), listener, place="placed", settle="settled")
 
 
 def listeners(layout: Any) -> Iterator[Listener]:

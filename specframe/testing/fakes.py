@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch.nn.functional import one_hot
 from transformers import (
@@ -151,6 +151,13 @@ def fake_tokenizer(vocabulary: int = 61, eos: int = 0) -> PreTrainedTokenizerBas
     tokens.pre_tokenizer = Split(";", "merged_with_previous")
     tokens.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<eos>")
+
+
+def spelled_tokenizer(width: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer without merges, whose 61 tokens have so many characters each."""
+    tokens = Tokenizer(BPE(vocab={chr(0x4E00 + token) * width: token for token in range(61)}, merges=[]))
+    tokens.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens)
 
 
 def word(token: int) -> str:
