@@ -219,7 +219,7 @@ class KVBackend(Protocol):
     needs: frozenset[str]
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
-    columns than the capacity), and the kind of their views, "dense" or "paged"."""
+    columns than the capacity), the kind of their views, "dense" or "paged", and "states" (it keeps those of layers as well)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""
