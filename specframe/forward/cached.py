@@ -159,7 +159,8 @@ class CachedModel:
 
     def _feed_both(self, batch: Batch, block: Block, keep: int, beside: Batch, piece: Block) -> Scores:
         """Return the scores of a block, with those of a piece of prompts that is fed in the same forward."""
-        both = Joined.of(block, piece, (self.place(batch, block), self.place(beside, piece)))
+        of_piece = self.place(beside, piece)  # first: checks of scores follow the places that they saw last
+        both = Joined.of(block, piece, (self.place(batch, block), of_piece))
         if self._together[:2] != (batch.sequences, beside.sequences):
             self._together = batch.sequences, beside.sequences, [*batch.sequences, *beside.sequences]
         with self._watch.stage("schedule"):
