@@ -14,7 +14,8 @@ from specframe.contracts.cache import KVBackend, KVShape, KVStore, KVView, Paged
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import Inputs, LayerState, Parts, StateLayer
-from specframe.testing import harness, standard, zoo
+from specframe.plugins.registry import registry
+from specframe.testing import harness, standard, states, zoo
 from specframe.testing.conformance import KVBackendSuite, StateStoreSuite
 from specframe.testing.strict import strict
 
@@ -160,6 +161,20 @@ class TestDiaries(StateStoreSuite):
 
     def make(self, inner: KVBackend) -> Diaries:
         return Diaries(inner)
+
+
+def test_the_backend_that_offers_states_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store is told of every forward, and no other store is opened."""
+    told = list[int]()
+    begin = Diary.begin
+    monkeypatch.setattr(
+        Diary, "begin", lambda self, batch, block: (told.append(len(batch)), begin(self, batch, block))[1]
+    )
+    with states.known():
+        target = states.fake_state_target()
+        kv = Diaries(registry().make("KV backend", standard.STORE))
+        harness.check(harness.pipeline(target, None, kv=kv, batch_size=2), harness.requests([[1, 2], [3]], 4))
+    assert len(told) == 4
 
 
 class Notebooks:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specframe.forward.ongoing import changed, owned
+from specframe.forward.ongoing import Changed, owned
 
 
 @contextlib.contextmanager
@@ -18,5 +18,5 @@ def evaluating(*models: torch.nn.Module | None) -> Iterator[None]:
     """
     modules = [module for model in models if model is not None for module in model.modules()]
     training = [module for module, so in zip(modules, owned(modules, "training"), strict=True) if so]
-    with changed(training, "training", lambda _: False):
+    with Changed(training, "training", lambda _: False):
         yield

@@ -81,22 +81,29 @@ def owned(owners: Iterable[Any], name: str) -> list[Any]:
         ]
 
 
-@contextlib.contextmanager
-def changed(owners: list[Any], name: str, value: Callable[[Any], Any]) -> Iterator[None]:
-    """Have an attribute of objects changed inside the block, in every thread, and for as long as another thread needs the same.
+class Changed:
+    """Has an attribute of objects changed inside the block, in every thread, and for as long as another thread needs the same.
+
+    It is a class, since every round has such a block, and a generator's takes longer.
 
     Args:
+        owners: the objects.
+        name: of the attribute.
         value: returns the value for an object, from its own one.
     """
-    with _lock:
-        for owner in owners:
-            _change(owner, name, value)
-    try:
-        yield
-    finally:
+
+    def __init__(self, owners: list[Any], name: str, value: Callable[[Any], Any]) -> None:
+        self._owners, self._name, self._value = owners, name, value
+
+    def __enter__(self) -> None:
         with _lock:
-            for owner in owners:
-                _restore(owner, name)
+            for owner in self._owners:
+                _change(owner, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            for owner in self._owners:
+                _restore(owner, self._name)
 
 
 def read(owner: Any, name: str) -> Any:
@@ -193,7 +200,7 @@ def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]
     to write to a configuration.
     """
     sdpa = [config for config in configs if own(config, "_attn_implementation") == "sdpa"]
-    return changed(sdpa, "_attn_implementation", lambda _: NAME)
+    return Changed(sdpa, "_attn_implementation", lambda _: NAME)
 
 
 @contextlib.contextmanager

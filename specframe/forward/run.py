@@ -24,6 +24,32 @@ from specframe.forward.states import RowStates
 from specframe.values import unwrapped
 
 
+class Sessions:
+    """The sessions of several models, as one context. An exit stack takes longer, and every round has one."""
+
+    def __init__(self, sessions: list[contextlib.AbstractContextManager[None]]) -> None:
+        self._sessions, self._begun = sessions, 0
+
+    def __enter__(self) -> None:
+        try:
+            for one in self._sessions:
+                one.__enter__()
+                self._begun += 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        failed: BaseException | None = None
+        for one in self._sessions[: self._begun]:
+            try:
+                one.__exit__(None, None, None)
+            except BaseException as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+
 @attrs.define(eq=False)
 class Run:
     """One run: its models, its rows, and how to open a cache that is laid out as the alignment wants it."""
@@ -150,12 +176,9 @@ class Run:
             cached.forget(sequence)
         self._reserved.pop(id(sequence), None)
 
-    def session(self) -> contextlib.ExitStack:
+    def session(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a round, which is a session of every model."""
-        with contextlib.ExitStack() as stack:
-            for cached in (*self.caches, *self._sharing):
-                stack.enter_context(cached.runner.session())
-            return stack.pop_all()
+        return Sessions([cached.runner.session() for cached in (*self.caches, *self._sharing)])
 
     def release(self) -> None:
         """Let go of all caches, whatever one of them raises."""
