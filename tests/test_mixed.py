@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
+from specframe_std.kv.slab import SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
 
 from specframe.contracts.cache import Placement
@@ -40,7 +41,10 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     def feed(self: CachedModel, batch: Batch, block: Block, keep: int, beside: Batch, piece: Block) -> Scores:
         seen.append((len(batch), len(beside)))
-        return usual(self, batch, block, keep, beside, piece)
+        scores = usual(self, batch, block, keep, beside, piece)
+        if isinstance(self.store, SlabStore):
+            assert self.store._row_map._batch == batch.sequences, "the cache's rows are those of the round again"
+        return scores
 
     monkeypatch.setattr(CachedModel, "_feed_both", feed)
     return seen
