@@ -50,19 +50,20 @@ class Accounts:
 
     def __init__(self) -> None:
         self.round_number = 1
-        self._accounts: dict[int, Account] = {}
+        self._accounts: dict[tuple[int, int], Account] = {}
         self._numbers = itertools.count()
 
     def account(self, sequence: Sequence) -> Account:
         """Return a sequence's account; a new sequence's account is made from its request.
 
-        One that goes on in the place of another, which has given its row back, has that one's account.
+        One that goes on in the place of another, which has given its row back, has that one's account. It is found by the
+        request's key, whatever a strategy has made of the request.
         """
         request = sequence.request
-        known = self._accounts.get(id(request))
+        known = self._accounts.get(request.key)
         if known is None or (known.sequence is not sequence and known.sequence.finish_reason is not None):
             prompt = list(request.prompt_ids)
-            known = self._accounts[id(request)] = Account(
+            known = self._accounts[request.key] = Account(
                 next(self._numbers),
                 sequence,
                 request.index,
