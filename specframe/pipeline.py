@@ -369,6 +369,14 @@ class Pipeline:
         self._results.errors = len(failed) + len(refused)
         return [*failed, *refused]
 
+    def close(self) -> None:
+        """Release the memory that is kept between runs; the pipeline may be used further.
+
+        Call it when adapters of a model are switched, too: what a KV backend has cached of prompts was computed without them.
+        """
+        if "parts" in vars(self):
+            self.parts.stores.clear()
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
         return self.requests.encode(prompt)

@@ -37,6 +37,7 @@ FIGURES = (
     "acceptance_histogram",
     "realign_share",
     "padding_share",
+    "prefix_hit_tokens",
     "tokens_computed",
     "filler_share",
     "grouping_rate",

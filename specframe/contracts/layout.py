@@ -19,9 +19,8 @@ class Layout(Protocol):
         """Make the batch's sequences the rows of what follows, moving whatever has to move. Nothing when all is in place."""
 
     def place(self, batch: Batch, block: Block) -> Placement:
-        """Return places for the tokens about to be fed. What lies before a row's first token is padding; so are own tokens of a row
-        that are not ``block.real``: these are cached, and must not be written over.
-        """
+        """Return places for the tokens about to be fed. What precedes a row's first token is padding, and so is what is not real of
+        a row's own tokens (``block.real``): these are cached, and are not to be written over."""
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand.

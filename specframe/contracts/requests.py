@@ -91,12 +91,13 @@ class Request:
 
 @attrs.define
 class SequenceMetrics:
-    """Counts of one sequence, under vLLM's names. The acceptance histogram does not count the bonus token."""
+    """Counts of one sequence, as docs/figures.md has them. The acceptance histogram does not count the bonus token."""
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: dict[int, int] = attrs.Factory(dict)
+    prefix_hit_tokens: int = 0
 
     def count(self, drafted: int, accepted: int) -> None:
         """Count one round with ``drafted`` proposed and ``accepted`` accepted draft tokens."""

@@ -59,6 +59,7 @@ class Kept:
         self._state = self._pipe = None
         pipe = pipe or self._make(target, draft, draft_length)
         yield pipe
+        pipe.close()  # between calls of ``generate`` a model has no cache
         self._state, self._pipe = state, pipe
 
 

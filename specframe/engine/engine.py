@@ -152,7 +152,7 @@ class Engine:
         self._groups.add(group, request)
         self._joined = self._joined or self._opened is not None
         if self._opened and group == self._groups.current and not self._fits(self._opened, request):
-            self._shut()
+            self._shut(keep=True)
 
     def make_room(self, tokens: int) -> None:
         """Open caches with room for the whole batch and for sequences of ``tokens`` tokens, whatever the first requests need."""
@@ -190,7 +190,7 @@ class Engine:
         if self.idle:
             return None
         if self._groups.turn():
-            self._shut()
+            self._shut()  # what is cached was computed with other rotary factors
         pool, report = self._groups.pool, None
         pool.most = self._limits.live
         try:
@@ -210,7 +210,7 @@ class Engine:
             return report
         self._limits.let_in(pool.rows, pool.unfinished > len(pool.live))
         if self._limits.grow(pool.unfinished > pool.rows):
-            self._shut()
+            self._shut(keep=True)
         return report
 
     @contextlib.contextmanager
@@ -281,8 +281,8 @@ class Engine:
                 self._shut()
 
     def close(self) -> None:
-        """Release the caches. Requests that have not finished are forgotten."""
-        self._shut()
+        """Release the caches; their stores stay open for a later run. Requests that have not finished are forgotten."""
+        self._shut(keep=True)
         self._groups.clear()
         self._late = None
 
@@ -307,26 +307,29 @@ class Engine:
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
         self._warn_of_short_draft(longest)
         most = self._limits.of(use.scheduler.rows(self._limits.batch_size))
-        pool.put_back(most if self._joined else min(most, pool.unfinished), longest + use.policy.maximum.nodes + 1)
+        rows = most if self._joined else min(most, pool.unfinished)
+        pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
         pool.reserve, pool.release = run.reserve, run.forget
         self._held.callback(run.release)
         for role in (use.drafter, use.verifier, use.rule, use.alignment):
             role.start(run)
+        self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful
         return Opened(run, use, greedy, most, check)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts
         start = self._checks.run if self._checks else Run
+        rows, capacity = parts.stores.room(parts.runner, use.kv, pool.rows, pool.capacity, self._groups.current)
         return start(
             parts.runner,
             use.alignment,
             use.rule,
             use.kv,
-            pool.rows,
-            pool.capacity,
+            rows,
+            capacity,
             self._watch,
             seed=recipe.seed,
             draft_model=parts.draft,
@@ -335,15 +338,23 @@ class Engine:
             attention=() if recipe.bitwise and isinstance(use.attention, tuple) else use.attention,
             graphs=recipe.graphs,
             layers=recipe.layers,
+            stores=None if self._checks else parts.stores,
         )
 
-    def _shut(self) -> None:
-        """Release the run that is open, or have that done after the round that is under way in it."""
+    def _shut(self, keep: bool = False) -> None:
+        """Release the run that is open, or have that done after the round that is under way in it.
+
+        Args:
+            keep: leave its stores open for a later run. What a round has failed in, or ran out of memory in, is opened anew.
+        """
         if self._deciding:
             self._spoilt = True
             return
-        self._opened = None
-        self._held.close()
+        opened, self._opened = self._opened, None
+        with contextlib.closing(self._held):
+            if opened and keep:
+                self._groups.pool.put_back(0)
+                opened.run.put_away(self._groups.current)
 
     def _recover(self, how: str) -> None:
         """Free the device's memory after it ran out, and say how things go on."""

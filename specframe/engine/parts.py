@@ -13,6 +13,7 @@ from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.runner import ModelRunner
+from specframe.forward.stores import Stores
 from specframe.models import loading, vocabulary
 from specframe.models.load_options import keywords
 from specframe.models.pairs import check_location, choose, is_model
@@ -45,6 +46,9 @@ class Parts:
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     draft_context: int | None = None
     """The longest sequence of a draft model that drafts token for token, in tokens; None: it has no bound."""
+
+    stores: Stores = attrs.field(factory=Stores, init=False)
+    """The caches' stores between two runs; an engine that is open has taken them out."""
 
     @property
     def target(self) -> PreTrainedModel:

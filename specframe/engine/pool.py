@@ -230,6 +230,8 @@ class Pool:
                 )
             return False
         sequence.unread = 0 if sequence.parent else tokens - cached
+        if not (sequence.parent or sequence.token_ids):
+            sequence.metrics.prefix_hit_tokens = cached
         return True
 
     def _taken_up(self, request: Request) -> Sequence:

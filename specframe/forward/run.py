@@ -21,6 +21,7 @@ from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.states import RowStates
+from specframe.forward.stores import OpenStore, Stores
 from specframe.values import unwrapped
 
 
@@ -73,10 +74,14 @@ class Run:
     """Whether forwards are recorded as CUDA graphs: "on", "off", or "auto": where there is CUDA."""
     layers: str = "eager"
     """How decoder layers are run: "eager", "compiled", or "auto": compiled as soon as that pays."""
+    stores: Stores | None = None
+    """The stores that earlier runs have left open; None: all are opened for this one alone."""
     target: CachedModel = attrs.field(init=False)
     caches: list[CachedModel] = attrs.Factory(list)
     """The models with a cache of their own."""
     _sharing: list[CachedModel] = attrs.field(factory=list, init=False)
+    _stores: dict[int, OpenStore] = attrs.field(factory=dict, init=False)
+    """The store of each cache."""
     _reserved: dict[int, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
     """The sequences that all caches have made room for, and the tokens that each begins with."""
 
@@ -107,17 +112,26 @@ class Run:
         if share is not None:
             self._sharing.append(unwrapped(share).shared(model, how, record))
             return self._sharing[-1]
-        slots = self.capacity if capacity is None else capacity
-        store = (kv or self.kv).open(model.kv_shapes, self.rows, slots, model.device)
+        backend, slots = kv or self.kv, self.capacity if capacity is None else capacity
+        opened = self._opened(model, backend, slots, layout is None)
+        how = attrs.evolve(how, states=opened.states)
         if layout is not None:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
-        elif layers := model.state_layers:
-            how = attrs.evolve(how, states=self._states(layers, model.device))
-        return self._counted(self._cached(model, store, layout, kv or self.kv, slots, how, record))
+        return self._counted(self._cached(model, opened.store, layout, backend, slots, how, record), opened)
 
-    def _counted(self, cached: CachedModel) -> CachedModel:
+    def _opened(self, model: Model, kv: KVBackend, slots: int, states: bool) -> OpenStore:
+        """Return a store for a model: one that an earlier run has left, or a new one; ``states``: with those of its layers."""
+        if self.stores and (left := self.stores.take(model, kv, self.rows, slots)):
+            return left
+        store = kv.open(model.kv_shapes, self.rows, slots, model.device)
+        layers = model.state_layers if states else {}
+        kept = self._states(layers, model.device) if layers else None
+        return OpenStore(unwrapped(model), unwrapped(kv), self.rows, slots, store, kept)
+
+    def _counted(self, cached: CachedModel, opened: OpenStore) -> CachedModel:
         """Return a cache that was just opened, as one of the run's, with room for the sequences that are live."""
         self.caches.append(cached)
+        self._stores[id(cached)] = opened
         for sequence, tokens in self._reserved.values():
             cached.reserve(sequence, tokens)
         return cached
@@ -131,6 +145,7 @@ class Run:
     def close_cache(self, cached: contracts.CachedModel) -> None:
         """Release a cache before the run ends."""
         self.caches.remove(unwrapped(cached))
+        del self._stores[id(unwrapped(cached))]
         unwrapped(cached).release()
 
     def _cached(
@@ -185,7 +200,14 @@ class Run:
         with contextlib.ExitStack() as released:
             for cached in (*self.caches, *self._sharing):
                 released.callback(cached.release)
-            self.caches, self._sharing, self._reserved = [], [], {}
+            self.caches, self._sharing, self._reserved, self._stores = [], [], {}, {}
+
+    def put_away(self, group: bool) -> None:
+        """Let go of all caches, and leave their stores open for a later run; ``group``: of rotary factors, that they are for."""
+        left = list(self._stores.values())
+        self.release()
+        if self.stores:
+            self.stores.keep(left, group)
 
     @property
     def kv_bytes(self) -> int:

@@ -72,6 +72,7 @@ def add(total: SequenceMetrics, one: SequenceMetrics) -> None:
     total.num_spec_steps += one.num_spec_steps
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted_draft_tokens += one.num_accepted_draft_tokens
+    total.prefix_hit_tokens += one.prefix_hit_tokens
     for accepted, rounds in one.acceptance_histogram.items():
         total.acceptance_histogram[accepted] = total.acceptance_histogram.get(accepted, 0) + rounds
 
@@ -106,6 +107,8 @@ class RunReport:
     """Waits of the host for the device, per decoding round; None: the device does not count them."""
     h2d_copies: float | None = None
     """Copies from the host to the device, per decoding round; None: the device does not count them."""
+    prefix_hit_tokens: int = 0
+    """Tokens of prompts that were not fed, since the caches had them."""
     tokens_computed: int = 0
     """Tokens that target and draft model have computed, prompts and filler included."""
     filler_share: float = 0.0
@@ -158,6 +161,7 @@ def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int
         num_spec_steps=total.num_spec_steps,
         num_draft_tokens=total.num_draft_tokens,
         num_accepted_draft_tokens=total.num_accepted_draft_tokens,
+        prefix_hit_tokens=total.prefix_hit_tokens,
         mean_acceptance_length=total.mean_acceptance_length,
         draft_acceptance_rate=total.draft_acceptance_rate,
         acceptance_histogram=dict(sorted(total.acceptance_histogram.items())),

@@ -23,17 +23,19 @@ class Pages:
     Options:
         page: slots of a page.
         pages: of all rows; without it as many as the rows take that share nothing.
+        lasting: keep what is cached of released sequences' prompts, for prompts that begin alike, until others need the pages.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "move", "paged"})
 
-    def __init__(self, page: int = 4, pages: int | None = None) -> None:
-        self.page, self.pages = page, pages
+    def __init__(self, page: int = 4, pages: int | None = None, lasting: bool = False) -> None:
+        self.page, self.pages, self.lasting = page, pages, lasting
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
         """Return a store whose rows have a spare slot for padding."""
-        return PagedStore(shapes, rows, -(-(capacity + 1) // self.page), self.page, device, self.pages)
+        count = -(-(capacity + 1) // self.page)
+        return PagedStore(shapes, rows, count, self.page, device, self.pages, self.lasting)
 
 
 @attrs.define(eq=False)
@@ -43,6 +45,8 @@ class Row:
     sequence: Sequence
     pages: list[int]
     shared: int
+    tokens: int
+    """Tokens that the sequence began with."""
     begun: bool = False
     """Whether it has been arranged."""
 
@@ -53,9 +57,16 @@ class PagedStore:
     slots, first = None, 0
 
     def __init__(
-        self, shapes: list[KVShape], rows: int, count: int, page: int, device: torch.device, pages: int | None = None
+        self,
+        shapes: list[KVShape],
+        rows: int,
+        count: int,
+        page: int,
+        device: torch.device,
+        pages: int | None = None,
+        lasting: bool = False,
     ) -> None:
-        self.rows, self.page, self._count = rows, page, count
+        self.rows, self.page, self._count, self._lasting = rows, page, count, lasting
         pages = rows * count if pages is None else pages
         self._layers = [
             [
@@ -66,6 +77,8 @@ class PagedStore:
         ]
         self._device, self._users = device, [0] * pages
         self._rows: dict[int, Row] = {}
+        self._past: list[Row] = []
+        """What is left of released sequences, the longest ago first."""
 
     @property
     def shared(self) -> int:
@@ -91,16 +104,17 @@ class PagedStore:
         pages that nobody has, None is returned.
         """
         like, common = None, 0
-        for row in self._rows.values():
+        for row in (*self._past, *self._rows.values()):
             pairs = zip(row.sequence.request.prompt_ids, sequence.request.prompt_ids, strict=False)
             length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             if length > common:
                 like, common = row, length
         shared = like.pages[: common // self.page] if like else []
+        self._forget(self._count - len(shared), like)
         free = [page for page, users in enumerate(self._users) if not users][: self._count - len(shared)]
         if len(shared) + len(free) < self._count:
             return None
-        self._rows[id(sequence)] = Row(sequence, [*shared, *free], len(shared))
+        self._rows[id(sequence)] = Row(sequence, [*shared, *free], len(shared), tokens)
         for page in (*shared, *free):
             self._users[page] += 1
         if like is None or not like.sequence.ready:
@@ -108,10 +122,26 @@ class PagedStore:
         return min(common, len(like.sequence.request.prompt_ids) - 1) // self.page * self.page
 
     def release(self, sequence: Sequence) -> None:
-        """Give a sequence's pages back, as far as no other has them."""
+        """Give a sequence's pages back, as far as no other has them; of a prompt that was read the full ones may be kept."""
         row = self._rows.pop(id(sequence), None)
-        for page in row.pages if row else ():
+        if row is None:
+            return
+        read = self._lasting and len(sequence.start_ids) > row.tokens  # one that has generated has read its prompt
+        full = (len(sequence.request.prompt_ids) - 1) // self.page if read else 0
+        for page in row.pages[full:]:
             self._users[page] -= 1
+        if full:
+            row.pages = row.pages[:full]
+            self._past.append(row)
+
+    def _forget(self, needed: int, like: Row | None) -> None:
+        """Give up what is left of released sequences, but for one, until so many pages are free."""
+        for row in [one for one in self._past if one is not like]:
+            if sum(not users for users in self._users) >= needed:
+                return
+            self._past.remove(row)
+            for page in row.pages:
+                self._users[page] -= 1
 
     def expect(self, placement: Placement) -> None:
         """Take the slots that the next forward writes."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specframe.observe.counts import RunReport
 
-SUMS = ("sequences", "tokens", "rounds", "target_forwards", "draft_forwards", "tokens_computed")
+SUMS = ("sequences", "tokens", "rounds", "target_forwards", "draft_forwards", "tokens_computed", "prefix_hit_tokens")
 DRAFTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 

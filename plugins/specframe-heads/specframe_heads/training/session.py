@@ -101,6 +101,7 @@ class Session:
         )
         model = pipe.target_model.requires_grad_(False)
         written = {name: self._written(pipe, name, some) for name, some in prompts.items()}
+        pipe.close()
         others = written.get("held-out", written["data"][::HELD_OUT])
         taught = written["data"] if "held-out" in written else [one for one in written["data"] if one not in others]
         head = self._trained(Target(model), taught)

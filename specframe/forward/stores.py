@@ -1,0 +1,89 @@
+"""Stores that stay open from one run to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from specframe.contracts.cache import KVBackend, KVShape, KVStore
+from specframe.contracts.model import Model
+from specframe.contracts.states import StateStore
+from specframe.values import unwrapped
+
+
+@attrs.frozen(eq=False)
+class OpenStore:
+    """The keys, values and states of one model, and what they were opened for."""
+
+    model: Model
+    kv: KVBackend
+    rows: int
+    capacity: int
+    """Slots per row."""
+    store: KVStore
+    states: StateStore | None = None
+    _shapes: list[KVShape] = attrs.field(init=False)
+    _weights: list[tuple[int, int]] = attrs.field(init=False)
+
+    @_shapes.default
+    def _of_the_model(self) -> list[KVShape]:
+        return self.model.kv_shapes
+
+    @_weights.default
+    def _as_they_are(self) -> list[tuple[int, int]]:
+        return weights(self.model)
+
+    def suits(self, model: Model, kv: KVBackend) -> bool:
+        """Return whether this was opened for a model as it is now, by this backend."""
+        same = self.model is unwrapped(model) and self.kv is unwrapped(kv)
+        return same and self._shapes == model.kv_shapes and self._weights == weights(model)
+
+
+class Stores:
+    """The stores of the last run, for the next one that they suit. A run takes them out: no two have the same.
+
+    What a store has cached of prompts is right for the model as it was, so one whose weights were written to since suits nobody.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[OpenStore] = []
+        self._group = False
+
+    def room(self, model: Model, kv: KVBackend, rows: int, capacity: int, group: bool) -> tuple[int, int]:
+        """Return the rows and the capacity that a run is to open caches with: those that are kept, if they suffice.
+
+        Args:
+            model: the target.
+            kv: its backend.
+            rows, capacity: what the run needs at least.
+            group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
+        """
+        target = next((one for one in self._kept if one.suits(model, kv)), None)
+        if target is None or target.rows < rows or target.capacity < capacity or group != self._group:
+            self.clear()
+            return rows, capacity
+        return target.rows, target.capacity
+
+    def take(self, model: Model, kv: KVBackend, rows: int, capacity: int) -> OpenStore | None:
+        """Take out what suits a model with so many rows and slots; None: there is none, and what its role had is let go."""
+        for one in [one for one in self._kept if one.model.role == model.role]:
+            self._kept.remove(one)
+            if one.suits(model, kv) and (one.rows, one.capacity) == (rows, capacity):
+                return one
+        return None
+
+    def keep(self, opened: Iterable[OpenStore], group: bool) -> None:
+        """Keep the stores of a run that has ended, in the place of all others."""
+        self._kept, self._group = list(opened), group
+
+    def clear(self) -> None:
+        """Let go of all stores."""
+        self._kept = []
+
+
+def weights(model: Model) -> list[tuple[int, int]]:
+    """Return what tells whether a model's weights were replaced, or written to."""
+    parameters: Iterable[torch.nn.Parameter] = model.module.parameters()
+    return [(id(one), 0 if one.is_inference() else one._version) for one in parameters]

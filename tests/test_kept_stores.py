@@ -1,0 +1,226 @@
+"""Stores stay open between the runs of a pipeline, and what they have cached of prompts is not read again."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.kv.slab import Slab
+from specframe_std.verifiers.chain import ChainVerifier
+
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.errors import ContractError
+from specframe.forward.stores import OpenStore, Stores
+from specframe.pipeline import Pipeline
+from specframe.testing import fakes, harness, states, zoo
+from specframe.testing.paged import Gathering, Pages
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+ASKED = harness.requests(harness.random_prompts([5, 9, 1], 61), [9, 4, 7], {7})
+
+
+class Noted(Slab):
+    """Notes the rows, the capacity and the store of each opening."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[tuple[int, int, weakref.ref[Any]]] = []
+
+    def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> Any:
+        """Return a store."""
+        store = super().open(shapes, rows, capacity, device)
+        self.opened.append((rows, capacity, weakref.ref(store)))
+        return store
+
+    def alive(self) -> int:
+        """Return how many stores are there yet."""
+        gc.collect(0)
+        return sum(store() is not None for *_, store in self.opened)
+
+
+def noted(target: Any = TARGET, **options: Any) -> tuple[Pipeline, Noted]:
+    """Return a pipeline of two models, and its backend."""
+    kv, options = Noted(), {"batch_size": 3, "draft_length": 3, **options}
+    return harness.pipeline(target, DRAFT, kv=kv, **options), kv
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_a_second_run_opens_nothing(align: str, graphs: str) -> None:
+    """What fits is used again, with fewer rows and shorter sequences, too; what does not fit is let go and opened anew."""
+    pipe, kv = noted(align=align, graphs=graphs)
+    harness.check(pipe, ASKED)
+    assert len(kv.opened) == 2, "the target's and the draft model's"
+    harness.check(pipe, ASKED[1:])
+    pipe.batch_size = 2
+    harness.check(pipe, ASKED)
+    assert (len(kv.opened), kv.alive()) == (2, 2)
+    longer = harness.requests(harness.random_prompts([20, 3], 61), 20)
+    harness.check(pipe, longer)
+    assert (len(kv.opened), kv.alive()) == (4, 2), "longer sequences"
+    pipe.batch_size = 4
+    harness.check(pipe, harness.requests(harness.random_prompts([2] * 4, 61), 3))
+    assert len(kv.opened) == 6, "more rows"
+    assert kv.alive() == 2
+
+
+def test_samples_and_temperatures_use_the_same() -> None:
+    """Another acceptance rule has the same caches, and draws what it would have drawn."""
+    pipe, kv = noted(accept="auto", draft_length=3)
+    how, prompts = Sampling(temperature=1.0, samples=2), [one.prompt_ids for one in ASKED]
+    harness.check(pipe, ASKED)
+    found = [one.token_ids for one in pipe.generate(prompts[:1], 5, sampling=how)]
+    assert len(kv.opened) == 2
+    free, _ = noted(accept="auto", draft_length=3)
+    assert found == [one.token_ids for one in free.generate(prompts[:1], 5, sampling=how)]
+
+
+def test_states_begin_anew() -> None:
+    """The states of rows of an earlier run are not those of another's."""
+    with states.known():
+        target = states.fake_state_target()
+        kv = Noted()
+        pipe = harness.pipeline(target, states.fake_state_draft(target), kv=kv, batch_size=3, draft_length=3)
+        for asked in (ASKED, ASKED[1:], ASKED):
+            harness.check(pipe, asked)
+    assert len(kv.opened) == 2
+
+
+def test_a_run_that_is_left_in_the_middle() -> None:
+    """A run whose results are not waited for leaves rows to the next one, and forgets its own."""
+    pipe, kv = noted()
+    results = pipe.decode(ASKED)
+    next(iter(results))
+    results.close()  # type: ignore[attr-defined]
+    harness.check(pipe, ASKED)
+    assert len(kv.opened) == 2
+
+
+def test_closing_frees_the_memory() -> None:
+    """A closed pipeline holds no store and goes on with new ones; one that is gone holds none either."""
+    pipe, kv = noted()
+    harness.check(pipe, ASKED)
+    pipe.close()
+    assert kv.alive() == 0
+    harness.check(pipe, ASKED)
+    assert (len(kv.opened), kv.alive()) == (4, 2)
+    del pipe
+    gc.collect()
+    assert kv.alive() == 0
+
+
+class Failing(ChainVerifier):
+    """Fails at its third call, once."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error, self._calls = error, 0
+
+    def score(self, *given: Any) -> Any:
+        """Score, or fail."""
+        self._calls += 1
+        if self._calls == 3:
+            raise self._error
+        return super().score(*given)
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), torch.OutOfMemoryError("CUDA out of memory")], ids=type)
+def test_what_a_round_has_failed_in_is_not_used_again(error: Exception) -> None:
+    """After an error, or a lack of memory, caches are opened anew."""
+    pipe, kv = noted(verify=Failing(error))
+    if isinstance(error, ValueError):
+        with pytest.raises(ContractError, match="planted"):
+            harness.decode(pipe, ASKED)
+        assert kv.alive() == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        harness.check(pipe, ASKED)
+    assert (len(kv.opened), kv.alive()) == (4, 2)
+
+
+def test_engines_that_are_open_together_share_nothing() -> None:
+    """Whoever opens has the stores alone; what the last one leaves is used next."""
+    pipe, kv = noted(drafter="none")
+    harness.check(pipe, ASKED)
+    engines = [Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor) for _ in range(2)]
+    for engine in engines:
+        for request in ASKED:
+            engine.add(request)
+        engine.step()
+    assert engines[0]._opened
+    assert engines[1]._opened
+    first, second = (engine._opened.run.target.store for engine in engines if engine._opened)
+    assert first is not second
+    assert len(kv.opened) == 2
+    for engine in engines:
+        engine.close()
+    harness.check(pipe, ASKED)
+    assert len(kv.opened) == 2
+
+
+def test_checked_runs_open_their_own() -> None:
+    """Whoever checks compares with what it has seen from the first token on."""
+    pipe, kv = noted(check=True)
+    harness.check(pipe, ASKED)
+    harness.check(pipe, ASKED)
+    assert len(kv.opened) == 8, "the ledgers' and the caches'"
+
+
+def test_weights_that_were_written_to_and_other_rotary_factors() -> None:
+    """What was cached with other weights, or with other rotary factors, suits nobody."""
+    run = harness.open_run(zoo.build("llama", seed=5), 2, 20)
+    model, kv, stores = run.runner, run.kv, Stores()
+    opened = OpenStore(model, kv, 2, 20, run.target.store)
+    stores.keep([opened], group=False)
+    assert stores.room(model, kv, 1, 9, group=False) == (2, 20)
+    assert stores.take(model, kv, 2, 20) is opened
+    assert stores.take(model, kv, 2, 20) is None
+    stores.keep([opened], group=False)
+    assert stores.room(model, kv, 1, 9, group=True) == (1, 9)
+    assert stores.take(model, kv, 2, 20) is None, "nothing is held beside what is opened"
+    stores.keep([opened], group=False)
+    with torch.no_grad():
+        next(iter(model.module.parameters())).add_(0)
+    assert stores.room(model, kv, 1, 9, group=False) == (1, 9)
+
+
+# ---- prefixes ----------------------------------------------------------------------------------------------------------
+
+COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["plain", "a draft model"])
+def test_a_second_run_reads_what_is_not_cached(draft: bool) -> None:
+    """Of prompts that begin like those of an earlier run the other tokens alone are fed; tokens are the reference's."""
+    target, feeds = zoo.build("llama"), harness.Feeds()
+    how: dict[str, Any] = {"attention": Gathering(), "batch_size": 2, "draft_length": 3, "observers": [feeds]}
+    model = zoo.good_draft(target) if draft else None
+    pipe = harness.pipeline(target, model, kv=Pages(lasting=True), **how)
+
+    def fed(prompts: list[list[int]]) -> tuple[list[tuple[int, int]], int]:
+        """Return the forwards of the target that read prompts, and the figure."""
+        feeds.rounds.clear()
+        harness.check(pipe, harness.requests(prompts, 6))
+        return [one for round in feeds.reading for one in round.target], pipe.report.prefix_hit_tokens
+
+    assert fed([[*COMMON, 5, 6], [3]]) == ([(2, 16)], 0)
+    assert fed([[*COMMON, 5]]) == ([(1, 15 - 12)], 12)
+    assert fed([[*COMMON, 6, 7], [*COMMON[:9], 8]]) == ([(2, 4)], 12 + 8)
+    assert fed([[3] * 15]) == ([(1, 15)], 0)
+    pipe.close()
+    assert fed([[*COMMON, 5]]) == ([(1, 15)], 0)
+
+
+def test_pages_of_earlier_runs_are_given_up_for_others() -> None:
+    """A store keeps of earlier prompts what nobody else needs: any number of runs fits."""
+    target = zoo.build("llama")
+    how: dict[str, Any] = {"attention": Gathering(), "batch_size": 2, "draft_length": 3, "drafter": "prompt-lookup"}
+    pipe = harness.pipeline(target, None, kv=Pages(pages=14, lasting=True), **how)
+    for seed in range(4):
+        harness.check(pipe, harness.requests(harness.random_prompts([9, 12, 5], zoo.VOCABULARY, seed=seed), 8))
