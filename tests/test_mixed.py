@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -75,7 +76,7 @@ def test_architectures(name: str, joined: list[tuple[int, int]]) -> None:
         pytest.param({"align": "eqspec", "kv": "slab"}, False, marks=pytest.mark.slow),
         pytest.param({"layers": "compiled"}, True, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=lambda one: re.sub(r"<\S*?(\w+) object at \w+>", r"\1", str(one)),
 )
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 def test_whatever_attends_stores_and_drafts(

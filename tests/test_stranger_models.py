@@ -30,7 +30,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         width = HEADS * SIZE
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
             self.attention = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(LAYERS))
