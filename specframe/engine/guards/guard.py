@@ -192,7 +192,7 @@ def of_observer(error: BaseException) -> bool:
     return any(step.tb_frame.f_code in TELLING for step in steps(error))
 
 
-TELLING = frozenset({Stage.__enter__.__code__, Watch.forward.__code__})
+TELLING = frozenset({Stage.__enter__.__code__, Watch.forward.__code__, Watch.fed.__code__})
 """The functions that call observers while strategies are called."""
 
 STORES: weakref.WeakKeyDictionary[Any, Guard] = weakref.WeakKeyDictionary()
