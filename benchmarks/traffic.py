@@ -27,7 +27,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specframe.contracts.drafts import Transfer
 from specframe.contracts.reports import RoundReport
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watcher
@@ -96,18 +95,18 @@ class Event:
 @contextlib.contextmanager
 def strict(device: torch.device) -> Iterator[None]:
     """Make every wait inside the block an error, but that of a round's transfer."""
-    copied = Transfer._copied
+    copied = kinds.on_host
 
-    def allowed(transfer: Transfer) -> Any:
+    def allowed(parts: Any) -> Any:
         with refusing(device, False):
-            return copied(transfer)
+            return copied(parts)
 
-    Transfer._copied = allowed
+    kinds.on_host = allowed
     try:
         with refusing(device, True):
             yield
     finally:
-        Transfer._copied = copied
+        kinds.on_host = copied
 
 
 @contextlib.contextmanager
