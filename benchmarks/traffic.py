@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specframe.contracts.reports import RoundReport
+from specframe.devices import kinds
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watcher
 from specframe.testing import harness, zoo
