@@ -113,10 +113,10 @@ class Reference:
         self.anchored = form == "deepspec" or self.config.get("speculators_model_type") == "dspark"
 
     def states(self, ids: list[int], count: int) -> torch.Tensor:
-        """Return the states of the slots that predict ``count`` tokens after a row's."""
+        """Return the states of the slots that predict ``count`` tokens after a row's: the first of the whole block's."""
         hidden = self._target(torch.tensor([ids]), output_hidden_states=True).hidden_states
         features_TF = torch.cat([hidden[layer][0, :-1] for layer in self._layers], dim=-1)
-        block = torch.tensor([ids[-1]] + [self._mask] * (count - self.anchored))
+        block = torch.tensor([ids[-1]] + [self._mask] * (self.config["block_size"] - 1))
         config = self.config.get("transformer_layer_config", self.config)
         anchor, window, kind = len(ids) - 1, config["sliding_window"], self.config.get("speculators_model_type")
         causal = self.config.get("dflash_config", {}).get("causal", False)  # z-lab's layers see both ways without it
@@ -128,7 +128,7 @@ class Reference:
             wide = self.config.get("sliding_window_non_causal", False)
             return not slides or (key >= anchor - window and (wide or key <= query))
 
-        return straightforward(self.tensors, config, features_TF, self._embed[block], sees)[-count:]
+        return straightforward(self.tensors, config, features_TF, self._embed[block], sees)[not self.anchored :][:count]
 
     @torch.inference_mode()
     def logits(self, ids: list[int], drafted: list[int], count: int) -> torch.Tensor:

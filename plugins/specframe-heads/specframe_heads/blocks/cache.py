@@ -75,11 +75,12 @@ class HeadCache:
         run: the run.
         model: the head.
         kv_shapes: of its layers.
+        block: tokens of the head's block, which may end beyond the draft.
     """
 
-    def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape]) -> None:
+    def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape], block: int) -> None:
         runner = HeadRunner(model, kv_shapes, run.runner.device, run.runner.vocabulary)
-        self._cache, self._watch = run.open_cache(runner), run.watch
+        self._cache, self._watch = run.open_cache(runner, capacity=run.capacity + block), run.watch
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand."""

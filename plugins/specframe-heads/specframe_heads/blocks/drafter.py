@@ -42,7 +42,7 @@ class DFlash(HeadDrafter):
         """Make the head for the run's target and open its cache."""
         self.make(run)
         run.target.capture(self.layers)
-        self._cache = HeadCache(run, self.head.net, self._kv_shapes())
+        self._cache = HeadCache(run, self.head.net, self._kv_shapes(), self.head.facts.block)
 
     def _kv_shapes(self) -> list[KVShape]:
         config, dtype = self.head.net.config, self.head.net.norm.weight.dtype
@@ -73,14 +73,17 @@ class DFlash(HeadDrafter):
         return self._drawn(batch, self._states(batch, count))
 
     def _states(self, batch: Batch, count: int) -> torch.Tensor:
-        """Return the states (B, K, H) of the slots that predict the draft's tokens."""
-        facts, net = self.head.facts, self.head.net
-        masks_BT = batch.tokens_BS.new_full((len(batch), count - facts.anchored), facts.mask)
+        """Return the states (B, K, H) of the slots that predict the draft's tokens.
+
+        The block is as long as those that the head was trained with, however short the draft: slots see the masks after them.
+        """
+        facts, net, whole = self.head.facts, self.head.net, self.head.longest
+        masks_BT = batch.tokens_BS.new_full((len(batch), whole - facts.anchored), facts.mask)
         block = Block(torch.cat([batch.last_tokens(1), masks_BT], dim=1), -1)
         placement, write = self._cache.place(batch, block)
         embedded_BTH = self.head.embed(block.ids_BT)
         seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.reach, embedded_BTH.dtype)
-        return net(embedded_BTH, placement.positions_BT, seen, write)[:, -count:]
+        return net(embedded_BTH, placement.positions_BT, seen, write)[:, -whole:][:, :count]
 
     def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
         """Return the draft whose tokens the slots' states give."""
