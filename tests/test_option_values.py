@@ -43,6 +43,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("alignment", "padding", "positions"): ("published", "content"),
     ("alignment", "padding", "bonus"): ("published", "target"),
     ("scheduler", "continuous", "piece"): (1, 10**9),
+    ("scheduler", "continuous", "mixed"): ("on", "off"),
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
     ("draft-length policy", "fixed", "length"): (1, 10**9),

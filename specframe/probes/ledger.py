@@ -104,6 +104,8 @@ class Ledger(Listener):
         self._drafted_in = 0
         self._rows: list[list[int]] = []
         """The rows' own tokens."""
+        self._lengths: list[int] = []
+        """The lengths of the rows, to which blocks refer: a view of a row may lack more tokens than the row has."""
         self._module = cast(PreTrainedModel, runner.module)
         self._scales = Scales(self._module)
 
@@ -126,9 +128,9 @@ class Ledger(Listener):
     def placed(self, placement: Placement, batch: Batch, block: Block) -> None:
         """Check the placement."""
         accounts = [self.checks.account(sequence) for sequence in batch.sequences]
-        self._rows = self.own(batch, accounts)
+        self._rows, self._lengths = self.own(batch, accounts), batch.lengths.tolist()
         depth_BT = block.depth_BT().expand(len(accounts), -1).cpu().numpy()
-        places_BT = np.array([[len(tokens)] for tokens in self._rows]) + block.start + depth_BT
+        places_BT = batch.lengths[:, None] + block.start + depth_BT
         self._note_draft(accounts, block, places_BT)
         if block.end <= 0:
             places_BT[~block.real] = -1
@@ -166,11 +168,9 @@ class Ledger(Listener):
 
     def _tokens(self, row: int, account: Account, offset: int) -> np.ndarray:
         """Return a row's tokens up to its end + ``offset``: its own tokens, then this round's drafted chain."""
-        tokens = self._rows[row]
-        if offset < 0:
-            return np.array(tokens[:offset], dtype=np.int64)
-        drafted = [self._drafted[account.number, len(tokens) + place] for place in range(offset)]
-        return np.array(tokens + drafted, dtype=np.int64)
+        tokens, end = self._rows[row], self._lengths[row] + offset
+        drafted = [self._drafted[account.number, place] for place in range(len(tokens), end)]
+        return np.array(tokens[: max(end, 0)] + drafted, dtype=np.int64)
 
     def _paths(self, row: int, account: Account, block: Block) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield, for each path, its fed tokens' places in the block and all tokens of the row up to the path's end."""
@@ -279,7 +279,7 @@ class ViewLedger(Ledger):
 
     def own(self, batch: Batch, accounts: list[Account]) -> list[list[int]]:
         """Return the rows' tokens as the batch has them on the host."""
-        return [row[:length].tolist() for row, length in zip(batch.tokens, batch.lengths, strict=True)]
+        return [row[: max(length, 0)].tolist() for row, length in zip(batch.tokens, batch.lengths, strict=True)]
 
     def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
         return {} if account.parent is None else {account.parent: len(names_SN)}

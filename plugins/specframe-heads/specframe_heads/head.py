@@ -279,15 +279,18 @@ class PairDrafter(HeadDrafter):
         return self.trees.grow(batch, budget, self.rule, first_B1V, run, self._spare).draft
 
 
-def pairs_of(batch: Batch) -> Batch:
-    """Return a batch as a head sees it that is fed pairs: without the first token of each row."""
+def pairs_of(batch: Batch, first: int = 1) -> Batch:
+    """Return a batch as a head sees it that is fed pairs, a feature and the token ``first`` places after its own.
+
+    Rows have no tokens before that one. A row that is shorter has a negative length.
+    """
     return attrs.evolve(
         batch,
-        tokens_BS=batch.tokens_BS[:, 1:],
-        lengths_B=batch.lengths_B - 1,
-        tokens=batch.tokens[:, 1:],
-        lengths=batch.lengths - 1,
-        limits=batch.limits - 1,
+        tokens_BS=batch.tokens_BS[:, first:],
+        lengths_B=batch.lengths_B - first,
+        tokens=batch.tokens[:, first:],
+        lengths=batch.lengths - first,
+        limits=batch.limits - first,
     )
 
 

@@ -13,6 +13,7 @@ from specframe_std.policies.estimates import Acceptance, RoundSeconds
 from specframe_std.policies.goodput import Goodput
 
 from specframe.contracts.drafts import Budget
+from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode
 from specframe.testing import fakes, harness, zoo
 from specframe.testing.conformance import DraftLengthPolicySuite
@@ -317,19 +318,11 @@ def test_lengths_that_change_are_exact(align: str, schedule: str) -> None:
         )
 
 
-class Drafts:
+class Drafts(Watcher):
     """An observer that keeps what was drafted for each row, with the number of the row's tokens it followed."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, list[int]]] = []
-
-    def enter(self, stage: str) -> None:
-        """Nothing to note."""
-
-    leave = enter
-
-    def forward(self, model: str, rows: int, tokens: int) -> None:
-        """Nothing to note."""
 
     def round(self, report: Any) -> None:
         """Note the draft of each row."""

@@ -97,30 +97,32 @@ class Mtp(PairDrafter):
 
     def read(self, piece: Piece) -> None:
         """Feed the pairs of a prompt, or of a piece of it, to every layer, in chunks."""
-        batch, view, width = piece.batch, pairs_of(piece.batch), piece.features_BTD.shape[1]
-        chunk = self.cache.tokens_at_once(view)
+        batch, width = piece.batch, piece.features_BTD.shape[1]
+        views = [pairs_of(batch, 1 + depth) for depth in range(len(self._caches))]
+        chunk = self.cache.tokens_at_once(views[0])
         for begin in range(0, width, chunk):
             states_BTD, start = piece.features_BTD[:, begin : begin + chunk], piece.start + begin
             for depth, cache in enumerate(self._caches):
                 ids_BT = following(batch, batch.lengths_B + start, states_BTD.shape[1], depth)
-                states_BTD = fed(cache, view, ids_BT, start + 1, states_BTD)
+                states_BTD = fed(cache, views[depth], ids_BT, start + 1 + depth, states_BTD)
         self._tails.read(batch, piece.features_BTD)
 
     def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
         """Return a chain of ``budget.depth`` tokens."""
         if len(self._caches) == 1:
             return super().draft(batch, waiting, budget)
-        again, view, chosen = self._tails.before(batch, waiting), pairs_of(batch), Chosen(batch)
-        earlier = attrs.evolve(view, lengths_B=again.first_B, lengths=again.first)
+        again, chosen = self._tails.before(batch, waiting), Chosen(batch)
         states_BTD = again.features_BWD
         for depth, cache in enumerate(self._caches):
             ids_BT = following(batch, again.first_B, states_BTD.shape[1], depth, chosen.tokens_BK)
+            earlier = attrs.evolve(pairs_of(batch, 1 + depth), lengths_B=again.first_B, lengths=again.first)
             states_BTD = fed(cache, earlier, ids_BT, 0, states_BTD)
             if depth < budget.depth:
                 chosen.add(*self.choose(batch, depth, chosen.tokens_BK, self.head.logits(again.last(states_BTD))))
         state_B1D, layers = again.last(states_BTD), len(self._caches)
+        view = pairs_of(batch, layers)
         for offset in range(layers, budget.depth):
-            state_B1D = fed(self._caches[-1], view, chosen.tokens_BK[:, -1:], offset - layers, state_B1D)
+            state_B1D = fed(self._caches[-1], view, chosen.tokens_BK[:, -1:], offset - 1, state_B1D)
             chosen.add(*self.choose(batch, offset, chosen.tokens_BK, self.head.logits(state_B1D)))
         return chosen.draft
 
