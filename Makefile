@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-tiny
+PLUGINS := plugins/specframe-std plugins/specframe-heads plugins/specframe-lab plugins/specframe-serve plugins/specframe-testing plugins/specframe-tiny
 RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
@@ -47,9 +47,9 @@ mutants: install  ## plant faults of one line, one at a time, in copies of the p
 test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment of their own
 	RAY_worker_niceness=0 OMP_NUM_THREADS=1 timeout $(RAY_SECONDS) .venv-ray/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-ray/tests
 
-.venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml
+.venv-ray/installed: constraints.txt pyproject.toml plugins/specframe-ray/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std tiny ray) pytest
+	.venv-ray/bin/$(PIP_INSTALL) -e ".[data]" $(addprefix -e plugins/specframe-,std testing tiny ray) pytest
 	touch $@
 
 bounds:  ## the fast tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
@@ -85,10 +85,10 @@ test-speculators: .venv-speculators/installed  ## drafts of heads beside those o
 
 # the library asks for an earlier transformers than constraints.txt has, and for packages of images and sounds that no head needs, which are
 # made for another torch and keep transformers from being imported
-.venv-speculators/installed: constraints.txt pyproject.toml plugins/specframe-heads/pyproject.toml
+.venv-speculators/installed: constraints.txt pyproject.toml plugins/specframe-heads/pyproject.toml plugins/specframe-testing/pyproject.toml
 	$(PYTHON) -m venv .venv-speculators
 	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0
-	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0 speculators==0.9.0 -e . $(addprefix -e plugins/specframe-,std heads) pytest
+	.venv-speculators/bin/pip install --quiet --no-compile torch==2.13.0 speculators==0.9.0 -e . $(addprefix -e plugins/specframe-,std heads testing) pytest
 	.venv-speculators/bin/pip uninstall --quiet --yes torchvision torchaudio
 	touch $@
 
@@ -98,7 +98,7 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 # transformers imports torchao in every process where it is installed, and it prints to standard error
 .venv-torchao/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-tiny/pyproject.toml
 	$(PYTHON) -m venv .venv-torchao
-	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std tiny) pytest
+	.venv-torchao/bin/$(PIP_INSTALL) torch==2.13.0 torchao==0.18.0 -e . $(addprefix -e plugins/specframe-,std testing tiny) pytest
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions

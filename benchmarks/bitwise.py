@@ -31,10 +31,10 @@ from grow import load_pair
 from rich.console import Console
 from rich.table import Table
 from specframe_std.drafters.model import ModelDrafter
+from specframe_testing.logits import Kept, Logits, parted
 
 from specframe.models import loading
 from specframe.pipeline import Pipeline
-from specframe.testing.logits import Kept, Logits, parted
 from specframe.text.prompts import from_file
 
 

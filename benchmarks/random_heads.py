@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from specframe_heads.mtp import testing as mtp_layers
 from specframe_heads.stepwise import writing
 from specframe_heads.stepwise.head import StepHead
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.medusa import Medusa
-from specframe_heads.stepwise.testing import new
 from specframe_heads.target import Target
 from specframe_heads.vocabulary import DraftVocabulary
+from specframe_testing.heads import mtp as mtp_layers
+from specframe_testing.heads.stepwise import new
 
 LAYERS = {"eagle": 1, "peagle": 4, "dflash": 5, "dspark": 5}
 """Layers of the heads of ``speculators`` that are published for Qwen3-8B."""

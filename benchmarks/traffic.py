@@ -26,12 +26,12 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from specframe_testing import harness, zoo
 
 from specframe.contracts.reports import RoundReport
 from specframe.devices import kinds
 from specframe.models.loading import pick_device
 from specframe.observe.watch import Watcher
-from specframe.testing import harness, zoo
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "ragged": {},
@@ -114,7 +114,7 @@ def strict(device: torch.device) -> Iterator[None]:
 def refusing(device: torch.device, refuse: bool) -> Iterator[None]:
     """Make waits errors inside the block, or let them be."""
     if device.type == "sim":
-        from specframe.testing.device.ledger import LEDGER, WAIT
+        from specframe_testing.device.ledger import LEDGER, WAIT
 
         with LEDGER.refused(WAIT, where="here") if refuse else LEDGER.allowed():
             yield
@@ -131,7 +131,7 @@ def refusing(device: torch.device, refuse: bool) -> Iterator[None]:
 def counting(device: torch.device) -> Iterator[Counter[Any]]:
     """Hand out a counter of the events inside the block."""
     if device.type == "sim":
-        from specframe.testing.device.ledger import LEDGER
+        from specframe_testing.device.ledger import LEDGER
 
         with LEDGER.watched() as events:
             yield events

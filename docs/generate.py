@@ -22,13 +22,14 @@ from pathlib import Path
 import click
 
 # the pages describe this repository, whatever else is installed
-os.environ["SPECFRAME_PLUGINS"] = "std,heads,lab,serve,tiny"
+os.environ["SPECFRAME_PLUGINS"] = "std,heads,lab,serve,testing,tiny"
+
+from specframe_testing.scaffold.package import files
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs
 from specframe.plugins.offers import ROLES
 from specframe.plugins.registry import discover
-from specframe.plugins.scaffold import files
 
 ROOT = Path(__file__).parent.parent
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from specframe_testing import harness
 from torchao.quantization import Int8WeightOnlyConfig
 from torchao.quantization.granularity import PerGroup
 from transformers import TorchAoConfig
@@ -18,7 +19,6 @@ from specframe.errors import SpecframeError
 from specframe.models.load_options import configs
 from specframe.models.precision import STEP, eps, quantised
 from specframe.probes.ties import Scales
-from specframe.testing import harness
 
 PROMPTS = harness.random_prompts((5, 9, 3, 14), 300, seed=1)
 WEIGHTS, DYNAMIC = "torchao-int8-weight-only", "torchao-int8-dynamic-activation-int8-weight"

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 import transformers
+from specframe_testing.zoo import CONTEXT, EOS, VOCABULARY, WIDTH, quiet
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from specframe.testing.zoo import CONTEXT, EOS, VOCABULARY, WIDTH, quiet
 
 NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 """The model types that ``AutoModelForCausalLM`` knows, in the transformers installed."""

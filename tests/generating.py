@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.drop_in import assisted
-from specframe.testing import harness, zoo
 
 NEW = 16
 PROMPTS = harness.random_prompts([3, 9, 1, 14, 6, 2, 11, 5], zoo.VOCABULARY, seed=3)

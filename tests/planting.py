@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 import torch
+from specframe_testing import harness
 
 from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import SpecframeError
 from specframe.pipeline import Pipeline
-from specframe.testing import harness
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "memory": lambda: torch.OutOfMemoryError("CUDA out of memory"),

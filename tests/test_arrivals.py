@@ -9,6 +9,8 @@ import pytest
 from specframe_lab.arrivals import arrival_times, poisson
 from specframe_lab.comparison.figures import percentiles
 from specframe_lab.comparison.gauges import Waits
+from specframe_testing import harness
+from specframe_testing.fakes import always_right, fake_draft, fake_target
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -17,8 +19,6 @@ from specframe.engine.pool import Pool
 from specframe.errors import OptionError
 from specframe.observe import stopwatch
 from specframe.observe.watch import Watcher
-from specframe.testing import harness
-from specframe.testing.fakes import always_right, fake_draft, fake_target
 
 
 class Seconds(Watcher):

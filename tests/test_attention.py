@@ -9,6 +9,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
@@ -19,7 +20,6 @@ from specframe.forward.probing import uneven
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)

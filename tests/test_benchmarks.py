@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import zoo
+from specframe_testing.fakes import fake_draft, fake_target
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.forward import unpadded
 from specframe.models import loading as models
-from specframe.testing import zoo
-from specframe.testing.fakes import fake_draft, fake_target
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -18,6 +18,8 @@ import architectures
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import harness, zoo
+from specframe_testing.logits import Kept, Logits, parted
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -26,8 +28,6 @@ from specframe.forward.bitwise import mode, tiles
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.bitwise.mode import bitwise
 from specframe.reference import reference_decode
-from specframe.testing import harness, zoo
-from specframe.testing.logits import Kept, Logits, parted
 from specframe.text.sampling import Sampling
 
 CPU = torch.device("cpu")

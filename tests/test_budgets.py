@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, harness, where, zoo
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
 from specframe.devices.kinds import on_device
 from specframe.engine.budgets import cut, tight, usable, within_reach
 from specframe.errors import ContractError
-from specframe.testing import fakes, harness, where, zoo
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

@@ -10,9 +10,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_heads import testing as heads
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.drafters import translated as drafters
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.heads import checkpoints as heads
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
@@ -21,7 +22,6 @@ from specframe.errors import InvariantError
 from specframe.forward import compiled, graphs
 from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
-from specframe.testing import fakes, harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7], zoo.VOCABULARY)
 

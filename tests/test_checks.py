@@ -16,6 +16,7 @@ from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.kv.slab import Slab, SlabStore
+from specframe_testing import fakes, harness, zoo
 
 from specframe import hookimpl
 from specframe.contracts.cache import Dense, KVStore, Placement
@@ -26,7 +27,6 @@ from specframe.errors import InvariantError
 from specframe.observe.watch import Watcher
 from specframe.plugins.hookspecs import Register
 from specframe.plugins.registry import offer, registry
-from specframe.testing import fakes, harness, zoo
 
 
 class OffByOne(Ragged):

@@ -219,7 +219,7 @@ def test_short_options() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A saved model, and a home for names that is this test's own."""
-    from specframe.testing import zoo
+    from specframe_testing import zoo
 
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path / "home"))
     zoo.build("qwen3").save_pretrained(tmp_path / "saved")

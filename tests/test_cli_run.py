@@ -20,12 +20,12 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from specframe_testing import zoo
 
 import specframe
 from specframe.cli import cli
 from specframe.cli.display import FIGURES, Display
 from specframe.observe.counts import RunReport
-from specframe.testing import zoo
 from specframe.text import prompts
 
 TEST_AND_RUN = """

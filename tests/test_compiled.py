@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 
 from specframe.forward import compiled, runner
 from specframe.forward.runner import ModelRunner
-from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]

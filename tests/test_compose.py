@@ -11,6 +11,7 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.kv.dynamic import Dynamic
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget
 from specframe.drop_in.kept import check
@@ -18,7 +19,6 @@ from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins.compose import Composition, able, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 DEFAULTS = {

@@ -14,6 +14,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import ConstraintSuite
+from specframe_testing.constraints import DigitSum, Even, OneByOne
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
@@ -30,9 +33,6 @@ from specframe.errors import ContractError, OptionError, PromptError, UnknownNam
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.conformance import ConstraintSuite
-from specframe.testing.constraints import DigitSum, Even, OneByOne
 from specframe.text.constraints import NONE_ALLOWED, unpacked
 
 SIZE, EOS = 61, 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import fakes
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget
@@ -16,7 +17,6 @@ from specframe.plugins.facts import REQUIRED
 from specframe.plugins.members import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
 from specframe.plugins.offers import OTHERS, ROLES
 from specframe.plugins.registry import registry
-from specframe.testing import fakes
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]
 

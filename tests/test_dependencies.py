@@ -23,8 +23,8 @@ NAMES = {"attr": "attrs", "markdown_it": "markdown-it-py"}
 """Distributions that are called otherwise than the package that is imported."""
 
 EXTRAS = {
-    "specframe": {"testing": "test", "text/prompts/tables.py": "data"},
-    "specframe-heads": {"conformance.py": "test"},
+    "specframe": {"text/prompts/tables.py": "data"},
+    "specframe-testing": {"heads": "heads"},
 }
 """The parts of a distribution that need one of its extras."""
 
@@ -94,13 +94,13 @@ def test_dependencies_have_a_lower_bound(name):
 
 def test_an_undeclared_import_is_found(tmp_path):
     """An import inside a function, a lazily imported part of an extra, and another name of a distribution are looked at."""
-    (tmp_path / "testing").mkdir()
+    (tmp_path / "heads").mkdir()
     (tmp_path / "one.py").write_text("def f():\n    import tokenizers.models\nimport os, attr\nfrom . import two\n")
-    (tmp_path / "testing" / "two.py").write_text("import pytest, markdown_it\n")
-    project = {"project": {"dependencies": ["attrs>=23"], "optional-dependencies": {"test": ["pytest>=8"]}}}
-    assert undeclared("specframe", project, tmp_path) == [
+    (tmp_path / "heads" / "two.py").write_text("import specframe_heads, markdown_it\n")
+    project = {"project": {"dependencies": ["attrs>=23"], "optional-dependencies": {"heads": ["specframe-heads"]}}}
+    assert undeclared("specframe-testing", project, tmp_path) == [
+        "heads/two.py imports markdown-it-py",
         "one.py imports tokenizers",
-        "testing/two.py imports markdown-it-py",
     ]
 
 

@@ -24,13 +24,13 @@ import pytest
 import torch
 from specframe_std.acceptance.rejection import Rejection, probabilities
 from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import fakes, harness, zoo
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness, zoo
 from specframe.text.generation import Settings
 from specframe.text.sampling import Sampling
 

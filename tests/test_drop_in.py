@@ -15,6 +15,7 @@ import torch
 import transformers
 from generating import NEW, PROMPTS, padded
 from specframe_std.policies.fixed import FixedLength
+from specframe_testing import fakes, harness, zoo
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -32,7 +33,6 @@ import specframe
 from specframe.drop_in import kept
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
-from specframe.testing import fakes, harness, zoo
 
 transformers.logging.set_verbosity_error()
 

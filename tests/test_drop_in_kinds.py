@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 from generating import PROMPTS, padded
+from specframe_testing import zoo
 from transformers import DynamicCache, GenerationConfig
 
 import specframe
-from specframe.testing import zoo
 
 NAMES = ("llama", "gpt2", "gemma3", "mistral", "opt", "qwen3-moe")
 MODELS = {name: zoo.build(name, attn_implementation="eager") for name in NAMES}

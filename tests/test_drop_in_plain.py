@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from generating import NEW, PROMPTS, padded
+from specframe_testing import harness, zoo
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -20,7 +21,6 @@ from transformers import (
 
 import specframe
 from specframe.errors import OptionError, SpecframeWarning
-from specframe.testing import harness, zoo
 
 PAIRS = {name: (zoo.build(name), zoo.good_draft(zoo.build(name))) for name in ("qwen3", "gpt2", "gemma3", "phi3")}
 MODEL, DRAFT = PAIRS["qwen3"]

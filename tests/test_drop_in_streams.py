@@ -8,12 +8,12 @@ import generating
 import pytest
 import torch
 from generating import NEW, PROMPTS, padded
+from specframe_testing import zoo
 from transformers import TextIteratorStreamer, TextStreamer
 
 import specframe
 from specframe.errors import OptionError
 from specframe.models import loading as models
-from specframe.testing import zoo
 
 MODEL = zoo.build("qwen3")
 DRAFT = zoo.good_draft(MODEL)

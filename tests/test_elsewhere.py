@@ -39,11 +39,11 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     """The table has the names that specframe's distributions register, and no other."""
     monkeypatch.syspath_prepend(str(PLUGINS / "specframe-ray"))
     found = Registry()
-    for name in ("heads", "lab", "ray", "serve", "tiny"):
+    for name in ("heads", "lab", "ray", "serve", "testing", "tiny"):
         offer(found, importlib.import_module(f"specframe_{name}"), f"specframe-{name}")
     for kind, names in elsewhere.NAMES.items():
         offers: Any = found.models if kind == "model" else found.entries[kind]
-        every = {name: one.distribution for name, (one,) in offers.items() if " " not in name}
+        every = {name: one.distribution for name, (one,) in offers.items()}
         assert names == every, kind
 
 

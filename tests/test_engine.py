@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from specframe_std.kv.slab import Slab
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -22,7 +23,6 @@ from specframe.engine.results import Results
 from specframe.errors import ContractError, PromptError
 from specframe.observe.watch import Watcher
 from specframe.plugins.recipe import Recipe
-from specframe.testing import fakes, harness, zoo
 from specframe.text.generation import Settings
 from specframe.text.sampling import Sampling
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.reference import reference_decode
-from specframe.testing import fakes, harness, zoo
 
 LAYOUTS = (("ragged", "slab"), ("eqspec", "dynamic"), ("eqspec", "slab"), ("exspec", "dynamic"), ("exspec", "slab"))
 SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from specframe_testing import harness, zoo
 
 from specframe.pipeline import Pipeline
-from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 7, 1], zoo.VOCABULARY)
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import ExecutorSuite
 
 from specframe import Pipeline
 from specframe.cli import cli
@@ -23,8 +25,6 @@ from specframe.errors import ContractError, ModelError, OptionError, SpecframeWa
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import OWN, offer, registry
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.conformance import ExecutorSuite
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

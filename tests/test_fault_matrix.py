@@ -28,6 +28,7 @@ from planting import (
     turns,
     wanted,
 )
+from specframe_testing import fakes, harness
 
 from specframe.contracts import cache, layout
 from specframe.engine.engine import Engine
@@ -35,7 +36,6 @@ from specframe.engine.guards.guard import members_of
 from specframe.pipeline import Pipeline, in_order
 from specframe.plugins.members import members
 from specframe.plugins.offers import ROLES
-from specframe.testing import fakes, harness
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 

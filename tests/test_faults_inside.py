@@ -11,13 +11,13 @@ import attrs
 import pytest
 import torch
 from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, raising, shapes, stepped, turns, wanted
+from specframe_testing import fakes, harness, paged, where, zoo
 
 from specframe.contracts.requests import Result
 from specframe.errors import ContractError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import in_order
 from specframe.plugins.members import members
-from specframe.testing import fakes, harness, paged, where, zoo
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget, Draft, Scores
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError
-from specframe.testing import fakes, harness, zoo
 
 
 class Head:

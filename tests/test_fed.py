@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli, results
 from specframe.cli.held import Done, Lines
@@ -24,7 +25,6 @@ from specframe.contracts.round import Sequence
 from specframe.engine import feed
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness, zoo
 from specframe.text.prompts import Prompt, opened
 from specframe.text.prompts.reading import Spool
 from specframe.text.sampling import Sampling

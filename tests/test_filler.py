@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.prompt_lookup import PromptLookup
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.observe.filler import Filler
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness, zoo
 
 LENGTHS = (4, 10, 7)
 ASKED = harness.requests(harness.random_prompts(LENGTHS, zoo.VOCABULARY), [9, 14, 21])

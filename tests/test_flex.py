@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from specframe_testing import harness, zoo
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
@@ -18,7 +19,6 @@ from specframe.forward.attention import choice, flex, selftest
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.ongoing import Ongoing, running
-from specframe.testing import harness, zoo
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]

@@ -15,11 +15,11 @@ import fuzzing
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes
 
 import specframe
 from specframe import Pipeline, Sampling, SpecframeError
 from specframe.reference import reference_decode
-from specframe.testing import fakes
 
 TARGET = fakes.fake_target(context=64)
 DRAFT = fakes.fake_draft(TARGET)

@@ -15,10 +15,10 @@ import pytest
 import transformers
 from click.testing import CliRunner, Result
 from fuzzing import TEXTS, Takes, loaded, number, whole, word
+from specframe_testing import zoo
 
 from specframe.cli import cli
 from specframe.models import loading as models
-from specframe.testing import zoo
 
 STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     "--align": {

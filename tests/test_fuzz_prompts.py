@@ -18,13 +18,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from specframe_testing import zoo
 
 from specframe import files
 from specframe.cli import cli
 from specframe.files import Output
 from specframe.models import loading as models
 from specframe.reference import reference_decode
-from specframe.testing import zoo
 
 NEW = 6
 """Tokens decoded per prompt where a line says nothing else."""

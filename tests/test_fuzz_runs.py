@@ -12,8 +12,10 @@ import attrs
 import fuzzing
 import pytest
 import torch
-from specframe_heads import testing as heads
-from specframe_heads.stepwise import testing as stepwise
+from specframe_testing import harness, zoo
+from specframe_testing.constraints import DigitSum, Even
+from specframe_testing.heads import checkpoints as heads
+from specframe_testing.heads import stepwise
 
 from specframe import Sampling
 from specframe.contracts.drafts import Draft
@@ -23,8 +25,6 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.pipeline import Pipeline
-from specframe.testing import harness, zoo
-from specframe.testing.constraints import DigitSum, Even
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_testing import zoo
 from transformers import PreTrainedModel
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
 from specframe.errors import SpecframeWarning
-from specframe.testing import zoo
 from specframe.text.generation import MAKERS, NOT_DONE, WARPERS, Settings, of_checkpoint
 
 PROMPTS = [[5, 9, 9, 31], [40], [7, 7, 7, 7, 7, 2, 3, 11, 60]]

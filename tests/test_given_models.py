@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 
 from specframe import Pipeline
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.testing import fakes, harness, zoo
 
 TARGET = zoo.build("llama")
 DRAFT = zoo.good_draft(TARGET)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Block
@@ -16,7 +17,6 @@ from specframe.errors import ModelError
 from specframe.forward import compiled, graphs
 from specframe.forward.attention import choice
 from specframe.forward.cached import CachedModel
-from specframe.testing import fakes, harness, zoo
 
 PROMPTS = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from specframe_std.kv.slab import Slab
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, states, zoo
+from specframe_testing.paged import Gathering, Pages
 
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError
 from specframe.forward.stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness, states, zoo
-from specframe.testing.paged import Gathering, Pages
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

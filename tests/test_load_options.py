@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_testing import harness
 from transformers import PreTrainedModel
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
@@ -19,7 +20,6 @@ from specframe.cli import cli
 from specframe.errors import SpecframeError
 from specframe.models import load_options, loading
 from specframe.models.load_options import config, configs, keywords
-from specframe.testing import harness
 
 NAME = "coarse"
 PROMPTS = harness.random_prompts((5, 9), 300, seed=1)

@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 
 from specframe import Sampling
-from specframe.testing import harness, zoo
 
 TARGET = zoo.build("qwen3")
 DRAFT = zoo.good_draft(TARGET, noise=0.03)

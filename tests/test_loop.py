@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from specframe_testing import fakes, harness
 
 from specframe.contracts.drafts import Budget
 from specframe.engine import loop as decode_module
@@ -15,7 +16,6 @@ from specframe.errors import ModelError, OptionError
 from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
-from specframe.testing import fakes, harness
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from specframe_std.kv.slab import Slab
 from specframe_std.policies.fixed import FixedLength
+from specframe_testing import fakes, harness, zoo
 
 from specframe.engine import retry
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, ModelError
 from specframe.observe.watch import Watcher
-from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")

@@ -12,6 +12,9 @@ import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.kv.slab import SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, states, where, zoo
+from specframe_testing.constraints import DigitSum
+from specframe_testing.paged import Gathering, Pages
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Scores
@@ -23,9 +26,6 @@ from specframe.forward.attention import choice
 from specframe.forward.beside import Joined
 from specframe.forward.cached import CachedModel
 from specframe.observe.filler import Filler
-from specframe.testing import fakes, harness, states, where, zoo
-from specframe.testing.constraints import DigitSum
-from specframe.testing.paged import Gathering, Pages
 from specframe.text.sampling import Sampling
 
 LENGTHS = (6, 4, 2, 23, 1, 30, 9)

@@ -18,6 +18,7 @@ import torch
 import transformers
 from generating import both, padded
 from safetensors.torch import load_file, save_file
+from specframe_testing import harness, zoo
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -43,7 +44,6 @@ from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, shared
 from specframe.plugins.offers import Entry, ModelAlias
 from specframe.plugins.registry import Registry
-from specframe.testing import harness, zoo
 
 CPU = torch.device("cpu")
 SIZES = {

@@ -15,11 +15,11 @@ import pytest
 import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
+from specframe_testing import fakes, harness, where
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.engine.guards.numbers import depths, draft_fault, verdict_fault
 from specframe.errors import ContractError
-from specframe.testing import fakes, harness, where
 
 V = 61
 TARGET = fakes.fake_target(V)

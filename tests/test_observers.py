@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, harness
 
 from specframe.contracts.requests import SequenceMetrics
 from specframe.observe import stopwatch
 from specframe.observe.counts import Counts, add, run_report
 from specframe.observe.stopwatch import Stopwatch
 from specframe.observe.watch import Watch, Watcher
-from specframe.testing import fakes, harness
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -17,6 +17,10 @@ import pytest
 import torch
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
 from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import fakes, harness, where, zoo
+from specframe_testing.device.memory import MEMORY
+from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.rounds import Rounds, watched_rounds
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
@@ -28,10 +32,6 @@ from specframe.devices.kinds import on_device
 from specframe.forward import graphs
 from specframe.forward.attention import selftest
 from specframe.forward.attention.packed import Packed
-from specframe.testing import fakes, harness, where, zoo
-from specframe.testing.device.memory import MEMORY
-from specframe.testing.device.recording import SimRecording
-from specframe.testing.device.rounds import Rounds, watched_rounds
 from specframe.text.sampling import Sampling
 
 FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"

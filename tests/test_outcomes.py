@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, harness
+from specframe_testing.conformance import DrafterSuite
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
@@ -16,8 +18,6 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.testing import fakes, harness
-from specframe.testing.conformance import DrafterSuite
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 4, 13, 2), 61, seed=5)

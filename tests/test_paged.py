@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, paged, zoo
+from specframe_testing.conformance import AttentionBackendSuite, KVBackendSuite
+from specframe_testing.paged import Gathering, PagedStore, Pages
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
@@ -17,9 +20,6 @@ from specframe.errors import CompositionError, ContractError, InvariantError, Mo
 from specframe.forward import compiled, unpadded
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
-from specframe.testing import harness, paged, zoo
-from specframe.testing.conformance import AttentionBackendSuite, KVBackendSuite
-from specframe.testing.paged import Gathering, PagedStore, Pages
 from specframe.text.sampling import Sampling
 
 COMMON = harness.random_prompts([14], zoo.VOCABULARY, seed=4)[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 
 from specframe.plugins.registry import registry
 from specframe.rows import Moves
-from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, zoo
 
 import specframe
 from specframe.contracts.drafts import Budget
@@ -17,7 +18,6 @@ from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.members import PROTOCOLS, members
-from specframe.testing import fakes, zoo
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

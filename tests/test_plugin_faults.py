@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_testing import conformance, fakes, harness
 
 from specframe.cli import cli, watchdog
 from specframe.contracts.cache import Dense
@@ -32,7 +33,6 @@ from specframe.plugins.compose import OPTIONS
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.offers import OTHERS, ROLES
 from specframe.plugins.registry import Registry, add_entry, offer, registry
-from specframe.testing import conformance, fakes, harness
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -9,13 +9,13 @@ import types
 
 import pytest
 from click.testing import CliRunner
+from specframe_testing.scaffold import package
 
 from specframe import __version__
 from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases
 from specframe.models.pairs import choose
-from specframe.plugins import scaffold
 from specframe.plugins.hookspecs import hookimpl
 from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, ModelAlias
 from specframe.plugins.registry import (
@@ -179,7 +179,7 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
     """A name that nothing offers is told by what stands in its way: an import that failed, or a plugin that is not installed."""
     site("broken", "import a_module_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
-    scaffold.write("yours")
+    package.write("yours")
     said = {
         "broken": "Error: 'broken' cannot be used: broken was skipped: plugin 'broken' (broken_module): ModuleNotFoundError: ",
         "yours": "Error: 'yours' is the folder of a plugin that is not installed: pip install -e yours\n",
@@ -193,7 +193,7 @@ def test_what_is_wrong_with_an_absent_plugin(site, tmp_path, monkeypatch, kind, 
 
 def test_a_folder_by_its_path_is_told_as_well(tmp_path):
     """The path of a plugin's folder, in place of a model's, is answered as its name is."""
-    folder = scaffold.write("yours", parent=tmp_path)
+    folder = package.write("yours", parent=tmp_path)
     with pytest.raises(PluginError, match=r"is the folder of a plugin that is not installed: pip install -e /.*yours$"):
         aliases.resolve(str(folder))
 
@@ -209,7 +209,7 @@ def test_a_misspelt_drafter_is_answered_with_drafters_and_models():
 def test_a_saved_model_beside_a_project_is_a_model(tmp_path, monkeypatch):
     """A folder that holds a model is a model, whatever else it holds."""
     monkeypatch.chdir(tmp_path)
-    scaffold.write("yours")
+    package.write("yours")
     (tmp_path / "yours" / "config.json").write_text("{}")
     assert aliases.resolve("yours") == "yours"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from specframe_testing.harness import open_pool, requests
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.contracts.round import State
 from specframe.engine.pool import Pool
-from specframe.testing.harness import open_pool, requests
 
 
 def gain(pool, batch, rows, accepted=None):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.forward.runner import ModelRunner
 from specframe.models.precision import STEP, eps, quantised
 from specframe.probes.ties import Scales, roundings
-from specframe.testing import harness, zoo
 
 FINE = torch.finfo(torch.float32).eps
 PROMPTS = harness.random_prompts((5, 9, 3), zoo.VOCABULARY, seed=1)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_heads import testing as heads
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, states, zoo
+from specframe_testing.heads import checkpoints as heads
+from specframe_testing.paged import Gathering, PagedStore, Pages
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Draft, Scores
@@ -23,8 +25,6 @@ from specframe.engine import retry
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness, states, zoo
-from specframe.testing.paged import Gathering, PagedStore, Pages
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("llama")

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes
 from transformers import generation as hf
 
 from specframe import Pipeline, Sampling
 from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
-from specframe.testing import fakes
 from specframe.text import processors
 from specframe.text.formulas import FORMULAS, PresencePenalty, Reads, kind_of, planned
 from specframe.text.generation import Settings

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specframe_heads import testing as heads
-from specframe_heads.blocks import testing as blocks
-from specframe_heads.mtp import testing as mtp
-from specframe_heads.stepwise import testing as stepwise
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.heads import blocks, mtp, stepwise
+from specframe_testing.heads import checkpoints as heads
+from specframe_testing.strict import UndeclaredError, declared, strict, strictly
 
 from specframe import contracts
 from specframe.contracts import cache, layout, roles, run
@@ -24,8 +24,6 @@ from specframe.contracts.requests import Request
 from specframe.contracts.states import StateStore
 from specframe.errors import ContractError
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.strict import UndeclaredError, declared, strict, strictly
 from specframe.text.sampling import Sampling
 
 TARGET = zoo.build("qwen3")

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import click
 import pytest
+from specframe_testing.fakes import fake_target
 
 from specframe import Pipeline, assisted
 from specframe.cli import cli
@@ -17,7 +18,6 @@ from specframe.plugins import recipe
 from specframe.plugins.compose import compose
 from specframe.plugins.recipe import DEFAULTS, Recipe
 from specframe.plugins.registry import registry
-from specframe.testing.fakes import fake_target
 
 OPTIONS = attrs.asdict(DEFAULTS, recurse=False)
 

@@ -12,6 +12,7 @@ import pairing
 import pytest
 import torch
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -19,7 +20,6 @@ from specframe.engine import engine as engine_module
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import SpecframeError
-from specframe.testing import fakes, harness
 from specframe.text.generation import Settings
 from specframe.text.sampling import Sampling
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes
 
 from specframe.errors import OptionError
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes
 from specframe.text.sampling import Sampling
 
 TOKENIZER = fakes.fake_tokenizer()

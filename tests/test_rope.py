@@ -10,6 +10,7 @@ import pytest
 import torch
 from specframe_lab.grid import checked, expand
 from specframe_lab.verify import verify
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe import assisted
@@ -22,7 +23,6 @@ from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
 from specframe.plugins.recipe import Recipe
 from specframe.reference import reference_decode
-from specframe.testing import harness, zoo
 
 BOUNDARY = 24
 """Tokens up to which the models of these tests take short factors."""

@@ -8,12 +8,12 @@ import random
 import attrs
 import pytest
 import torch
+from specframe_testing import fakes, harness, zoo
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget, Draft, Transfer, Verdict
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
-from specframe.testing import fakes, harness, zoo
 
 TARGET = fakes.fake_target(context=128)
 DRAFT = fakes.fake_draft(TARGET)

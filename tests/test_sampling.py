@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import fakes
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.registry import registry
-from specframe.testing import fakes
 from specframe.text.noise import Stream, gumbel, uniform
 from specframe.text.sampling import Sampling
 

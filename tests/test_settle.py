@@ -10,10 +10,10 @@ import pytest
 import torch
 from specframe_std.alignments.eqspec import LeftPadded
 from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_testing import fakes, harness
 
 from specframe.contracts.cache import KVStore
 from specframe.contracts.round import Batch, Kept
-from specframe.testing import fakes, harness
 
 TARGET = fakes.fake_target()
 

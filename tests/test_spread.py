@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, where, zoo
 from transformers import PreTrainedModel
 
 from specframe.forward.attention.packed import Packed
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import pick_device
-from specframe.testing import harness, where, zoo
 
 LENGTHS = (5, 1, 17, 9, 3)
 SCHEMES = {

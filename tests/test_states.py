@@ -9,6 +9,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, harness, standard, states, where
+from specframe_testing.conformance import StateKindSuite
+from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from specframe_testing.device.rounds import watched_rounds
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.requests import Request
@@ -21,10 +25,6 @@ from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates, state_layers
 from specframe.plugins.registry import add_entry, registry
-from specframe.testing import fakes, harness, standard, states, where
-from specframe.testing.conformance import StateKindSuite
-from specframe.testing.conformance.decoding import LENGTHS, RIGHT
-from specframe.testing.device.rounds import watched_rounds
 from specframe.text.sampling import Sampling
 
 TARGET = states.fake_state_target()

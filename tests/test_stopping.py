@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from specframe_testing import fakes, harness
 from transformers import StoppingCriteria
 
 from specframe import Sampling
@@ -16,7 +17,6 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.pool import Pool
 from specframe.errors import ModelError
 from specframe.models.loading import load_tokenizer
-from specframe.testing import fakes, harness
 from specframe.text.stopping import Criteria, StopStrings, first_complete
 
 VOCABULARY, NEW = 509, 24

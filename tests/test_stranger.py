@@ -117,7 +117,7 @@ from specframe.cli import cli
 from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
-from specframe.testing import zoo
+from specframe_testing import zoo
 
 model = zoo.build("llama")
 prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]

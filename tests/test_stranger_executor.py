@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+from specframe_testing.conformance import ExecutorSuite
+
 from specframe.contracts.engine import Clock, Engine, Executor, Value
 from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.plugins.registry import registry
-from specframe.testing.conformance import ExecutorSuite
 
 
 class Relay:

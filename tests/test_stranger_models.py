@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
+from specframe_testing.conformance import ModelSuite
 from torch import nn
 
 from specframe.contracts.cache import Dense, KVShape, KVStore, Placement
@@ -18,8 +20,6 @@ from specframe.contracts.states import StateLayer
 from specframe.errors import ModelError, PromptError, SpecframeError
 from specframe.forward.run import Sessions
 from specframe.pipeline import Pipeline
-from specframe.testing import harness, zoo
-from specframe.testing.conformance import ModelSuite
 
 VOCABULARY, CONTEXT, LAYERS, HEADS, SIZE = 31, 96, 2, 2, 8
 

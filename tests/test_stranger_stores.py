@@ -8,6 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from specframe_testing import harness, standard, states, zoo
+from specframe_testing.conformance import KVBackendSuite, StateStoreSuite
+from specframe_testing.strict import strict
 
 from specframe.contracts.attention import Attend, AttentionBackend, AttentionFacts
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, KVView, Paged, Placement
@@ -15,9 +18,6 @@ from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import Inputs, LayerState, Parts, StateLayer
 from specframe.plugins.registry import registry
-from specframe.testing import harness, standard, states, zoo
-from specframe.testing.conformance import KVBackendSuite, StateStoreSuite
-from specframe.testing.strict import strict
 
 
 class Diaries:

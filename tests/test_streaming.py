@@ -7,12 +7,12 @@ from collections import defaultdict
 import pytest
 import tokenizers
 import torch
+from specframe_testing import fakes, harness
 from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from specframe import Sampling
 from specframe.errors import OptionError
 from specframe.models.loading import load_tokenizer
-from specframe.testing import fakes, harness
 from specframe.text.stopping import UNFINISHED, StopStrings
 from specframe.text.streaming import TextStream
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -171,7 +172,7 @@ def find(path: str) -> click.Command:
 
 def test_import_is_light():
     """Importing the package, and its pytest plugin, imports neither torch nor transformers."""
-    code = "import sys, specframe, specframe.testing.pytest_plugin; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, specframe, specframe_testing.pytest_plugin; print({'torch', 'transformers'} & set(sys.modules))"
     assert isolated(code) == "set()"
 
 
@@ -181,8 +182,9 @@ def test_core_needs_no_plugin():
 import importlib, pkgutil, specframe
 from specframe.errors import PluginError
 for module in pkgutil.walk_packages(specframe.__path__, "specframe."):
-    importlib.import_module(module.name)
-from specframe.testing.fakes import fake_target
+    if module.name != "specframe.testing":
+        importlib.import_module(module.name)
+from specframe_testing.fakes import fake_target
 try:
     specframe.Pipeline(target=fake_target(), drafter=None)
 except PluginError as fault:
@@ -193,9 +195,15 @@ except PluginError as fault:
     )
 
 
+def test_the_former_test_kit_says_what_to_install():
+    """Tests of a plugin that was made before the test kit was a distribution end in one sentence."""
+    with pytest.raises(ImportError, match=r"^specframe\.testing is .*: pip install specframe-testing$"):
+        importlib.import_module("specframe.testing.conformance")
+
+
 def test_core_never_imports_plugins():
     """No module of the core imports a plugin that ships with it, or what only those draw with."""
-    shipped = {f"specframe_{name}" for name in ("heads", "lab", "serve", "std", "tiny")}
+    shipped = {f"specframe_{name}" for name in ("heads", "lab", "ray", "serve", "std", "testing", "tiny")}
     foreign = shipped | {"matplotlib", "markdown_it"}
     found = {path: imported(path) & foreign for path in Path(specframe.__file__).parent.rglob("*.py")}
     assert len(found) > 50
@@ -222,8 +230,7 @@ def test_no_strategys_name_in_the_core():
     names = (roles | known.models.keys()) - BOTH
     assert {"ragged", "goodput", "slab", "tiny"} <= names
     core = Path(specframe.__file__).parent
-    exempt = {core / "testing" / "standard.py"}  # what the suites combine strategies with
-    exempt |= {core / "plugins" / "elsewhere.py"}  # what to install for a name that nothing offers
+    exempt = {core / "plugins" / "elsewhere.py"}  # what to install for a name that nothing offers
     paths = set(core.rglob("*.py")) - exempt
     sources = {path: path.read_text(encoding="utf-8") for path in paths}
     found = {str(path): names_in(source, names) for path, source in sources.items()}

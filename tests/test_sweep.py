@@ -14,10 +14,10 @@ from pathlib import Path
 import architectures
 import pytest
 import transformers
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.errors import SpecframeError
-from specframe.testing import harness, zoo
 
 FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 
 from specframe import Sampling
 from specframe.errors import SpecframeWarning
-from specframe.testing import harness, zoo
 
 TARGET = zoo.build("llama", eos_token_id=None)
 NAN = 40

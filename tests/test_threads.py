@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 from transformers import Gemma3Config, LlavaConfig, PreTrainedModel, Qwen3Config
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.calls import longest_running
 from specframe.forward import compiled, ongoing, rope
 from specframe.forward.runner import ModelRunner
-from specframe.testing import harness, zoo
 
 PATIENCE = 5.0
 """Seconds that one thread waits inside a forward for the other, which has none left at its end."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "opt")

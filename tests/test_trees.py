@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.trees.choosing import likeliest
 from specframe_std.trees.growing import Children, Frontier, dynamic
+from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
-from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 import torch
+from specframe_testing import fakes
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
-from specframe.testing import fakes
 from specframe.text.trial import noted, twin_of, unfit
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from specframe_testing import harness, zoo
 from transformers import LogitsProcessor
 
 from specframe import Pipeline, Sampling
-from specframe.testing import harness, zoo
 from specframe.text.sampling import undecided
 
 TARGET = zoo.build("llama", eos_token_id=None)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
 from specframe.forward.graphs import EagerRecording, Recorded, in_bucket
 from specframe.forward.runner import ModelRunner
 from specframe.forward.unpadded import Unpadded
-from specframe.testing import fakes, harness, zoo
 
 LENGTHS = (1, 30, 9, 2, 40, 17, 5)
 PROMPTS = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=2)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from specframe_testing import zoo
 
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
@@ -19,7 +20,6 @@ from specframe.forward.attention.masks import masks
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import zoo
 
 EXTENT = 150
 """Slots attended to: more than one block of flex attention."""

@@ -52,10 +52,10 @@ def test_the_lab_has_its_pages(tmp_path):
 
 def test_new_plugins_have_their_files():
     """The files of a new plugin are packaged, for every role."""
-    from specframe.plugins import scaffold
+    from specframe_testing.scaffold import package
 
-    for part in scaffold.TEMPLATES:
-        assert "class MyOwn" in scaffold.files("my-own", part)[f"src/my_own/{part}.py"]
+    for part in package.TEMPLATES:
+        assert "class MyOwn" in package.files("my-own", part)[f"src/my_own/{part}.py"]
 
 
 def test_typing_marker_is_packaged():

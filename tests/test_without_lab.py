@@ -42,7 +42,7 @@ main()
 DECODE = """
 from specframe import Pipeline
 from specframe.reference import reference_decode
-from specframe.testing.fakes import fake_draft, fake_target
+from specframe_testing.fakes import fake_draft, fake_target
 target, prompts = fake_target(), [[1, 2], [3, 4, 5]]
 pipe = Pipeline(target=target, drafter=fake_draft(target), batch_size=2, draft_length=3, check=True)
 own = [reference_decode(target, prompt, 6, {0}) for prompt in prompts]

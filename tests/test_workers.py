@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_target_faults as nan
+from specframe_testing import fakes, harness
+from specframe_testing.conformance import ExecutorSuite
 from workers_objects import After, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
@@ -25,8 +27,6 @@ from specframe.engine.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness
-from specframe.testing.conformance import ExecutorSuite
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

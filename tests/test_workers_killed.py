@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_testing import fakes, harness
 from workers_objects import Deadly
 
 from specframe.cli import cli
 from specframe.engine.local import Local
 from specframe.pipeline import Pipeline
-from specframe.testing import fakes, harness
 from specframe.text.sampling import Sampling
 
 pytestmark = pytest.mark.slow

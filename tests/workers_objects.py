@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import torch
+from specframe_testing.constraints import DigitSum
 from transformers import LogitsProcessor, StoppingCriteria
 
 from specframe.contracts.constraints import Drafted
@@ -14,7 +15,6 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
-from specframe.testing.constraints import DigitSum
 
 
 class Raising(LogitsProcessor):

@@ -44,7 +44,7 @@ class CommandLine(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
         known = [name for name in registry().entries.get("command", {}) if " " not in name]
-        return list(dict.fromkeys([*known, *ELSEWHERE]))
+        return list(dict.fromkeys([*known, *(name for name in ELSEWHERE if " " not in name)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
@@ -117,19 +117,25 @@ def sentences_for_warnings() -> Iterator[None]:
 
 
 class Extended(click.Group):
-    """A command with further ones below it, those of plugins too, which have registered them as "command subcommand"."""
+    """A command with further ones below it, those of plugins too, which have registered them as "command subcommand".
+
+    Those of distributions that are not installed are listed, too.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return its own commands, and those of plugins."""
-        further = [name for name in registry().entries.get("command", {}) if name.startswith(f"{self.name} ")]
-        return [*super().list_commands(ctx), *(name.partition(" ")[2] for name in further)]
+        names = dict.fromkeys([*registry().entries.get("command", {}), *ELSEWHERE])
+        further = [name.partition(" ")[2] for name in names if name.startswith(f"{self.name} ")]
+        return [*super().list_commands(ctx), *further]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        full = f"{self.name} {cmd_name}"
-        return load(full) if full in registry().names("command") else None
+        known, full = registry(), f"{self.name} {cmd_name}"
+        if full in known.names("command"):
+            return load(full)
+        return missing(full, ELSEWHERE[full]) if known.lack("command", full) else None
 
 
 def load(name: str) -> click.Command:

@@ -1,4 +1,4 @@
-"""``specframe plugins``: list plugins, show which combine, and start a new plugin."""
+"""``specframe plugins``: list plugins, and show which combine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import click
 
-from specframe.cli.kinds import OneOf
+from specframe.cli import Extended
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.plugins.compose import VIEWS
 from specframe.plugins.facts import REQUIRED, Facts
 from specframe.plugins.offers import Entry
 from specframe.plugins.registry import registry
-from specframe.plugins.templates import TEMPLATES
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND] [ARGS]...")
+@click.group(invoke_without_command=True, cls=Extended, subcommand_metavar="[COMMAND] [ARGS]...")
 @click.pass_context
 def plugins(ctx: click.Context) -> None:
     """List plugins, show one, see which combine, start a new one. Without a subcommand, list them."""
@@ -67,26 +66,6 @@ def matrix() -> None:
 def reading(attention: Facts, backend: Facts) -> bool:
     """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
     return bool(attention.able("offers") & (backend.able("offers") & VIEWS or {"dense"}))
-
-
-@plugins.command()
-@click.argument("name")
-@click.option(
-    "--role",
-    metavar="ROLE",
-    type=OneOf(*TEMPLATES),
-    default="drafter",
-    show_default=True,
-    help="Role of the strategy: drafter, verifier, rule, alignment, scheduler, kv or policy.",
-)
-def new(name: str, role: str) -> None:
-    """Write a package folder NAME with a working strategy of a role, its hook and its tests."""
-    from specframe.plugins import scaffold
-
-    folder = scaffold.write(name, role)
-    option = TEMPLATES[role].option
-    steps = (f"pip install -e {folder}", f"pytest {folder}", f"specframe run {option} {name}")
-    click.echo(f"wrote {folder}; next:\n" + "".join(f"\n    {step}" for step in steps))
 
 
 def readable(kind: str, traits: tuple[str, ...]) -> list[tuple[Entry, Facts]]:

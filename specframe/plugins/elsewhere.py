@@ -12,7 +12,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "command": {
         **dict.fromkeys(("compare", "verify", "reproduce", "trace"), "specframe-lab"),
         "serve": "specframe-serve",
-        "heads": "specframe-heads",
+        **dict.fromkeys(("heads", "models check"), "specframe-heads"),
+        "plugins new": "specframe-testing",
     },
     "drafter": dict.fromkeys(
         ("clover", "clover2", "dflash", "dspark", "eagle", "hydra", "medusa", "mtp", "pard", "peagle"),

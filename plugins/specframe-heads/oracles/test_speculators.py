@@ -16,7 +16,8 @@ import pytest
 import torch
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of
-from specframe_heads.scripted import Seen, scripted
+from specframe_testing import harness, zoo
+from specframe_testing.heads.scripted import Seen, scripted
 from speculators.models.dflash import core as dflash
 from speculators.models.dflash.config import DFlashSpeculatorConfig
 from speculators.models.dspark import core as dspark
@@ -29,7 +30,6 @@ from transformers import LlamaConfig, Qwen3Config
 
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import harness, zoo
 
 DRAFT = 4
 """Tokens of a draft."""

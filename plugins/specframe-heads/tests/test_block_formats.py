@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specframe_heads.blocks import testing as block_heads
 from specframe_heads.blocks.drafter import DSpark
 from specframe_heads.blocks.markov import confident, scheduled
 from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
 from specframe_heads.target import Target
+from specframe_testing import harness, zoo
+from specframe_testing.heads import blocks as block_heads
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specframe.contracts.drafts import Draft
 from specframe.contracts.round import Batch
 from specframe.errors import SpecframeError
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from specframe_heads import testing as eagle_heads
-from specframe_heads.blocks import testing as block_heads
 from specframe_heads.blocks.drafter import DFlash, DSpark
 from specframe_heads.blocks.pard import Pard
 from specframe_heads.blocks.peagle import PEagle
@@ -23,16 +21,18 @@ from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.eagle.drafter import Eagle
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.head import HeadDrafter
-from specframe_heads.mtp import testing as mtp_heads
 from specframe_heads.mtp.drafter import Mtp
 from specframe_heads.mtp.loading import together
 from specframe_heads.mtp.model import block_config
-from specframe_heads.scripted import Cramped, Seen, scripted
 from specframe_heads.target import Target
+from specframe_testing import harness, zoo
+from specframe_testing.heads import blocks as block_heads
+from specframe_testing.heads import checkpoints as eagle_heads
+from specframe_testing.heads import mtp as mtp_heads
+from specframe_testing.heads.scripted import Cramped, Seen, scripted
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 STATES = {"speculators": 0, "z_lab": 1, "deepspec": 1}

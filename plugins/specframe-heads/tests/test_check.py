@@ -10,11 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from specframe_heads import doctor, testing
+from specframe_heads import doctor
 from specframe_heads.doctor import examine, measured
+from specframe_testing import zoo
+from specframe_testing.heads import checkpoints
 
 from specframe.cli import cli
-from specframe.testing import zoo
 
 
 def changed(folder: Path, **config: object) -> None:
@@ -37,11 +38,11 @@ def wrong(drafter: Path, target) -> list[str]:
 
 def test_a_wrong_offset_is_found(tmp_path: Path) -> None:
     """Of a file whose ids were written in another meaning, the doctor says by how much to shift them."""
-    target = testing.planted_target()
-    patient = examine(str(testing.planted_eagle3(tmp_path / "a", target, 3, [1, 3, 6])), target)
+    target = checkpoints.planted_target()
+    patient = examine(str(checkpoints.planted_eagle3(tmp_path / "a", target, 3, [1, 3, 6])), target)
     assert patient.fits
     assert not any(one.wrong for one in measured(patient, 4, 16, 2))
-    patient = examine(str(testing.planted_eagle3(tmp_path / "b", target, 4, [1, 3, 6])), target)
+    patient = examine(str(checkpoints.planted_eagle3(tmp_path / "b", target, 4, [1, 3, 6])), target)
     (found,) = [one for one in measured(patient, 4, 16, 2) if one.wrong]
     assert (found.subject, found.text[:48]) == ("layer ids", "more is accepted with ids shifted by +1: the fil")
 
@@ -61,8 +62,8 @@ def test_chance_allows_no_conclusion(
     more: float, error: float, marks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An offset that is accepted about as much as the file as read is told neither as the right one nor as a wrong one."""
-    target = testing.planted_target()
-    patient = examine(str(testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6])), target)
+    target = checkpoints.planted_target()
+    patient = examine(str(checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6])), target)
     monkeypatch.setattr(
         doctor, "acceptance", lambda _, shift, *__: doctor.Acceptance(60, 2.1 + more * (shift > 0) - (shift < 0), error)
     )
@@ -101,7 +102,7 @@ def test_the_standard_error_of_acceptance() -> None:
 def test_wrong_tensors_are_named(change, says: str, tmp_path: Path) -> None:
     """A mapping of ids, a missing tensor, a missing mapping and a tensor of another shape are each named in a sentence."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target, drafted=40)
+    folder = checkpoints.eagle3(tmp_path, target, drafted=40)
     rewritten(folder, change)
     assert says in " ".join(wrong(folder, target))
 
@@ -109,7 +110,7 @@ def test_wrong_tensors_are_named(change, says: str, tmp_path: Path) -> None:
 def test_another_targets_head_is_named(tmp_path: Path) -> None:
     """A head for another hidden size, for another vocabulary and for another depth are each told apart."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target)
+    folder = checkpoints.eagle3(tmp_path, target)
     changed(folder, target_hidden_size=64)
     assert "for another target: expected a target with hidden states of size 64, got 32" in " ".join(
         wrong(folder, target)
@@ -121,7 +122,7 @@ def test_another_targets_head_is_named(tmp_path: Path) -> None:
 def test_an_open_norm_flag_is_told(tmp_path: Path) -> None:
     """A file without the flag that engines disagree on gets a line about it."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target)
+    folder = checkpoints.eagle3(tmp_path, target)
     assert any(
         "norm_before_residual is not in config.json" in one.text for one in examine(str(folder), target).findings
     )
@@ -131,11 +132,11 @@ def test_an_open_norm_flag_is_told(tmp_path: Path) -> None:
 
 def test_the_command_prints_findings(tmp_path: Path) -> None:
     """The command prints a table with acceptance, and ends with status 2 where something is wrong."""
-    target, other = testing.planted_target(3, zoo.VOCABULARY), zoo.build("qwen3")
+    target, other = checkpoints.planted_target(3, zoo.VOCABULARY), zoo.build("qwen3")
     for name, model in {"target": target, "other": other}.items():
         model.save_pretrained(tmp_path / name)
         zoo.character_tokenizer().save_pretrained(tmp_path / name)
-    head = testing.planted_eagle3(tmp_path / "head", target, 2, [1, 2, 3])
+    head = checkpoints.planted_eagle3(tmp_path / "head", target, 2, [1, 2, 3])
     line = ["models", "check", str(head), "--limit", "2", "--max-new-tokens", "12", "--target"]
     done = CliRunner().invoke(cli, [*line, str(tmp_path / "target")])
     assert done.exit_code == 0, done.output
@@ -148,8 +149,8 @@ def test_the_command_prints_findings(tmp_path: Path) -> None:
 
 def test_targets_without_a_tokenizer_are_checked(tmp_path: Path) -> None:
     """A target without a tokenizer continues token ids, which the report tells."""
-    testing.planted_target(3, zoo.VOCABULARY).save_pretrained(tmp_path / "target")
-    head = testing.planted_eagle3(tmp_path / "head", testing.planted_target(3, zoo.VOCABULARY), 2, [1, 2, 3])
+    checkpoints.planted_target(3, zoo.VOCABULARY).save_pretrained(tmp_path / "target")
+    head = checkpoints.planted_eagle3(tmp_path / "head", checkpoints.planted_target(3, zoo.VOCABULARY), 2, [1, 2, 3])
     line = ["models", "check", str(head), "--max-new-tokens", "12", "--target", str(tmp_path / "target")]
     done = CliRunner().invoke(cli, line)
     assert done.exit_code == 0, done.output
@@ -162,7 +163,7 @@ def test_targets_without_a_tokenizer_are_checked(tmp_path: Path) -> None:
 def test_ids_given_as_text_are_a_finding(ids: object, tmp_path: Path) -> None:
     """Layer ids that are no numbers are told in a finding, and not as an error of Python."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target)
+    folder = checkpoints.eagle3(tmp_path, target)
     changed(folder, eagle_aux_hidden_state_layer_ids=ids)
     assert "expected a list of whole numbers for eagle_aux_hidden_state_layer_ids" in wrong(folder, target)[0]
 
@@ -170,7 +171,7 @@ def test_ids_given_as_text_are_a_finding(ids: object, tmp_path: Path) -> None:
 def test_unknown_keys_and_unneeded_tensors_are_findings(tmp_path: Path) -> None:
     """A report tells a key that nobody knows as a reason for doubt, and tensors that are not needed with the reason."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target, drafted=40)
+    folder = checkpoints.eagle3(tmp_path, target, drafted=40)
     changed(folder, gated_residual=True)
     found = {one.subject: one for one in examine(str(folder), target).findings}
     assert found["keys"].mark == "UNSURE"

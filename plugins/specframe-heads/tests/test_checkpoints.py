@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from specframe_heads import testing
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
+from specframe_testing import harness, zoo
+from specframe_testing.heads import checkpoints
 
 from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
 from specframe.plugins.offers import Entry
 from specframe.plugins.registry import parse_specification, registry
-from specframe.testing import harness, zoo
 
 MAKERS = {
-    "speculators eagle3": testing.eagle3,
-    "EAGLE-3": testing.eagle3_authors,
-    "speculators eagle": testing.eagle1_speculators,
-    "EAGLE-1 and 2": testing.eagle1,
+    "speculators eagle3": checkpoints.eagle3,
+    "EAGLE-3": checkpoints.eagle3_authors,
+    "speculators eagle": checkpoints.eagle1_speculators,
+    "EAGLE-1 and 2": checkpoints.eagle1,
 }
 
 
@@ -40,7 +40,7 @@ def test_formats_are_recognised(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a, b", 'a "b"', 'a, "b",c=1'])
 def test_a_folder_with_commas_is_a_drafter(name: str, tmp_path: Path) -> None:
     """The path of a head may have commas and quotation marks, with options behind it and without."""
-    folder = testing.eagle3(tmp_path / name, zoo.build("qwen3"))
+    folder = checkpoints.eagle3(tmp_path / name, zoo.build("qwen3"))
     for options in ("", ",tree=dynamic,nodes=8"):
         drafter = choose("tiny", f"{folder}{options}")[1]
         assert parse_specification(drafter)[1]["checkpoint"] == str(folder)
@@ -58,7 +58,7 @@ def test_a_quotation_mark_without_a_partner_is_refused() -> None:
 def test_language_models_are_left_alone(tmp_path: Path) -> None:
     """A directory with a language model is a draft model, as ever, with pickled weights too."""
     zoo.build("llama").save_pretrained(tmp_path / "safe")
-    testing.save(
+    checkpoints.save(
         tmp_path / "pickled", {"architectures": ["LlamaForCausalLM"]}, zoo.build("llama").state_dict(), pickled=True
     )
     for folder in (tmp_path / "safe", tmp_path / "pickled"):
@@ -69,7 +69,7 @@ def test_language_models_are_left_alone(tmp_path: Path) -> None:
 def test_names_are_recognised_without_torch(tmp_path: Path) -> None:
     """A head in a safetensors and one in a pickle file are recognised without importing torch."""
     target = zoo.build("qwen3")
-    folders = [testing.eagle3(tmp_path / "a", target), testing.eagle1(tmp_path / "b", target, pickled=True)]
+    folders = [checkpoints.eagle3(tmp_path / "a", target), checkpoints.eagle1(tmp_path / "b", target, pickled=True)]
     code = f"""
 import sys
 from specframe.models.pairs import choose
@@ -88,7 +88,7 @@ class Evil:
 
 def test_pickles_are_not_executed(tmp_path: Path) -> None:
     """A pickle file with more than tensors is refused in one sentence, and nothing in it runs."""
-    folder = testing.eagle1(tmp_path, zoo.build("qwen3"), pickled=True)
+    folder = checkpoints.eagle1(tmp_path, zoo.build("qwen3"), pickled=True)
     weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
     torch.save({**weights, "evil": Evil()}, folder / "pytorch_model.bin", pickle_module=pickle)
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_pickles_are_not_executed(tmp_path: Path) -> None:
 
 def test_truncated_files_are_named(tmp_path: Path) -> None:
     """A file that is cut off is named in one sentence, when it is asked for by its drafter's name."""
-    folder = testing.eagle3(tmp_path, zoo.build("qwen3"))
+    folder = checkpoints.eagle3(tmp_path, zoo.build("qwen3"))
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(
@@ -111,7 +111,7 @@ def test_truncated_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", ""])
 def test_a_broken_configuration_is_named(text: str, tmp_path: Path) -> None:
     """A config.json that is no JSON object is one sentence."""
-    folder = testing.eagle3(tmp_path, zoo.build("qwen3"))
+    folder = checkpoints.eagle3(tmp_path, zoo.build("qwen3"))
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"^the config\.json of drafter "):
         format_of(Checkpoint.open(str(folder)))

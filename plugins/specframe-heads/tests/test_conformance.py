@@ -9,29 +9,27 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_heads import features, testing
+from specframe_heads import features
 from specframe_heads.blocks import drafter as block_drafter
-from specframe_heads.blocks import testing as blocks
-from specframe_heads.conformance import LAYERS, HeadSuite, replace
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter
-from specframe_heads.mtp import testing as mtp
-from specframe_heads.stepwise import testing as stepwise
 from specframe_heads.vocabulary import DraftVocabulary
+from specframe_testing import standard
+from specframe_testing.conformance import TreeDrafterSuite
+from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
+from specframe_testing.heads.conformance import LAYERS, HeadSuite, replace
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import Outcome
 from specframe.errors import SpecframeError
-from specframe.testing import standard
-from specframe.testing.conformance import TreeDrafterSuite
 
 
 def mostly_right(folder: Path, target: PreTrainedModel) -> None:
     """Save an EAGLE-3 head that is right after two tokens of three, or a random one for targets that are not planted."""
     if target.config.hidden_size == target.config.vocab_size * (LAYERS + 1):
-        testing.planted_eagle3(folder, target, 1, [0, 1, 2], slips=3)
+        checkpoints.planted_eagle3(folder, target, 1, [0, 1, 2], slips=3)
     else:
-        testing.eagle3(folder, target)
+        checkpoints.eagle3(folder, target)
 
 
 def counted(folder: Path, save: Callable[..., str], **options: Any) -> PreTrainedModel:
@@ -46,13 +44,13 @@ class TestEagle(HeadSuite):
     """A chain of EAGLE-3."""
 
     name, save = "eagle", staticmethod(mostly_right)
-    reduced = staticmethod(functools.partial(testing.eagle3, drafted=40))
+    reduced = staticmethod(functools.partial(checkpoints.eagle3, drafted=40))
 
     @staticmethod
     def right(folder: Path) -> PreTrainedModel:
         """Save a head that reads the third hidden state."""
-        target = testing.planted_target()
-        testing.planted_eagle3(folder, target, 3, [1, 3, 6])
+        target = checkpoints.planted_target()
+        checkpoints.planted_eagle3(folder, target, 3, [1, 3, 6])
         return target
 
 

@@ -18,16 +18,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_heads import features, testing
+from specframe_heads import features
 from specframe_heads.eagle.drafter import Eagle
 from specframe_heads.features import Features, Waiting
 from specframe_std.trees import growing
+from specframe_testing import harness, zoo
+from specframe_testing.heads import checkpoints
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError, SpecframeError
 from specframe.observe.watch import Watcher
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
@@ -108,10 +109,10 @@ def decode_cell(cell: tuple, folder: Path, **options: Any) -> None:
     architecture, align, tree, rows = cell
     target = zoo.build(architecture)
     if tree:
-        drafter: Any = f"eagle,checkpoint={testing.eagle3(folder, target, drafted=40)},{tree}"
+        drafter: Any = f"eagle,checkpoint={checkpoints.eagle3(folder, target, drafted=40)},{tree}"
     else:
         asked = harness.requests(PROMPTS, LENGTHS)
-        drafter = helped(testing.eagle3(folder, target, drafted=40), target, asked)
+        drafter = helped(checkpoints.eagle3(folder, target, drafted=40), target, asked)
     pipe = harness.pipeline(target, drafter, align=align, batch_size=rows, draft_length=3, **options)
     harness.check(pipe, harness.requests(PROMPTS, LENGTHS, {zoo.EOS}))
 
@@ -143,8 +144,8 @@ NARROW = ("tree=static,branch=2/1/1", "tree=dynamic,nodes=4,top=2")
 )
 def test_paths_of_trees_stand(align: str, tree: str, tmp_path: Path) -> None:
     """Of a head that is mostly right long paths stand under every alignment, and what is drafted after them is the row's own."""
-    target = testing.planted_target()
-    folder = testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
+    target = checkpoints.planted_target()
+    folder = checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
     asked, seen = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [Drafts(), Drafts()]
     for rows, watcher in zip((1, 3), seen, strict=True):
         options = {"align": align, "batch_size": rows, "draft_length": 3, "observers": [watcher]}
@@ -164,7 +165,7 @@ def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         growing, "dynamic", lambda budget, top, *rest: tops.append((budget.depth, top)) or grow(budget, top, *rest)
     )
-    folder = testing.eagle3(tmp_path, target)
+    folder = checkpoints.eagle3(tmp_path, target)
     asked = harness.requests(harness.random_prompts([3, 1, 7], zoo.VOCABULARY), 9)
     drafter = f"eagle,checkpoint={folder},tree=dynamic,nodes=6,top=20"
     harness.check(harness.pipeline(target, drafter, batch_size=3, draft_length=4), asked)
@@ -188,7 +189,7 @@ SLOW = ("rollback", "checked")
 def test_a_rows_drafts_are_its_own(name: str, tmp_path: Path) -> None:
     """A row's drafts are those of the row alone: under every alignment, in batches, after prompts in pieces, from recordings."""
     target = zoo.build("qwen3")
-    folder = testing.eagle3(tmp_path, target, layers=2)
+    folder = checkpoints.eagle3(tmp_path, target, layers=2)
     asked = harness.requests(PROMPTS, LENGTHS)
     alone = drafts(target, folder, asked, batch_size=1)
     assert_same(drafts(target, folder, asked, **OTHERS[name]), alone, 10 if name == "rollback" else len(alone))
@@ -197,7 +198,7 @@ def test_a_rows_drafts_are_its_own(name: str, tmp_path: Path) -> None:
 def test_samples_and_rows_that_trade_places(tmp_path: Path) -> None:
     """Samples that start from one prompt's row draft as requests of their own do, for which the prompt is read anew."""
     target = zoo.build("qwen3")
-    folder, how = testing.eagle3(tmp_path, target), Sampling(temperature=1.0, samples=3)
+    folder, how = checkpoints.eagle3(tmp_path, target), Sampling(temperature=1.0, samples=3)
 
     def decode(rows: int) -> tuple[list[list[int]], dict]:
         seen = Drafts()
@@ -214,7 +215,7 @@ def test_samples_and_rows_that_trade_places(tmp_path: Path) -> None:
 def test_sampled_tokens_are_those_of_plain_sampling(tree: str, tmp_path: Path) -> None:
     """Under gumbel the tokens are those of plain sampling with the same seed, for chains and trees, at every temperature."""
     target = zoo.build("llama", num_hidden_layers=6)  # ids that a file leaves out are 2, n / 2 and n - 3
-    folder, ids = testing.eagle3_authors(tmp_path, target, drafted=50), []
+    folder, ids = checkpoints.eagle3_authors(tmp_path, target, drafted=50), []
     for drafter in (None, f"eagle,checkpoint={folder},{tree}".rstrip(",")):
         pipe = harness.pipeline(target, drafter, accept="gumbel", batch_size=3, draft_length=3, seed=4)
         how = [Sampling(temperature=heat) for heat in (0.7, 1.0, 0.0, 1.5, 0.3)]
@@ -231,7 +232,7 @@ def test_chains_are_drawn_where_the_rule_compares(accept: str, tmp_path: Path) -
         def round(self, report: RoundReport) -> None:
             seen.append(report.draft)
 
-    folder = testing.eagle3(tmp_path, target, drafted=40)
+    folder = checkpoints.eagle3(tmp_path, target, drafted=40)
     options = {"accept": accept, "batch_size": 3, "draft_length": 3, "observers": [Seen()]}
     pipe = harness.pipeline(target, f"eagle,checkpoint={folder}", **options)
     list(pipe.generate(PROMPTS, 8, sampling=Sampling(temperature=1.0)))
@@ -258,7 +259,7 @@ def test_a_halved_batch_goes_on(tmp_path: Path) -> None:
             return scores
 
     target = zoo.build("qwen3")
-    folder, asked = testing.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
+    folder, asked = checkpoints.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
     alone = drafts(target, folder, asked, batch_size=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -280,7 +281,7 @@ def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
             pass
 
     target = zoo.build("qwen3")
-    folder, asked = testing.eagle3(tmp_path, target), harness.requests(PROMPTS[:1], 43)
+    folder, asked = checkpoints.eagle3(tmp_path, target), harness.requests(PROMPTS[:1], 43)
     alone = drafts(target, folder, asked, batch_size=1)
     policy = Rarely()
     policy.every = 45
@@ -290,7 +291,7 @@ def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
 def test_eagle1_heads_are_exact(tmp_path: Path) -> None:
     """A head of EAGLE-1 in the authors' layout, pickled, is exact as a chain and as EAGLE-2's tree."""
     target = zoo.build("llama")
-    folder = testing.eagle1(tmp_path, target, pickled=True)
+    folder = checkpoints.eagle1(tmp_path, target, pickled=True)
     for options in ("", ",tree=dynamic,nodes=6"):
         pipe = harness.pipeline(target, f"eagle,checkpoint={folder}{options}", batch_size=3, draft_length=3)
         harness.check(pipe, harness.requests(PROMPTS, LENGTHS))
@@ -298,7 +299,7 @@ def test_eagle1_heads_are_exact(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """A head for another target, a tree for a rule that has none, and a wrong option are one sentence each."""
-    head = testing.eagle3(tmp_path, zoo.build("qwen3"))
+    head = checkpoints.eagle3(tmp_path, zoo.build("qwen3"))
     asked = harness.requests(PROMPTS[:1], 4)
     with pytest.raises(
         ModelError, match=r"is a head for another target: expected a target with hidden states of size 32, got 36"
@@ -327,7 +328,7 @@ FAULTS = {
 def test_faults_of_features_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of another token or of another row change the drafts, although the output stays the target's."""
     target = zoo.build("qwen3")
-    folder, asked = testing.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
+    folder, asked = checkpoints.eagle3(tmp_path, target), harness.requests(PROMPTS, LENGTHS)
     alone = drafts(target, folder, asked, batch_size=1)
     member, plant = FAULTS[fault]
     monkeypatch.setattr(Features, member, plant(getattr(Features, member)))
@@ -337,8 +338,8 @@ def test_faults_of_features_are_found(fault: str, tmp_path: Path, monkeypatch: p
 
 def test_a_path_that_is_not_followed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of the first nodes in the place of those of the accepted path lower acceptance."""
-    target = testing.planted_target()
-    folder = testing.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
+    target = checkpoints.planted_target()
+    folder = checkpoints.planted_eagle3(tmp_path, target, 3, [1, 3, 6], slips=3)
     asked, found, right = harness.requests(harness.random_prompts([3, 1, 7], 12), 16), [], features.on_path
 
     def first(outcome: Any, states_BTD: torch.Tensor) -> torch.Tensor:

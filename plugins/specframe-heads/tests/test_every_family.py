@@ -1,9 +1,9 @@
 """Every family of heads, one table: output is the target's own, and a row's drafts are its own whatever happens around it.
 
-Heads have random weights, so their own drafts hardly ever stand. :func:`specframe_heads.scripted.steered` puts the target's tokens
-on a path of each draft: rows then accept unequal numbers of tokens, on unlike branches, and what a head is fed after that shows in
-its next drafts. What runs by default holds every family in every form, the slow sample every form on every architecture, and
-``SPECFRAME_FULL_MATRIX=1`` runs all cells.
+Heads have random weights, so their own drafts hardly ever stand. :func:`specframe_testing.heads.scripted.steered` puts the
+target's tokens on a path of each draft: rows then accept unequal numbers of tokens, on unlike branches, and what a head is fed
+after that shows in its next drafts. What runs by default holds every family in every form, the slow sample every form on every
+architecture, and ``SPECFRAME_FULL_MATRIX=1`` runs all cells.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from specframe_heads import testing
-from specframe_heads.blocks import testing as blocks
-from specframe_heads.mtp import testing as mtp
-from specframe_heads.scripted import Cramped, Drafted, steered
-from specframe_heads.stepwise import testing as stepwise
+from specframe_testing import harness, zoo
+from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
+from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
 Save = Callable[[Path, PreTrainedModel], Any]
@@ -43,8 +40,8 @@ def by_kind(kind: str, folder: Path, target: PreTrainedModel) -> None:
 
 
 FAMILIES: dict[str, tuple[str, Save, bool]] = {
-    "eagle-1": ("eagle", testing.eagle1, True),
-    "eagle-3": ("eagle", functools.partial(testing.eagle3, drafted=70, layers=2), True),
+    "eagle-1": ("eagle", checkpoints.eagle1, True),
+    "eagle-3": ("eagle", functools.partial(checkpoints.eagle3, drafted=70, layers=2), True),
     "medusa": ("medusa", untrained("medusa"), True),
     "hydra": ("hydra", untrained("hydra"), True),
     "hydra++": ("hydra", untrained("hydra++"), True),

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from specframe_heads import testing
-from specframe_heads.mtp import testing as mtp_testing
-
-from specframe.testing import harness
+from specframe_testing import harness
+from specframe_testing.heads import checkpoints
+from specframe_testing.heads import mtp as mtp_testing
 
 LAYERS, K = 8, 4
 
 HEADS: dict[str, Callable] = {
-    "speculators": lambda folder, target: testing.planted_eagle3(folder, target, 3, [1, 3, 6]),
-    "speculators, no ids": lambda folder, target: testing.planted_eagle3(folder, target, 4, None),
-    "authors": lambda folder, target: testing.planted_eagle3(folder, target, 4, None, "authors"),
-    "sglang": lambda folder, target: testing.planted_eagle3(folder, target, 4, [1, 3, 6], "sglang"),
-    "eagle-1": lambda folder, target: testing.planted_eagle1(folder, target),
-    "eagle-1, speculators": lambda folder, target: testing.planted_eagle1(folder, target, "speculators"),
+    "speculators": lambda folder, target: checkpoints.planted_eagle3(folder, target, 3, [1, 3, 6]),
+    "speculators, no ids": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, None),
+    "authors": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, None, "authors"),
+    "sglang": lambda folder, target: checkpoints.planted_eagle3(folder, target, 4, [1, 3, 6], "sglang"),
+    "eagle-1": lambda folder, target: checkpoints.planted_eagle1(folder, target),
+    "eagle-1, speculators": lambda folder, target: checkpoints.planted_eagle1(folder, target, "speculators"),
     "mtp": mtp_testing.planted,
 }
 
@@ -36,7 +35,7 @@ def acceptance(target, folder: Path, shift: int = 0, options: str = "", name: st
 @pytest.mark.parametrize("layout", HEADS)
 def test_an_offset_of_one_lowers_acceptance(layout: str, tmp_path: Path) -> None:
     """As the format is read nearly every draft token stands; with the layers before, or those after, hardly any does."""
-    target = testing.planted_target(LAYERS)
+    target = checkpoints.planted_target(LAYERS)
     folder = HEADS[layout](tmp_path, target)
     name = "mtp" if layout == "mtp" else "eagle"
     as_read = acceptance(target, folder, name=name)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specframe_heads.stepwise import testing
+from specframe_testing import harness, zoo
+from specframe_testing.heads import stepwise
 
 from specframe.errors import ModelError, SpecframeError
-from specframe.testing import harness, zoo
 from specframe.text.sampling import Sampling
 
-KINDS = testing.KINDS
+KINDS = stepwise.KINDS
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 TREES = ("chain", "static,branch=3/2/1", "dynamic,nodes=7,top=3")
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @functools.cache
     def made(kind: str, architecture: str) -> Path:
-        return testing.overfitted(
+        return stepwise.overfitted(
             tmp_path_factory.mktemp("head"), kind, target(architecture), KNOWN, tokens=16, steps=40
         )
 

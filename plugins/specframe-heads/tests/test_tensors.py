@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specframe_heads import testing
-from specframe_heads.blocks import testing as block_heads
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import format_of, formats
-from specframe_heads.mtp import testing as mtp_heads
-from specframe_heads.stepwise import testing as step_heads
 from specframe_heads.target import Target
+from specframe_testing import zoo
+from specframe_testing.heads import blocks as block_heads
+from specframe_testing.heads import checkpoints
+from specframe_testing.heads import mtp as mtp_heads
+from specframe_testing.heads import stepwise as step_heads
 
 from specframe.errors import ModelError, SpecframeWarning
-from specframe.testing import zoo
 
 
 def stepwise(kind: str, folder: Path, target: Any) -> None:
@@ -28,11 +28,11 @@ def stepwise(kind: str, folder: Path, target: Any) -> None:
 
 
 SAVES = {
-    "speculators eagle3": functools.partial(testing.eagle3, drafted=40),
-    "speculators eagle": testing.eagle1_speculators,
-    "EAGLE-3": functools.partial(testing.eagle3_authors, drafted=40, pickled=False),
-    "ModelOpt EAGLE-3": functools.partial(testing.eagle3_modelopt, drafted=40),
-    "EAGLE-1 and 2": testing.eagle1,
+    "speculators eagle3": functools.partial(checkpoints.eagle3, drafted=40),
+    "speculators eagle": checkpoints.eagle1_speculators,
+    "EAGLE-3": functools.partial(checkpoints.eagle3_authors, drafted=40, pickled=False),
+    "ModelOpt EAGLE-3": functools.partial(checkpoints.eagle3_modelopt, drafted=40),
+    "EAGLE-1 and 2": checkpoints.eagle1,
     "speculators peagle": functools.partial(block_heads.peagle, drafted=40),
     "speculators dspark": functools.partial(block_heads.speculators, kind="dspark", drafted=40),
     "speculators dflash": block_heads.speculators,
@@ -91,7 +91,7 @@ def test_a_tensor_that_is_not_read_is_refused(name: str, tmp_path: Path) -> None
 
 def test_known_tensors_are_left_with_a_reason(tmp_path: Path) -> None:
     """A copy of the target's head, rotary factors and t2d are not needed, and each is told with its reason."""
-    testing.eagle3(tmp_path, target(), drafted=40)
+    checkpoints.eagle3(tmp_path, target(), drafted=40)
     with_tensors(
         tmp_path, verifier_lm_head__weight=torch.ones(2), layers__0__self_attn__rotary_emb__inv_freq=torch.ones(2)
     )
@@ -189,7 +189,7 @@ def drafted(folder: Path) -> torch.Tensor:
         {"num_key_value_heads": 1, "attention_bias": True},
     ],
 )
-@pytest.mark.parametrize("save", [testing.eagle1, functools.partial(testing.eagle3_authors, pickled=False)])
+@pytest.mark.parametrize("save", [checkpoints.eagle1, functools.partial(checkpoints.eagle3_authors, pickled=False)])
 def test_layers_are_llamas_whatever_model_a_configuration_was_copied_from(
     save: Any, keys: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -201,8 +201,8 @@ def test_layers_are_llamas_whatever_model_a_configuration_was_copied_from(
 
 def test_files_of_modelopt_are_the_authors_heads(tmp_path: Path) -> None:
     """An EAGLE-3 head that ModelOpt exported is the authors' network under other names; its ids count layers from 0."""
-    testing.eagle3_modelopt(tmp_path / "modelopt", target())
-    testing.eagle3_authors(tmp_path / "authors", target(), pickled=False)
+    checkpoints.eagle3_modelopt(tmp_path / "modelopt", target())
+    checkpoints.eagle3_authors(tmp_path / "authors", target(), pickled=False)
     assert torch.equal(drafted(tmp_path / "modelopt"), drafted(tmp_path / "authors"))
     checkpoint = Checkpoint.open(str(tmp_path / "modelopt"))
     assert format_of(checkpoint).layers(checkpoint, 2) == (1, 2, 2)

@@ -21,12 +21,12 @@ from specframe_heads.training.kinds import LEARNERS, learner, require
 from specframe_heads.training.learner import frequent, mean
 from specframe_heads.training.lessons import Lesson, Reader, drawn
 from specframe_heads.training.optimizers import WARM, Optimizers
+from specframe_testing import harness, zoo
 from specframe_tiny import train_heads
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.reference import reference_decode
-from specframe.testing import harness, zoo
 
 KINDS = tuple(LEARNERS)
 PROMPTS = harness.random_prompts([5, 2, 9, 4], zoo.VOCABULARY)

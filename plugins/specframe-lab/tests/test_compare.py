@@ -26,11 +26,11 @@ from specframe_lab.comparison.schemes import brief_names, cases
 from specframe_lab.grid import checked, expand
 from specframe_lab.loading import LoadedModels
 from specframe_lab.report import page
+from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.models import loading as models
-from specframe.testing import fakes, harness, zoo
 
 GRID = {"align": "ragged,exspec", "batch_size": [2]}
 PROMPTS = ["ab", "def f(x):", "x = 1"]

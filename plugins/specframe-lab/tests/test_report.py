@@ -26,9 +26,9 @@ from specframe_lab.report import pdf, plots
 from specframe_lab.report.canvas import looks
 from specframe_lab.report.images import png, svg
 from specframe_lab.report.page import html, write_report
+from specframe_testing import zoo
 
 from specframe.pipeline import Pipeline
-from specframe.testing import zoo
 
 pytest.importorskip("matplotlib")
 

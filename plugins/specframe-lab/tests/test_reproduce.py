@@ -15,10 +15,10 @@ from specframe_lab.loading import LoadedModels
 from specframe_lab.reproduction import page as reproduction
 from specframe_lab.reproduction import published
 from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
+from specframe_testing import zoo
 
 from specframe.cli import cli
 from specframe.models import loading as models
-from specframe.testing import zoo
 
 PROMPTS = ["def f(x):", "x = 1", "ab", "import os, sys", "class A:", "for i in range(3):"]
 SIZES = ["--match-batch-sizes", "2", "--batch-sizes", "1,2"]

@@ -15,11 +15,11 @@ from specframe_lab.serving.gaps import Process
 from specframe_lab.serving.metrics import METRICS, RATES, metrics, most_at_once, of_request, rates, summary
 from specframe_lab.serving.objectives import holds, objectives
 from specframe_lab.serving.service import BOTH_GROUPS, Service
+from specframe_testing import harness
+from specframe_testing.fakes import always_right, fake_draft, fake_target
 
 from specframe.engine.local import Local
 from specframe.errors import OptionError
-from specframe.testing import harness
-from specframe.testing.fakes import always_right, fake_draft, fake_target
 
 PAIR = [[1, 2], [3, 4]]
 

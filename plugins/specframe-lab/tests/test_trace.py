@@ -29,6 +29,7 @@ from specframe_lab.trace.frames import (
 from specframe_lab.trace.page import page_data, render, token_text, totals
 from specframe_lab.trace.recording import Trace, record, summed
 from specframe_lab.trace.slots import NOTHING
+from specframe_testing import fakes, harness, zoo
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -37,7 +38,6 @@ from specframe.cli import cli
 from specframe.errors import OptionError
 from specframe.plugins.compose import able, strategy
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness, zoo
 
 ALIGNMENTS = [
     *("ragged", "eqspec", "exspec", "rollback", "masking", "padding"),

@@ -15,6 +15,7 @@ from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
 from specframe_lab.loading import LoadedModels
 from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, decodings, verify
+from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.cli import cli
@@ -23,7 +24,6 @@ from specframe.forward import unpadded
 from specframe.pipeline import Pipeline
 from specframe.probes.ties import Scales, tie_bound
 from specframe.reference import reference_decode
-from specframe.testing import fakes, harness, zoo
 from specframe.text.sampling import Sampling
 
 PROMPTS = harness.random_prompts([7, 1, 13, 2, 7, 19], 61)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from specframe_serve.service import STOPS, BusyError, Job, Service, StoppedError
+from specframe_testing import fakes, harness
 
 from specframe.contracts.requests import Chunk, Result
 from specframe.engine.engine import Engine
 from specframe.observe.watch import Watcher
-from specframe.testing import fakes, harness
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

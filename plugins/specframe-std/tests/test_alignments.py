@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from specframe.testing.conformance import AlignmentSuite
+from specframe_testing.conformance import AlignmentSuite
 
 
 class TestRagged(AlignmentSuite):

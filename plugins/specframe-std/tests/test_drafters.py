@@ -4,12 +4,12 @@ import attrs
 import pytest
 from specframe_std.drafters.model import SHORT_GAP, ModelDrafter
 from specframe_std.policies.fixed import FixedLength
+from specframe_testing import fakes, harness
+from specframe_testing.conformance import DrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.forward.cached import CachedModel
-from specframe.testing import fakes, harness
-from specframe.testing.conformance import DrafterSuite
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.early_exit import EarlyExit, first_layers
+from specframe_testing import fakes, harness, where, zoo
+from specframe_testing.device.memory import MEMORY
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError
 from specframe.forward.runner import ModelRunner
-from specframe.testing import fakes, harness, where, zoo
-from specframe.testing.device.memory import MEMORY
 from specframe.text.sampling import Sampling
 
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10

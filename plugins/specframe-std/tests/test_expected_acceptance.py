@@ -16,9 +16,9 @@ import pytest
 import torch
 from specframe_std.acceptance import block, rejection, traversal
 from specframe_std.trees.shapes import Shape
+from specframe_testing import fakes, harness
 
 from specframe.contracts.drafts import Draft, Scores
-from specframe.testing import fakes, harness
 
 V = 3
 """The vocabulary."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
+from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.contracts.reports import RoundReport
@@ -15,7 +16,6 @@ from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, OptionError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness, zoo
 
 FIXED = ("masking,positions=content", "padding,mask=content,positions=content,bonus=target")
 SCHEDULERS = ("fixed", "continuous", "same-length,window=6,patience=3")

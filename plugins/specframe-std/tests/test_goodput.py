@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 from specframe_std.policies.goodput import Goodput
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import DraftLengthPolicySuite
 
 from specframe.contracts.drafts import Budget
 from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.conformance import DraftLengthPolicySuite
 
 
 class TestGoodput(DraftLengthPolicySuite):

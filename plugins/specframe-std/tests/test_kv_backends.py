@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from specframe.testing.conformance import KVBackendSuite
+from specframe_testing.conformance import KVBackendSuite
 
 
 class TestDynamic(KVBackendSuite):

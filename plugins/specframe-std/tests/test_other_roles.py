@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specframe_testing import fakes, harness
+from specframe_testing.conformance import AcceptanceRuleSuite, DraftLengthPolicySuite, VerifierSuite
+from specframe_testing.conformance.acceptance import VOCABULARY
 
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness
-from specframe.testing.conformance import AcceptanceRuleSuite, DraftLengthPolicySuite, VerifierSuite
-from specframe.testing.conformance.acceptance import VOCABULARY
 
 
 class TestChain(VerifierSuite):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import DrafterSuite
 from torch.nn.functional import one_hot
 
 from specframe import Pipeline
@@ -12,8 +14,6 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.conformance import DrafterSuite
 from specframe.text.sampling import Sampling
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from specframe_testing.conformance import SchedulerSuite
+from specframe_testing.conformance.scheduler import simulate
+
 from specframe.plugins.registry import registry
-from specframe.testing.conformance import SchedulerSuite
-from specframe.testing.conformance.scheduler import simulate
 
 
 class TestFixed(SchedulerSuite):

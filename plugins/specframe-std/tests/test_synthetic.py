@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 import pytest
+from specframe_testing import fakes, harness
 
 from specframe.contracts.reports import RoundReport
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import registry
-from specframe.testing import fakes, harness
 
 TARGET = fakes.fake_target()
 PROMPTS = harness.random_prompts([5, 1, 9, 3] * 8, 61)

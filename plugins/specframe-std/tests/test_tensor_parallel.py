@@ -23,12 +23,12 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from specframe_std.executors import heads, place
 from specframe_std.executors.tp import TensorParallel
+from specframe_testing import harness, zoo
+from specframe_testing.conformance import ExecutorSuite
 
 from specframe.cli import cli
 from specframe.errors import ModelError, OptionError
 from specframe.models.loading import load_model
-from specframe.testing import harness, zoo
-from specframe.testing.conformance import ExecutorSuite
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 PROMPTS = [[5, 9, 31, 7, 2, 60], [11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [8, 3, 77, 15], [90, 1, 33]]

@@ -12,6 +12,8 @@ import pytest
 import torch
 from specframe_lab.trace.recording import record
 from specframe_std.drafters.texts import Transcript, Translation, codecs
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import DrafterSuite
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import one_hot
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -20,8 +22,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from specframe import Pipeline
 from specframe.errors import CompositionError, ModelError
 from specframe.models.aliases import resolve
-from specframe.testing import fakes, harness, zoo
-from specframe.testing.conformance import DrafterSuite
 from specframe.text.sampling import Sampling
 
 TEXT = "the cat sat on the mat, and then the other cat ran to the märkt to see an éclair: 日本語 in the shop. "

@@ -13,13 +13,13 @@ from specframe_std.trees import growing
 from specframe_std.trees.asked import Trees
 from specframe_std.trees.choosing import likeliest
 from specframe_std.trees.shapes import Shape, promise
+from specframe_testing import fakes, harness
+from specframe_testing.conformance import TreeDrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
-from specframe.testing import fakes, harness
-from specframe.testing.conformance import TreeDrafterSuite
 
 TARGET = fakes.fake_target()
 

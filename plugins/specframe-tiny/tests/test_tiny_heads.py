@@ -13,6 +13,8 @@ import attrs
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_testing import harness
+from specframe_testing.constraints import Even, OneByOne
 from specframe_tiny import FOLDER, HEADS, train
 from tokenizers import Tokenizer
 
@@ -22,8 +24,6 @@ from specframe.contracts.reports import RoundReport
 from specframe.models import aliases, pairs
 from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode
-from specframe.testing import harness
-from specframe.testing.constraints import Even, OneByOne
 
 THERE = [kind for kind in HEADS if (FOLDER / "heads" / kind).is_dir()]
 BRANCHES = {"medusa": ",tree=chain", "dflash": None}

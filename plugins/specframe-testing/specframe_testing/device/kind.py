@@ -1,0 +1,128 @@
+"""The simulated device as torch and specframe know it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn.attention import varlen
+from torch.utils import backend_registration
+
+from specframe.devices.kinds import Cuda, Kind, Traffic
+from specframe_testing.device import indexed, packed
+from specframe_testing.device.ledger import COPY, LEDGER, WAIT
+from specframe_testing.device.recording import SimRecording
+from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten
+
+FACTORIES = (
+    "empty.memory_format",
+    "empty_strided",
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "eye",
+    "eye.m",
+    "linspace",
+    "randperm",
+)
+"""Operators that make tensors; all others go by the first two. The rest would make an empty tensor and then resize it."""
+
+COUNT = 2
+"""Devices: ``sim:0`` and ``sim:1``."""
+
+
+class Module(backend_registration._DummyBackendModule):
+    """What ``torch.sim`` is."""
+
+    def is_available(self) -> bool:
+        """Return no: torch would make tensors of Python lists on the device, not send them there."""
+        return False
+
+    def device_count(self) -> int:
+        """Return the number of devices."""
+        return COUNT
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for the device."""
+        LEDGER.note(WAIT, "synchronize")
+
+
+class SimEvent:
+    """A mark in the queue of a device that has always done everything."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def record(self) -> None:
+        """Set the mark."""
+        self._seconds = time.perf_counter()
+
+    def query(self) -> bool:
+        """Return whether the device has passed the mark."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the mark."""
+        LEDGER.note(WAIT, "event")
+
+    def elapsed_time(self, end_event: SimEvent) -> float:
+        """Return the milliseconds from this mark to a later one."""
+        return (end_event._seconds - self._seconds) * 1000
+
+
+class Simulated(Kind):
+    """The simulated device: everything that CUDA has but a compiler."""
+
+    called = "sim"
+    kernels = frozenset({"packed"})
+    recording = SimRecording
+    event = SimEvent
+    queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
+
+    def count(self) -> int:
+        """Return the number of devices."""
+        return COUNT
+
+    def title(self, device: torch.device) -> str:
+        """Return the name of the device."""
+        return "simulated accelerator"
+
+    def synchronise(self, device: torch.device) -> None:
+        """Wait for the device."""
+        LEDGER.note(WAIT, "synchronize")
+
+    def traffic(self) -> Traffic:
+        """Return what has been counted."""
+        return Traffic(LEDGER.totals[WAIT], LEDGER.totals[COPY])
+
+
+def on_sim(operator: Any) -> Any:
+    """Return a factory of tensors on the device."""
+
+    def make(*args: Any, device: Any = None, pin_memory: Any = None, **options: Any) -> SimTensor:
+        with torch.inference_mode(False):
+            inner = operator(*args, device="cpu", **options)
+        return SimTensor(inner, device.index or 0)
+
+    return make
+
+
+def register() -> Simulated:
+    """Have torch know the device."""
+    backend_registration._setup_privateuseone_for_python_backend("sim", backend_module=Module())
+    torch._C._set_only_lift_cpu_tensors(True)  # a tensor of a Python list is made on the host and sent
+    for name in FACTORIES:
+        operator = getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
+        LIBRARY.impl(name, on_sim(operator), "PrivateUse1")
+    KERNELS[aten.histc.default] = lambda counted, *bounds: aten.histc(counted.float(), *bounds).to(counted.dtype)
+    KERNELS[aten._flash_attention_forward.default] = packed.flash
+    KERNELS[aten.index_copy_.default] = indexed.index_copy
+    KERNELS[aten.index_put_.default] = indexed.index_put
+    KERNELS[aten.scatter_.src] = indexed.scatter
+    PARTS[torch.ops.torch_attn._varlen_attn.default] = varlen._varlen_attn._init_fn
+    return Simulated()
+
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+SIMULATED = register()

@@ -1,0 +1,110 @@
+"""Graphs of the simulated device: operations are recorded with the memory they read and write, and replayed in the same memory.
+
+As in a CUDA graph, nothing of Python is replayed: a number that Python computed stays as it was when the graph was recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from specframe_testing.device.ledger import COPY, LEDGER, WAIT
+from specframe_testing.device.operators import Rules
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+@attrs.frozen
+class Step:
+    """One operation of a graph."""
+
+    func: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+    results: list[torch.Tensor]
+    """Memory of its own that its results go to; none: it is a view, or writes to its arguments."""
+
+    def replay(self) -> None:
+        """Do it again, with the present values of its arguments."""
+        found = self.func(*self.args, **self.kwargs)
+        for old, new in zip(self.results, tensors(found), strict=False):
+            old.copy_(new)
+
+
+class Tape:
+    """The operations of a graph, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add(self, func: Any, args: list[Any], kwargs: dict[str, Any], found: Any, own: Rules) -> None:
+        """Record an operation that was just done."""
+        if own.writes:
+            self.steps.append(Step(func, args, kwargs, []))
+        elif own.fresh:
+            self.steps.append(Step(func, args, kwargs, tensors(found)))
+
+
+_CURRENT = threading.local()
+
+
+def tape() -> Tape | None:
+    """Return the tape of the graph that this thread is recording."""
+    return getattr(_CURRENT, "tape", None)
+
+
+@contextmanager
+def recording() -> Iterator[Tape]:
+    """Record the operations of this thread inside the block; waits and copies from the host are refused."""
+    made = _CURRENT.tape = Tape()
+    try:
+        with LEDGER.refused(WAIT, COPY, where="while a graph is recorded"):
+            yield made
+    finally:
+        _CURRENT.tape = None
+
+
+def tensors(found: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operation's results."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    return [one for one in found if isinstance(one, torch.Tensor)] if isinstance(found, list | tuple) else []
+
+
+class SimRecording:
+    """A recorded function, as :class:`specframe.devices.cuda.CudaRecording` is."""
+
+    made = replays = 0
+    """Graphs recorded, and replays of any of them, since the program began."""
+
+    def __init__(self, function: Callable[[], Outputs]) -> None:
+        for _ in range(2):  # as on CUDA
+            function()
+        with recording() as made:
+            self._outputs = function()
+        self._steps = made.steps
+        for step in self._steps:
+            for result in step.results:
+                spoil(result)
+        SimRecording.made += 1
+
+    def replay(self, rows: int) -> Outputs:
+        """Do every operation again and return copies of the outputs' first rows."""
+        SimRecording.replays += 1
+        with torch.inference_mode(False), torch.no_grad():
+            for step in self._steps:
+                step.replay()
+        return tuple(output[:rows].clone() for output in self._outputs)
+
+
+def spoil(result: torch.Tensor) -> None:
+    """Overwrite what a recording computed: on CUDA nothing is computed before the first replay."""
+    if result.is_floating_point():
+        result.fill_(torch.nan)
+    elif result.dtype != torch.bool:
+        result.fill_(torch.iinfo(result.dtype).max)

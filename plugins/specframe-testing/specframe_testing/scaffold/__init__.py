@@ -1,0 +1,1 @@
+"""``specframe plugins new``: a package with a working strategy, from a template of its role."""

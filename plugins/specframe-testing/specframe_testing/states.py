@@ -1,0 +1,152 @@
+"""A fake kind of state, and a fake model that keeps it: one token too many or too few in the state, and the output differs.
+
+Tensor names carry their shape: B rows, T tokens fed per row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
+from specframe.plugins.hookspecs import Register, hookimpl
+from specframe.plugins.registry import offer, registry
+from specframe_testing.fakes import FakeConfig, FakeModel, mixed
+
+NAME, DISTRIBUTION = "fake-hash", "specframe's test kit"
+"""The name of the fake kind, and who offers it."""
+
+
+class RunningHash(torch.nn.Module):
+    """A layer whose state is a hash of all tokens in their order, beside their number."""
+
+    def forward(self, ids_BT: torch.Tensor, cache: Cache | None) -> torch.Tensor:
+        """Return the hash after each token, (B, T); the state is an attribute of the model's own cache."""
+        states_B2 = getattr(cache, "running_hash", None)
+        if states_B2 is None:
+            states_B2 = ids_BT.new_zeros(len(ids_BT), 2)
+        hashes = []
+        for token_B in ids_BT.unbind(1):
+            states_B2 = taken(states_B2, token_B)
+            hashes.append(states_B2[:, 0])
+        if cache is not None:
+            cache.running_hash = states_B2  # type: ignore[attr-defined]
+        return torch.stack(hashes, dim=1)
+
+
+def taken(states_B2: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
+    """Return the states after one more token."""
+    hash_B, count_B = states_B2.unbind(-1)
+    return torch.stack([mixed(hash_B * 131 + token_B + 1 + count_B * 8191), count_B + 1], dim=-1)
+
+
+class FakeHash:
+    """The kind of state of :class:`RunningHash`."""
+
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+        """Return the layer of a model that has one."""
+        memory = getattr(model, "memory", None)
+        return {model.memory_layer: memory} if isinstance(memory, RunningHash) else {}  # type: ignore[dict-item]
+
+    def shape(self, layer: torch.nn.Module) -> StateShape:
+        """Return the shape of two numbers."""
+        return StateShape(((2,),), (torch.long,))
+
+    def forward(self, layer: torch.nn.Module, state: LayerState) -> Callable[..., torch.Tensor]:
+        """Return what goes on from the states, token by token, each from its parent's."""
+
+        def hashes(ids_BT: torch.Tensor, cache: Any) -> torch.Tensor:
+            (before_B2,) = state.before
+            after = list[torch.Tensor]()
+            for place, token_B in enumerate(ids_BT.unbind(1)):
+                last_B2 = after[-1] if after else before_B2
+                if state.parents_BT is not None and after:
+                    parent_B = state.parents_BT[:, place].expand(len(ids_BT))
+                    every_BP2 = torch.stack([before_B2, *after], dim=1)
+                    last_B2 = every_BP2[torch.arange(len(ids_BT), device=ids_BT.device), parent_B + 1]
+                after.append(taken(last_B2, token_B).where(state.real_BT[:, place, None], last_B2))
+            state.note((ids_BT,), (after[-1],) if state.parents_BT is None else None)
+            return torch.stack(after, dim=1)[..., 0]
+
+        return hashes
+
+    def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after the first tokens of each row."""
+        (states_B2,), (ids_BT,) = before, inputs
+        for place, token_B in enumerate(ids_BT.unbind(1)):
+            states_B2 = taken(states_B2, token_B).where((place < counts_B)[:, None], states_B2)
+        return (states_B2,)
+
+
+class FakeStateConfig(FakeConfig):
+    """Configuration of :class:`FakeStateModel`."""
+
+    model_type = "specframe-fake-state"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.num_hidden_layers = 2
+        self.layer_types = ["linear_attention", "full_attention"]
+
+
+class FakeStateModel(FakeModel):
+    """A fake with two layers: the first keeps a state, the second attends. The next token is a hash of both.
+
+    Keys and values are those of :class:`FakeModel`, and the state is a hash of the tokens in their order: a token that the state
+    took in twice, too early or not at all changes the output, even where all keys and values are right.
+    """
+
+    config_class = FakeStateConfig  # type: ignore[assignment]
+    memory_layer = 0
+    attending = 1
+
+    def __init__(self, config: FakeStateConfig) -> None:
+        super().__init__(config)
+        self.memory = RunningHash()
+
+    def remembered(self, ids_BT: torch.Tensor, cache: Cache | None) -> torch.Tensor:
+        """Return what the first layer adds to each token's hash, (B, T)."""
+        hashes_BT: torch.Tensor = self.memory(ids_BT, cache)
+        return hashes_BT
+
+
+class Kinds:
+    """A plugin with the fake kind."""
+
+    @hookimpl
+    def specframe_register_state_kinds(self, register: Register) -> None:
+        """Register the fake kind."""
+        register(NAME, FakeHash)
+
+
+@contextlib.contextmanager
+def known() -> Iterator[None]:
+    """Have the fake kind registered inside the block."""
+    offer(registry(), Kinds(), DISTRIBUTION)
+    try:
+        yield
+    finally:
+        del registry().entries["state kind"][NAME]
+
+
+def fake_state_target(vocabulary: int = 61, seed: int = 0, context: int = 256, eos: int = 0) -> FakeStateModel:
+    """Return a fake target that keeps a state."""
+    config = FakeStateConfig(vocab_size=vocabulary, max_position_embeddings=context, seed=seed, eos_token_id=eos)
+    return FakeStateModel(config).eval()
+
+
+def fake_state_draft(target: FakeStateModel, slip_every: int = 3) -> FakeStateModel:
+    """Return a fake draft with a state that agrees with ``target`` but for one context in ``slip_every``."""
+    config = target.config
+    made = FakeStateConfig(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        seed=config.seed,
+        slip_every=slip_every,
+        eos_token_id=config.eos_token_id,
+    )
+    return FakeStateModel(made).eval()

@@ -1,0 +1,348 @@
+"""The test kit itself: its fakes show every fault of a cache, and its suites catch strategies that are wrong."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from specframe_testing import conformance, fakes, harness, zoo
+from transformers import DynamicCache
+
+from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
+from specframe.contracts.round import Kept
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.rows import RowMap
+
+pytest_plugins = ["pytester"]
+
+TARGET = fakes.fake_target()
+
+
+def made(kind, name):
+    """Return the class of a registered strategy."""
+    return type(strategy(registry(), kind, name))
+
+
+Ragged, EqSpec = made("alignment", "ragged"), made("alignment", "eqspec")
+Greedy, Chain = made("acceptance rule", "greedy"), made("verifier", "chain")
+ModelDrafter, Slab = made("drafter", "model"), made("KV backend", "slab")
+Continuous, Fixed = made("scheduler", "continuous"), made("draft-length policy", "fixed")
+
+
+# ---- fakes -----------------------------------------------------------------------------------------------------------
+
+
+def logits(tokens, positions=None, mask=None, cache=None):
+    """Return a fake's logits after the last token."""
+    ids = torch.tensor([tokens])
+    positions = torch.tensor([positions or list(range(len(tokens)))])
+    return TARGET(ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[0, -1]
+
+
+PLAIN = [5, 6, 7, 8, 9]
+
+
+def visible(*hidden):
+    """Return a mask for one query that hides some of five keys."""
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    mask[..., list(hidden)] = False
+    return mask
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_fake_sees_every_token_and_position(place):
+    """Another token, another position, or a token that is not seen, anywhere in the sequence, changes the logits."""
+    other, moved = list(PLAIN), list(range(5))
+    other[place] += 1
+    moved[place] += 1
+    for changed in (logits(other), logits(PLAIN, moved), logits(PLAIN, mask=visible(place))):
+        assert not torch.equal(changed, logits(PLAIN))
+
+
+def test_fake_reads_through_its_cache():
+    """Fed in parts the logits are the same; a stale, missing or doubled entry of the cache changes them."""
+    cache = DynamicCache(config=TARGET.config)
+    logits(PLAIN[:4], cache=cache)
+    assert torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
+    for spoil in (
+        lambda layer: layer.keys[:, :, 1].copy_(layer.keys[:, :, 2]),
+        lambda layer: layer.values[:, :, 1].zero_(),
+        lambda layer: layer.values.copy_(layer.values.flip(2)),
+    ):
+        cache = DynamicCache(config=TARGET.config)
+        logits(PLAIN[:4], cache=cache)
+        spoil(cache.layers[0])
+        assert not torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
+
+
+def test_fake_does_not_see_the_order_of_slots():
+    """Where in the cache a token sits is nobody's business: only tokens and positions count."""
+    cache = DynamicCache(config=TARGET.config)
+    logits(PLAIN[:4], cache=cache)
+    for tensor in (cache.layers[0].keys, cache.layers[0].values):
+        tensor.copy_(tensor.flip(2))
+    assert torch.equal(logits(PLAIN[4:], [4], cache=cache), logits(PLAIN))
+
+
+def test_additive_masks_are_masks():
+    """A mask may be boolean or additive."""
+    mask = visible(2)
+    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    assert torch.equal(logits(PLAIN, mask=mask), logits(PLAIN, mask=additive))
+
+
+@pytest.mark.parametrize(("every", "least", "most"), [(0, 1.0, 1.0), (1, 0.0, 0.0), (3, 0.55, 0.75), (2, 0.4, 0.6)])
+def test_slips_are_as_many_as_asked_for(every, least, most):
+    """A fake draft agrees with its target but for one context in so many."""
+    ids = torch.randint(61, (8, 100), generator=torch.Generator().manual_seed(0))
+    ours, theirs = (model(ids).logits.argmax(-1) for model in (TARGET, fakes.fake_draft(TARGET, every)))
+    assert least <= (ours == theirs).float().mean() <= most
+
+
+def test_fakes_of_other_seeds_have_nothing_in_common():
+    """Two seeds agree no more often than chance."""
+    ids = torch.randint(61, (8, 100), generator=torch.Generator().manual_seed(0))
+    ours, theirs = (model(ids).logits.argmax(-1) for model in (TARGET, fakes.fake_target(seed=1)))
+    assert (ours == theirs).float().mean() < 0.1
+
+
+def test_fakes_leave_no_doubt():
+    """A fake's distribution is a point mass, also in single precision."""
+    assert float(logits(PLAIN).softmax(-1).max()) == 1.0
+
+
+def test_scripts_are_followed():
+    """A scripted drafter is right for as many tokens as its script says, per row and round."""
+    asked = harness.requests([[1], [2]], 9)
+    pool = harness.open_pool(asked)
+    batch = pool.batch(pool.admit(2))
+    verdict = Verdict(torch.zeros(2, dtype=torch.long), torch.tensor([[7], [8]]))
+    pool.advance(batch, Transfer(Draft(batch.tokens_BS[:, :0]), verdict))
+    drafter = fakes.ScriptedDrafter([[7, 1, 2, 3, 4], [8, 5, 6, 7, 8]], {0: 1, 1: 3})
+    drafter.start(harness.open_run(TARGET, 2, 16))
+    assert drafter.propose(pool.batch(pool.live), Budget(3)).tokens_BN.tolist() == [[1, 3, 4], [5, 6, 7]]
+    assert drafter.proposed == [3]
+
+
+# ---- the zoo ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_zoo_is_deterministic(name):
+    """The same seed builds the same model, another seed another, and neither touches the global random state."""
+    state = torch.get_rng_state()
+    one, same, other = zoo.build(name), zoo.build(name), zoo.build(name, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_zoo_depends_on_what_it_attends_to(name):
+    """In each model a token, and a position, inside the smallest window changes what comes next, often."""
+    model = zoo.build(name)
+    ids = torch.randint(1, zoo.VOCABULARY, (32, 12), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(12).expand_as(ids)
+    other, moved = ids.clone(), positions.clone()
+    other[:, -3] = (other[:, -3] + 5) % zoo.VOCABULARY
+    moved[:, -3:] += 2
+    mask = torch.ones_like(ids)
+    plain = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1].argmax(-1)
+    for changed in ((other, positions), (ids, moved)):
+        again = model(changed[0], attention_mask=mask, position_ids=changed[1]).logits[:, -1].argmax(-1)
+        assert (again != plain).float().mean() > 0.15
+
+
+# ---- faults that the suites have to catch ----------------------------------------------------------------------------
+
+
+class Shifted(Ragged):
+    """Positions that are one too high once something was rejected."""
+
+    def layout(self, store, rows, capacity):
+        layout = super().layout(store, rows, capacity)
+        place = layout.place
+
+        def wrong(batch, width, offset):
+            placed = place(batch, width, offset)
+            return placed if batch.prefill else attrs.evolve(placed, positions_BT=placed.positions_BT + 1)
+
+        layout.place = wrong
+        return layout
+
+
+class Forgetful(EqSpec):
+    """An alignment that keeps one rejected token when there is any."""
+
+    def layout(self, store, rows, capacity):
+        layout = super().layout(store, rows, capacity)
+        settle = layout.settle
+        layout.settle = lambda batch, kept: settle(batch, Kept(kept.on_host() + 1) if kept.on_host else kept)
+        return layout
+
+
+class Alike(Greedy):
+    """A rule that gives every row what the worst row gets, and one token too few."""
+
+    def judge(self, batch, draft, scores):
+        verdict = super().judge(batch, draft, scores)
+        return Verdict(verdict.accepted_B.amin().expand_as(verdict.accepted_B), verdict.tokens_BT)
+
+
+class Generous(Greedy):
+    """A rule that lets the first rejected token stand."""
+
+    def judge(self, batch, draft, scores):
+        verdict = super().judge(batch, draft, scores)
+        tokens_BT = torch.cat([draft.tokens_BN, verdict.tokens_BT[:, -1:]], dim=1)
+        return Verdict((verdict.accepted_B + 1).clamp(max=draft.nodes), tokens_BT)
+
+
+class Late(Chain):
+    """A verifier whose scores are off by one place."""
+
+    def score(self, batch, draft):
+        return Scores(super().score(batch, draft).logits_BTV.roll(1, dims=1))
+
+
+class Rereading(ModelDrafter):
+    """A drafter that reads every prefix again."""
+
+    def propose(self, batch, budget):
+        if not batch.prefill:
+            self._row_map, self._cached = RowMap(len(self._cached)), self._cached * 0
+        return super().propose(batch, budget)
+
+
+class Hasty(Continuous):
+    """A scheduler that takes in everything it can before it decodes."""
+
+    def next_batch(self, pool):
+        sequences = pool.admit(self._batch_size - len(pool.live)) or pool.live
+        return pool.batch(sequences) if sequences else None
+
+
+class Favouring(Continuous):
+    """A scheduler that decodes one row to its end before the next has a turn."""
+
+    def next_batch(self, pool):
+        sequences = pool.admit(self._batch_size - len(pool.live)) or pool.live[:1]
+        return pool.batch(sequences) if sequences else None
+
+
+class Boundless(Fixed):
+    """A policy that goes beyond its maximum."""
+
+    def budget(self, batch):
+        return Budget(self.maximum.depth + 1)
+
+
+class KeysOnly(Slab):
+    """A store that moves keys and leaves values where they are."""
+
+    def open(self, shapes, rows, capacity, device):
+        store = super().open(shapes, rows, capacity, device)
+        shift, blocks = store.shift, store._blocks
+
+        def wrong(offsets, width):
+            store._blocks = blocks[::2]
+            shift(offsets, width)
+            store._blocks = blocks
+
+        store.shift = wrong
+        return store
+
+
+class Unarranged(Slab):
+    """A store that does not follow the batch."""
+
+    def open(self, shapes, rows, capacity, device):
+        store = super().open(shapes, rows, capacity, device)
+        store.arrange = lambda sequences: None
+        return store
+
+
+DEFAULT = {"surroundings": {}}
+FAULTS = [
+    (conformance.AlignmentSuite, Shifted, "test_equals_reference", DEFAULT),
+    (conformance.AlignmentSuite, Forgetful, "test_any_acceptance", {"right": "by-turns"}),
+    (conformance.AlignmentSuite, Forgetful, "test_row_stops", {"place": "middle", "kind": "eos", "right": "two-right"}),
+    (conformance.AcceptanceRuleSuite, Alike, "test_rows_are_judged_alone", {}),
+    (conformance.AcceptanceRuleSuite, Generous, "test_first_wrong_token_ends_the_draft", {"wrong": 1}),
+    (conformance.AcceptanceRuleSuite, Generous, "test_equals_reference", DEFAULT),
+    (conformance.VerifierSuite, Late, "test_scores_are_the_targets", {}),
+    (conformance.DrafterSuite, Rereading, "test_draft_model_is_fed_few_tokens", {"align": "eqspec"}),
+    (conformance.SchedulerSuite, Favouring, "test_nobody_waits_for_long", {"batch_size": 4}),
+    (conformance.SchedulerSuite, Hasty, "test_a_stream_of_short_requests_does_not_starve_a_long_one", {}),
+    (conformance.DraftLengthPolicySuite, Boundless, "test_draft_lengths_are_in_range", {}),
+    (conformance.KVBackendSuite, KeysOnly, "test_append_and_shift", {"seed": 0}),
+    (conformance.KVBackendSuite, Unarranged, "test_scatter", {"seed": 0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("suite", "fault", "test", "arguments"), FAULTS, ids=[f"{f[1].__name__}-{f[2]}" for f in FAULTS]
+)
+def test_suites_catch_faults(suite, fault, test, arguments):
+    """A strategy with a fault fails the test that is there for it."""
+
+    class Tests(suite):
+        def make(self):
+            return fault()
+
+        def max_wait(self, batch_size):
+            return 2 * batch_size
+
+    with pytest.raises(AssertionError):
+        getattr(Tests(), test)(**arguments)
+
+
+def test_suite_without_make_says_what_is_missing():
+    """A suite whose author has not written ``make`` says so, with its role."""
+    with pytest.raises(NotImplementedError, match=r"make\(\) must return a drafter or its name"):
+        conformance.DrafterSuite().test_finished_rows_are_not_run()
+
+
+def test_differences_are_explained():
+    """What fails is told by place and by how near a tie it was."""
+    request = harness.requests([[5, 6]], 4)[0]
+    want, _ = harness.expected(TARGET, request)
+    text = harness.difference(TARGET, request, [*want[:2], 60, 60], want)
+    assert text.startswith("request 0 parts from the reference at token 2 (gap ")
+
+
+# ---- the pytest plugin -----------------------------------------------------------------------------------------------
+
+
+def test_plugin_offers_fixtures_and_suites(pytester):
+    """In a folder that knows nothing of specframe the fixtures are there, cuda tests skip, and a suite runs.
+
+    Its own option ``--device`` is not the plugin's.
+    """
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--device')")
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        from specframe_testing.conformance import AcceptanceRuleSuite
+
+        class TestRule(AcceptanceRuleSuite):
+            def make(self):
+                return "greedy"
+
+        def test_fixtures(tiny_target, tiny_draft, zoo, feeds):
+            assert tiny_target.config.seed == tiny_draft.config.seed
+            assert "llama" in zoo.NAMES
+            assert feeds.rounds == []
+
+        @pytest.mark.cuda
+        def test_cuda():
+            assert torch.cuda.is_available()
+        """
+    )
+    result = pytester.runpytest_inprocess(
+        "-q", "--strict-markers", "-k", "test_fixtures or test_cuda or test_shapes", "-p", "no:xdist"
+    )
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 2 + torch.cuda.is_available(), outcomes
+    assert outcomes.get("skipped", 0) == 1 - torch.cuda.is_available()
