@@ -1,6 +1,6 @@
 """Whether a run that is killed at any moment is completed by --resume: every id once, with the ids of a run that was left alone.
 
-    python benchmarks/kills.py [--executor local,workers=2] [--victims driver,worker] [--times 10] [--output FILE]
+    python benchmarks/kills.py [--executor workers,count=2] [--victims driver,worker] [--times 10] [--output FILE]
     python benchmarks/kills.py --executor ray,workers=2 --victims driver,worker,raylet
 
 A run of the embedded pair over short prompts, with a temperature and a seed, gets `kill -9`. It hits the first process (driver),
@@ -184,7 +184,7 @@ def summary(kind: str, found: list[dict[str, Any]], count: int) -> list[str]:
 
 
 @click.command(help=__doc__.partition("\n")[0])
-@click.option("--executor", default="local,workers=2", show_default=True)
+@click.option("--executor", default="workers,count=2", show_default=True)
 @click.option("--victims", default="driver,worker", show_default=True, help=f"Of {', '.join(KINDS)}.")
 @click.option("--times", default=10, show_default=True, help="Kills of each.")
 @click.option("--count", default=240, show_default=True, help="Prompts.")

@@ -66,7 +66,7 @@ class Pipeline:
             every forward; "eager" runs them as they are; "auto" compiles small layers on a CPU once a pipeline has run for so long
             that it would have paid: some 10,000 forwards of ten layers.
         generation_config: "auto": the target's generation config holds where nothing else is asked for; "none": it does not.
-        executor: the executor, which decides where the models run, by name or as an object: "local,workers=2" decodes in two
+        executor: the executor, which decides where the models run, by name or as an object: "workers,count=2" decodes in two
             processes.
         bitwise: compute logits that are the same to the bit whatever the batch, the draft and the length of the cache, in any
             precision; slower. Without it this holds up to rounding.

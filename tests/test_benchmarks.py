@@ -251,7 +251,7 @@ def test_a_killed_run_is_completed(tmp_path: Path) -> None:
     ]
     done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    found = json.loads(output.read_text())["local,workers=2"]["cycles"]
+    found = json.loads(output.read_text())["workers,count=2"]["cycles"]
     assert [run["status"] for cycle in found["driver"] for run in cycle["runs"] if run["killed"]] == [-9]
     assert all(cycle["complete"] and not cycle["faults"] for cycle in found["driver"])
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from specframe_std.executors.workers import messages
+from specframe_std.executors.workers.messages import Unpacking
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ConstraintSuite
@@ -27,8 +29,6 @@ from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.guard import guard
-from specframe.engine.workers import messages
-from specframe.engine.workers.messages import Unpacking
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry
@@ -590,7 +590,7 @@ def test_on_the_command_line(known: Any) -> None:
 def test_workers_decode_with_constraints() -> None:
     """Worker processes keep states of their own, and the error of a row comes back with its sentence."""
     pipe = harness.pipeline(
-        TARGET, DRAFT, batch_size=2, draft_length=3, executor="local,workers=2", constraint=DigitSum()
+        TARGET, DRAFT, batch_size=2, draft_length=3, executor="workers,count=2", constraint=DigitSum()
     )
     assert tokens(harness.decode(pipe, asked(None))) == expected("digit-sum")
     results = harness.decode(pipe, asked(Failing("advance")))

@@ -193,7 +193,7 @@ EXECUTOR = chosen(
     "--executor",
     "E",
     Strategy("executor", "auto"),
-    "Executor: the process or processes that the models run in; local,workers=N: N of them; auto: {executor}.",
+    "Executor: the process or processes that the models run in; workers,count=N: N of them; auto: {executor}.",
 )
 
 SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)

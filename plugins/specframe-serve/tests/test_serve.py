@@ -271,7 +271,7 @@ def test_a_full_queue_and_a_key(serve):
 @pytest.mark.slow
 def test_a_server_with_workers(serve, pipe):
     """With worker processes answers have the same ids, and who hangs up frees the row."""
-    made = serve(executor="local,workers=2", batch_size=1)
+    made = serve(executor="workers,count=2", batch_size=1)
     client = made.client()
     expected = [result.token_ids for result in pipe.generate(PROMPTS, NEW)]
     with concurrent.futures.ThreadPoolExecutor(5) as threads:

@@ -63,6 +63,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
     register("tp", "specframe_std.executors.tp:TensorParallel")
+    register("workers", "specframe_std.executors.workers.executor:Workers")
 
 
 @hookimpl

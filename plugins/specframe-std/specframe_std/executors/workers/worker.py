@@ -19,7 +19,6 @@ from specframe.contracts.round import Sequence
 from specframe.devices import kinds
 from specframe.engine.engine import Engine
 from specframe.engine.parts import Parts, parts_of
-from specframe.engine.workers import messages as m
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
 from specframe.models.pairs import is_module
 from specframe.observe.filler import Filler
@@ -27,6 +26,7 @@ from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
+from specframe_std.executors.workers import messages as m
 
 
 def main(pipe: Connection, number: int, count: int) -> None:

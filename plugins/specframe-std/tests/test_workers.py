@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import test_target_faults as nan
+from specframe_std.executors.workers.dispatcher import DispatchingEngine
+from specframe_std.executors.workers.executor import Workers
+from specframe_std.executors.workers.jobs import Job, report_of
+from specframe_std.executors.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import ExecutorSuite
 from workers_objects import After, Raising, Tiring, Twigs
@@ -20,10 +24,6 @@ from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
 from specframe.engine import feed
 from specframe.engine.arrivals import HandClock
-from specframe.engine.local import Local
-from specframe.engine.workers.engine import DealingEngine
-from specframe.engine.workers.jobs import Job, report_of
-from specframe.engine.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
@@ -36,15 +36,15 @@ SAMPLED = Sampling(temperature=1.0, top_k=40, samples=2, logprobs=2, stop=("007;
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Local]:
+def local() -> Iterator[Workers]:
     """Two workers that all tests of a module share."""
-    executor = Local(workers=2)
+    executor = Workers(2)
     yield executor
     executor.dismiss()
 
 
 @pytest.fixture(scope="module")
-def pipes(local: Local) -> tuple[Pipeline, Pipeline]:
+def pipes(local: Workers) -> tuple[Pipeline, Pipeline]:
     """The same pipeline with workers and without."""
     options = {"batch_size": 2, "draft_length": 3, "seed": 4, "tokenizer": fakes.fake_tokenizer()}
     return (
@@ -55,10 +55,10 @@ def pipes(local: Local) -> tuple[Pipeline, Pipeline]:
 
 class TestWorkers(ExecutorSuite):
     @pytest.fixture(autouse=True)
-    def _workers(self, local: Local) -> None:
+    def _workers(self, local: Workers) -> None:
         self.local = local
 
-    def make(self) -> Local:
+    def make(self) -> Workers:
         return self.local
 
 
@@ -147,7 +147,7 @@ def test_figures_are_those_of_all_workers(pipes: tuple[Pipeline, Pipeline]) -> N
     )
 
 
-def test_observers_are_told_of_every_round(local: Local) -> None:
+def test_observers_are_told_of_every_round(local: Workers) -> None:
     """An observer of this process, which could not be pickled, sees all tokens and forwards."""
 
     class Seen(Watcher):
@@ -182,7 +182,7 @@ def test_an_error_is_that_of_its_request(pipes: tuple[Pipeline, Pipeline]) -> No
     """A processor that raises ends its own prompt with an error, and so does one that no worker can be sent; the others go on."""
     how = [Sampling()] * len(PROMPTS)
     how[3] = Sampling(processors=(Raising(),))
-    how[6] = Sampling(processors=(type("Local", (Raising,), {})(),))
+    how[6] = Sampling(processors=(type("Workers", (Raising,), {})(),))
     found = [*pipes[0].generate(PROMPTS, 14, sampling=how)]
     expected = [*pipes[1].generate(PROMPTS, 14)]
     assert [result.index for result in found] == [*range(len(PROMPTS))]
@@ -216,7 +216,7 @@ def test_an_interrupted_run_leaves_the_workers_free(pipes: tuple[Pipeline, Pipel
     assert facts(pipes[0].generate(PROMPTS[::-1], 9)) == facts(pipes[1].generate(PROMPTS[::-1], 9))
 
 
-def test_workers_have_one_run_at_a_time(local: Local) -> None:
+def test_workers_have_one_run_at_a_time(local: Workers) -> None:
     """Two pipelines that share an executor cannot decode at the same time."""
     first, second = (harness.pipeline(TARGET, DRAFT, executor=local) for _ in range(2))
     running = first.as_completed(PROMPTS, 9)
@@ -235,15 +235,15 @@ def test_what_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(
         OptionError, match=r"drafter: expected a name, or an object that can be pickled.*ScriptedDrafter"
     ):
-        Pipeline(TARGET, drafter, executor="local,workers=3")
+        Pipeline(TARGET, drafter, executor="workers,count=3")
     assert workers() == before
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.5, "two", True])
 def test_a_number_of_workers(given: Any) -> None:
     """A number of workers is a whole number of at least 1."""
-    with pytest.raises(OptionError, match="workers"):
-        Pipeline(TARGET, DRAFT, executor=f"local,workers={given}")
+    with pytest.raises(OptionError, match="count"):
+        Pipeline(TARGET, DRAFT, executor=f"workers,count={given}")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_round_of_a_worker_is_its_progress_alone() -> None:
         _ = report.draft
 
 
-def test_trees_go_through_workers(local: Local) -> None:
+def test_trees_go_through_workers(local: Workers) -> None:
     """Rows of a static tree share one row of parents; their tokens are those of one process."""
     harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), harness.requests(PROMPTS[:4], 6))
 
@@ -318,11 +318,11 @@ class Mortal:
         self.sent.append(message)
 
 
-class DyingCrew:
+class DyingProcesses:
     """One worker that tells what it is made to tell; a None is its death."""
 
     def __init__(self, messages: list[Any]) -> None:
-        self.run, self.members, self._messages = 1, [Mortal()], messages
+        self.run, self.processes, self._messages = 1, [Mortal()], messages
 
     def begin(self, parts: Any) -> int:
         return 1
@@ -330,12 +330,12 @@ class DyingCrew:
     def open(self, *_: Any) -> None:
         pass
 
-    def replace(self, member: Any) -> Any:
-        self.members = [Mortal()]
-        return self.members[0]
+    def replace(self, process: Any) -> Any:
+        self.processes = [Mortal()]
+        return self.processes[0]
 
     def listen(self, timeout: float | None) -> tuple[Any, Any]:
-        return self.members[0], self._messages.pop(0)
+        return self.processes[0], self._messages.pop(0)
 
     def dismiss(self) -> None:
         self.run = 0
@@ -349,8 +349,8 @@ class DyingCrew:
 def test_deaths_that_a_request_is_blamed_for(between: list[Any], errors: int) -> None:
     """Three workers that die with a request end it; workers that die before they are ready have begun none."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
-    crew: Any = DyingCrew([Ready(), None, *between, None, *between, None, *between])
-    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    processes: Any = DyingProcesses([Ready(), None, *between, None, *between, None, *between])
+    engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
     engine.add(Request(0, [1, 2, 3], 5))
     reports = [engine.step() for _ in range(3 + 2 * len(between))]
     failed = [sequence.error for report in reports if report for sequence in report.finished]
@@ -361,12 +361,12 @@ def test_deaths_that_a_request_is_blamed_for(between: list[Any], errors: int) ->
 def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() -> None:
     """A worker is told of the requests it has that were aborted; one that no worker has yet is given to none."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
-    crew: Any = DyingCrew([Ready(), Ready(), Ready()])
-    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    processes: Any = DyingProcesses([Ready(), Ready(), Ready()])
+    engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
     for index in range(5):
         engine.add(Request(index, [1, 2, 3], 5))
     engine.step()
-    sent = crew.members[0].sent
+    sent = processes.processes[0].sent
     assert [[ticket for ticket, _ in one.requests] for one in sent] == [[0, 1, 2]]
     sent.clear()
     for index in (3, 0, 1, 2):
@@ -391,8 +391,8 @@ class Loud(Watcher):
 def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> None:
     """What a worker's round has ended is reported before an error of the observer that is told of it."""
     pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
-    crew: Any = DyingCrew([Ready(), told(0, [1, 2, 3, 4, 5], ended=True)])
-    engine = DealingEngine(pipe.recipe, pipe.parts, [], HandClock(), crew)
+    processes: Any = DyingProcesses([Ready(), told(0, [1, 2, 3, 4, 5], ended=True)])
+    engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
     engine._watch = Watch([Loud(member)])
     engine.add(Request(0, [9], 5))
     report = engine.step()
@@ -404,7 +404,7 @@ def test_an_observers_error_comes_after_the_round_of_a_worker(member: str) -> No
     assert engine.idle
 
 
-def test_a_row_of_nan_in_a_worker_ends_alone(local: Local) -> None:
+def test_a_row_of_nan_in_a_worker_ends_alone(local: Workers) -> None:
     """A prompt that the target has no distribution for ends with the error that one process tells, and the others are decoded."""
     prompts = [list(prompt) for prompt in nan.PROMPTS]
     prompts[0][2] = nan.NAN
@@ -418,7 +418,7 @@ def test_a_row_of_nan_in_a_worker_ends_alone(local: Local) -> None:
     assert [one[4] for one in found] == ["error"] + ["length"] * 5
 
 
-def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Local) -> None:
+def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Workers) -> None:
     """Results that a worker has told of come first; the error names the strategy, and the workers are free again."""
     asked, found = harness.requests(PROMPTS[:6], [2, 2, 2, 9, 9, 9]), []
     completed = harness.pipeline(TARGET, Tiring(), executor=local, batch_size=2).decode(asked)

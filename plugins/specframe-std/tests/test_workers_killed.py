@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from specframe_std.executors.workers.executor import Workers
 from specframe_testing import fakes, harness
 from workers_objects import Deadly
 
 from specframe.cli import cli
-from specframe.engine.local import Local
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 
@@ -69,14 +69,14 @@ def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[Local]:
+def executor() -> Iterator[Workers]:
     """Two workers."""
-    made = Local(workers=2)
+    made = Workers(2)
     yield made
     made.dismiss()
 
 
-def test_kills(executor: Local) -> None:
+def test_kills(executor: Workers) -> None:
     """Workers that are killed at random moments give every result once, with the tokens of one process."""
     prompts = harness.random_prompts([1 + place % 13 for place in range(15 * KILLS + 15)], 61, seed=7)
     how = Sampling(temperature=0.9)
@@ -98,7 +98,7 @@ def test_kills(executor: Local) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*called for")
-def test_a_request_that_kills(executor: Local) -> None:
+def test_a_request_that_kills(executor: Workers) -> None:
     """A request that workers die with ends with an error that says so, and the others are decoded."""
     prompts = harness.random_prompts((6, 1, 9, 4, 3), 61, seed=5)
     how = [Sampling()] * 5
@@ -115,7 +115,7 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from specframe import Pipeline\n"
-        "print(next(Pipeline('tiny', executor='local,workers=2').generate(['x'], 2)).token_ids)\n"
+        "print(next(Pipeline('tiny', executor='workers,count=2').generate(['x'], 2)).token_ids)\n"
     )
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
@@ -152,7 +152,7 @@ class Command:
         """Return the command line, which begins the file of results or goes on with it."""
         options = ["--prompts", str(self.prompts), "--target", "tiny", "--batch-size", "2"]
         files = ["--output", str(self.output), *(["--resume"] if self.output.exists() else [])]
-        executor = ["--executor", f"local,workers={workers}"]
+        executor = ["--executor", f"workers,count={workers}"]
         return [sys.executable, "-m", "specframe", "run", *options, *files, *executor, "--quiet"]
 
     def begun(self) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
-from specframe.engine.workers.messages import Ended, Round
+from specframe_std.executors.workers.messages import Ended, Round
 
 
 @attrs.define(eq=False)
@@ -23,7 +23,7 @@ class Job:
     """The generated tokens that a report has told of."""
     had: int = 0
     """Generated tokens that have come from the worker that has it now. One that is decoded again brings old ones first."""
-    falls: int = 0
+    deaths: int = 0
     """Workers that have died while they had it."""
     alone: bool = False
     """Whether a worker that decodes it decodes nothing else."""

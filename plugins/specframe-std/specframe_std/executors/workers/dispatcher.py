@@ -1,4 +1,4 @@
-"""The engine of a process whose workers decode: it deals requests to them and reports their rounds as its own."""
+"""The engine of a process whose workers decode: it dispatches requests to them and reports their rounds as its own."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from specframe.contracts.round import Sequence
 from specframe.engine.parts import Parts
 from specframe.engine.prompts import require_ids, taken
 from specframe.engine.tolerated import installed_observers
-from specframe.engine.workers import messages as m
-from specframe.engine.workers.crew import Crew, Member
-from specframe.engine.workers.jobs import Job, Queue, report_of, report_of_failure
 from specframe.errors import PromptError, SpecframeWarning, sentence
 from specframe.observe.stopwatch import ELSEWHERE
 from specframe.observe.watch import Watch
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
+from specframe_std.executors.workers import messages as m
+from specframe_std.executors.workers.jobs import Job, Queue, report_of, report_of_failure
+from specframe_std.executors.workers.processes import WorkerProcess, WorkerProcesses
 
-FALLS = 3
+MOST_DEATHS = 3
 """Workers that may die with a request. From the last but one on it has a worker to itself, so that it alone is blamed."""
 
 
 @attrs.define(eq=False)
-class Desk:
+class Assignment:
     """What one worker is at."""
 
-    member: Member
+    process: WorkerProcess
     jobs: dict[int, Job] = attrs.Factory(dict)
     """The requests it has, by ticket."""
     ready: bool = False
@@ -61,8 +61,8 @@ class Untold:
     """Seconds of each stage since it was told of last."""
 
 
-class DealingEngine:
-    """Deals requests to workers, as many as they have rows for and a few more, and reports what comes back.
+class DispatchingEngine:
+    """Dispatches requests to workers, as many as they have rows for and a few more, and reports what comes back.
 
     A worker that dies is replaced, and its requests are decoded again. A request that workers keep dying with, or that raises an
     error, ends with an error; the others go on.
@@ -72,12 +72,14 @@ class DealingEngine:
         parts: the parts of this process.
         observers: told of every round and forward, before those that plugins install. What they see of a round has no logits.
         clock: tells when requests arrive.
-        crew: the workers.
+        processes: the workers.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock, crew: Crew) -> None:
+    def __init__(
+        self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock, processes: WorkerProcesses
+    ) -> None:
         self.peak_kv_bytes = 0
-        self._recipe, self._parts, self._clock, self._crew = recipe, parts, clock, crew
+        self._recipe, self._parts, self._clock, self._processes = recipe, parts, clock, processes
         self._watch = Watch([*observers, *installed_observers(registry())])
         self._jobs: dict[int, Job] = {}
         self._keys: dict[tuple[int, int], int] = {}
@@ -92,15 +94,15 @@ class DealingEngine:
         rows = parts.composition.scheduler.rows(recipe.batch_size)
         self._window = rows + (rows + 1) // 2
         try:
-            self._run = crew.begin(parts)
-            self._desks = [Desk(member) for member in crew.members]
-            self.elsewhere = rows * len(self._desks)
-            for desk in self._desks:
-                crew.open(desk.member, recipe, parts)
-            while not all(desk.ready for desk in self._desks):
+            self._run = processes.begin(parts)
+            self._workers = [Assignment(process) for process in processes.processes]
+            self.elsewhere = rows * len(self._workers)
+            for worker in self._workers:
+                processes.open(worker.process, recipe, parts)
+            while not all(worker.ready for worker in self._workers):
                 self._listen(None)
         except BaseException:
-            crew.dismiss()
+            processes.dismiss()
             raise
 
     @property
@@ -133,15 +135,15 @@ class DealingEngine:
         job = self._jobs[ticket]
         self._drop(job)
         self._queue.drop(job)
-        for desk in self._desks:
-            if desk.jobs.pop(job.ticket, None):
-                desk.member.send(m.Abort(job.ticket))
+        for worker in self._workers:
+            if worker.jobs.pop(job.ticket, None):
+                worker.process.send(m.Abort(job.ticket))
         job.sequence.token_ids = job.told
         job.sequence.finish("abort")
         return job.sequence
 
     def step(self) -> RoundReport | None:
-        """Deal what has arrived, wait for a worker, and report its round; None: nothing new has come.
+        """Dispatch what has arrived, wait for a worker, and report its round; None: nothing new has come.
 
         Raises:
             SpecframeError: what a worker raises where no request is at fault, as one process would.
@@ -154,7 +156,7 @@ class DealingEngine:
         report = None
         try:
             with self._watch.stage(ELSEWHERE):
-                report = self._deal() or self._listen(self._patience())
+                report = self._dispatch() or self._listen(self._patience())
             self._tell(report)
         except BaseException as error:
             if report is None:
@@ -178,19 +180,19 @@ class DealingEngine:
         """Have the workers forget the requests; they stay for the next run."""
         self._jobs.clear()
         self._keys.clear()
-        if self._crew.run == self._run:
-            self._crew.release()
+        if self._processes.run == self._run:
+            self._processes.release()
 
     def _listen(self, patience: float | None) -> RoundReport | None:
         """Wait for a message, so many seconds at most, and return the report that comes of it."""
         try:
-            heard = self._crew.listen(patience)
+            heard = self._processes.listen(patience)
         except BaseException:  # a message may have been read in part
-            self._crew.dismiss()
+            self._processes.dismiss()
             raise
         if heard is None:
             return None
-        return self._taken(next(desk for desk in self._desks if desk.member is heard[0]), heard[1])
+        return self._handled(next(worker for worker in self._workers if worker.process is heard[0]), heard[1])
 
     def _patience(self) -> float | None:
         """Seconds to wait for a worker: until the next request arrives; None: as long as it takes."""
@@ -198,70 +200,74 @@ class DealingEngine:
         left = math.inf if following is None else following - self._clock.now
         return left if 0 < left < math.inf else None
 
-    def _deal(self) -> RoundReport | None:
+    def _dispatch(self) -> RoundReport | None:
         """Give workers what has arrived, and each a fair share; return the report of a request that cannot be given."""
-        if not any(desk.jobs for desk in self._desks) and not self._queue.alone:
+        if not any(worker.jobs for worker in self._workers) and not self._queue.alone:
             following = self._queue.following
             if following is not None and following > self._clock.now:
                 self._clock.jump(following)
-        dealt: dict[Member, list[tuple[int, bytes]]] = {}
+        sent: dict[WorkerProcess, list[tuple[int, bytes]]] = {}
         try:
-            while (found := self._next()) is not None:
-                desk, job = found
+            while (found := self._next_request()) is not None:
+                worker, job = found
                 try:
                     data = m.packed(job.request, self._parts.tokenizer)
                 except Exception as error:  # a user's processors and criteria may not be picklable
                     return self._failed(job, f"the request cannot go to a worker process: {sentence(error)}")
-                desk.jobs[job.ticket], job.had = job, 0
-                dealt.setdefault(desk.member, []).append((job.ticket, data))
+                worker.jobs[job.ticket], job.had = job, 0
+                sent.setdefault(worker.process, []).append((job.ticket, data))
         finally:
-            for desk in self._desks:
-                if desk.member in dealt:
-                    desk.member.send(m.Add(dealt[desk.member], self._room))
+            for worker in self._workers:
+                if worker.process in sent:
+                    worker.process.send(m.Add(sent[worker.process], self._room))
         return None
 
-    def _next(self) -> tuple[Desk, Job] | None:
+    def _next_request(self) -> tuple[Assignment, Job] | None:
         """Take the next request out of the queue, with the worker that is to have it; None: none may be given now."""
-        desks = sorted((desk for desk in self._desks if not desk.reserved), key=lambda desk: len(desk.jobs))
-        if desks and self._queue.alone:
-            least = desks.pop(0)  # it is given nothing until it has nothing
+        workers = sorted(
+            (worker for worker in self._workers if not worker.reserved), key=lambda worker: len(worker.jobs)
+        )
+        if workers and self._queue.alone:
+            least = workers.pop(0)  # it is given nothing until it has nothing
             if not least.jobs:
                 return least, self._queue.alone.pop(0)
-        job = self._queue.arrived(self._clock.now) if desks else None
+        job = self._queue.arrived(self._clock.now) if workers else None
         if job is None:
             return None
-        alike = [desk for desk in desks if any(one.request.index == job.request.index for one in desk.jobs.values())]
-        desk = next((one for one in (*alike, *desks) if len(one.jobs) < self._window), None)
-        return (desk, self._queue.take()) if desk else None
+        alike = [
+            worker for worker in workers if any(one.request.index == job.request.index for one in worker.jobs.values())
+        ]
+        worker = next((one for one in (*alike, *workers) if len(one.jobs) < self._window), None)
+        return (worker, self._queue.take()) if worker else None
 
-    def _taken(self, desk: Desk, message: Any) -> RoundReport | None:
+    def _handled(self, worker: Assignment, message: Any) -> RoundReport | None:
         """Return the report of what a worker tells, if it is one."""
         match message:
             case None:
-                return self._buried(desk)
+                return self._replaced(worker)
             case m.Ready():
-                desk.ready = True
+                worker.ready = True
             case m.Round():
-                return self._round(desk, message)
-            case m.Refused() if message.ticket in desk.jobs:
-                return self._failed(desk.jobs.pop(message.ticket), message.error)
+                return self._round(worker, message)
+            case m.Refused() if message.ticket in worker.jobs:
+                return self._failed(worker.jobs.pop(message.ticket), message.error)
             case m.Failed():
-                return self._blamed(desk, message)
+                return self._ended_by_error(worker, message)
             case m.Warned():
                 warnings.warn(message.text, SpecframeWarning, stacklevel=2)
             case m.Broken():
                 raise message.error
         return None
 
-    def _round(self, desk: Desk, told: m.Round) -> RoundReport | None:
-        since = {name: spent - desk.stages.get(name, 0.0) for name, spent in told.stages.items()}
-        desk.stages = told.stages or desk.stages
+    def _round(self, worker: Assignment, told: m.Round) -> RoundReport | None:
+        since = {name: spent - worker.stages.get(name, 0.0) for name, spent in told.stages.items()}
+        worker.stages = told.stages or worker.stages
         self._untold = Untold(told.forwards, told.fed, since)
-        desk.peak_kv_bytes = max(desk.peak_kv_bytes, told.peak_kv_bytes)
-        self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._desks)
+        worker.peak_kv_bytes = max(worker.peak_kv_bytes, told.peak_kv_bytes)
+        self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._workers)
         report = report_of(told, self._jobs, next(self._numbers))
         for ended in told.ended:
-            desk.jobs.pop(ended.ticket, None)
+            worker.jobs.pop(ended.ticket, None)
             if (job := self._jobs.get(ended.ticket)) is not None:
                 self._drop(job)
         return report
@@ -275,9 +281,9 @@ class DealingEngine:
         self._drop(job)
         return report_of_failure(job, next(self._numbers), error)
 
-    def _blamed(self, desk: Desk, told: m.Failed) -> RoundReport | None:
+    def _ended_by_error(self, worker: Assignment, told: m.Failed) -> RoundReport | None:
         """End the request that a round's error is laid to; of several, each is decoded again, by itself."""
-        jobs = [desk.jobs.pop(ticket) for ticket in told.tickets if ticket in desk.jobs]
+        jobs = [worker.jobs.pop(ticket) for ticket in told.tickets if ticket in worker.jobs]
         if jobs and len(told.tickets) == 1:
             return self._failed(jobs[0], told.error)
         for job in jobs:
@@ -285,24 +291,24 @@ class DealingEngine:
             self._queue.put(job)
         return None
 
-    def _buried(self, desk: Desk) -> RoundReport | None:
+    def _replaced(self, worker: Assignment) -> RoundReport | None:
         """Have another worker in the place of one that has died, and its requests decoded again.
 
         A worker that died before it was ready had begun no request, so none is blamed.
         """
-        fate, jobs, blamed = desk.member.fate, list(desk.jobs.values()), desk.ready
-        desk.ready = False
-        desk.member, desk.stages = self._crew.replace(desk.member), {}
-        self._crew.open(desk.member, self._recipe, self._parts)
-        desk.jobs.clear()
+        fate, jobs, blamed = worker.process.fate, list(worker.jobs.values()), worker.ready
+        worker.ready = False
+        worker.process, worker.stages = self._processes.replace(worker.process), {}
+        self._processes.open(worker.process, self._recipe, self._parts)
+        worker.jobs.clear()
         report = None
         for job in jobs:
-            job.falls += blamed
-            if blamed and job.alone and job.falls >= FALLS:
+            job.deaths += blamed
+            if blamed and job.alone and job.deaths >= MOST_DEATHS:
                 report = self._failed(
-                    job, f"{job.falls} worker processes have died with this request, the last one {fate}"
+                    job, f"{job.deaths} worker processes have died with this request, the last one {fate}"
                 )
             else:
-                job.alone = job.falls >= FALLS - 1
+                job.alone = job.deaths >= MOST_DEATHS - 1
                 self._queue.put(job)
         return report

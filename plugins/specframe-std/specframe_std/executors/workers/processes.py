@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.engine.parts import Parts
-from specframe.engine.workers import messages as m
-from specframe.engine.workers.worker import main
 from specframe.errors import ModelError
+from specframe_std.executors.workers import messages as m
+from specframe_std.executors.workers.worker import main
 
 if TYPE_CHECKING:
     from specframe.plugins.recipe import Recipe
@@ -32,11 +32,11 @@ PATIENCE = 5.0
 
 
 @attrs.define(eq=False)
-class Member:
+class WorkerProcess:
     """One worker, as this process knows it."""
 
     number: int
-    process: SpawnProcess
+    child: SpawnProcess
     pipe: Connection
     starts: int = 1
     """Processes that were begun in its place since one last had its models."""
@@ -51,20 +51,20 @@ class Member:
     def end(self) -> None:
         """Close the pipe, which ends the process."""
         self.pipe.close()
-        self.process.join(PATIENCE)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.child.join(PATIENCE)
+        if self.child.is_alive():
+            self.child.kill()
+            self.child.join()
 
     @property
     def fate(self) -> str:
         """How the process ended, in words."""
-        self.process.join(PATIENCE)
-        code = self.process.exitcode
+        self.child.join(PATIENCE)
+        code = self.child.exitcode
         return f"by signal {-code}" if code and code < 0 else f"with exit status {code}"
 
 
-class Crew:
+class WorkerProcesses:
     """Worker processes. They stay, with their models, from one run to the next.
 
     Args:
@@ -73,33 +73,33 @@ class Crew:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self.members: list[Member] = []
+        self.processes: list[WorkerProcess] = []
         self.run = 0
         """Number of the run that the workers are at; 0: none."""
         self._runs = self._recipes = 0
         self._parts: weakref.ref[Parts] | None = None
-        self._speaking: deque[Member] = deque()
+        self._speaking: deque[WorkerProcess] = deque()
         """Workers of which each has a message, or has died."""
-        self._over = weakref.finalize(self, end, self.members)
+        self._over = weakref.finalize(self, end_processes, self.processes)
 
     def begin(self, parts: Parts) -> int:
         """Have all workers up for a run with these parts, and return the run's number."""
         if self._parts is None or self._parts() is not parts:
             self._parts, self._recipes = weakref.ref(parts), self._recipes + 1
-        while len(self.members) < self._count:
-            self.members.append(begun(len(self.members), self._count))
+        while len(self.processes) < self._count:
+            self.processes.append(start_process(len(self.processes), self._count))
         self._runs += 1
         self.run = self._runs
         return self.run
 
-    def open(self, member: Member, recipe: Recipe, parts: Parts) -> None:
+    def open(self, process: WorkerProcess, recipe: Recipe, parts: Parts) -> None:
         """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
-        data = m.packed_recipe(recipe) if member.recipe != self._recipes else None
+        data = m.packed_recipe(recipe) if process.recipe != self._recipes else None
         kind = parts.runner.device.type
-        member.send(m.Open(self.run, data, recipe.batch_size, recipe.seed, kind))
-        member.recipe = self._recipes
+        process.send(m.Open(self.run, data, recipe.batch_size, recipe.seed, kind))
+        process.recipe = self._recipes
 
-    def listen(self, timeout: float | None) -> tuple[Member, Any] | None:
+    def listen(self, timeout: float | None) -> tuple[WorkerProcess, Any] | None:
         """Return the next message of this run and its worker; the message is None where the worker has died.
 
         Args:
@@ -110,62 +110,62 @@ class Crew:
         """
         while True:
             if not self._speaking:
-                pipes = {member.pipe: member for member in self.members}
+                pipes = {process.pipe: process for process in self.processes}
                 self._speaking.extend(pipes[pipe] for pipe in wait([*pipes], timeout))  # type: ignore[index]
             if not self._speaking:
                 return None
-            member = self._speaking.popleft()
+            process = self._speaking.popleft()
             try:
-                run, message = pickle.loads(member.pipe.recv_bytes())
+                run, message = pickle.loads(process.pipe.recv_bytes())
             except (EOFError, OSError):
-                return member, None
+                return process, None
             if run == self.run:
                 if isinstance(message, m.Ready):
-                    member.starts = 0
-                return member, message
+                    process.starts = 0
+                return process, message
 
-    def replace(self, member: Member) -> Member:
+    def replace(self, process: WorkerProcess) -> WorkerProcess:
         """Begin a process in the place of one that has died, and return its worker.
 
         Raises:
             ModelError: processes in this place end before they have their models.
         """
-        fate = member.fate
-        if member.starts and (member.starts >= STARTS or (member.process.exitcode or 0) >= 0):
+        fate = process.fate
+        if process.starts and (process.starts >= STARTS or (process.child.exitcode or 0) >= 0):
             self.dismiss()
             raise ModelError(
-                f"worker {member.number} ended {fate} before it had its models: expected one that starts; a script begins workers "
+                f"worker {process.number} ended {fate} before it had its models: expected one that starts; a script begins workers "
                 "below `if __name__ == '__main__':`"
             )
-        member.end()
-        made = begun(member.number, self._count)
-        made.starts = member.starts + 1
-        self.members[member.number] = made
+        process.end()
+        made = start_process(process.number, self._count)
+        made.starts = process.starts + 1
+        self.processes[process.number] = made
         return made
 
     def release(self) -> None:
         """Have the workers forget the run."""
-        for member in self.members:
-            member.send(m.Close())
+        for process in self.processes:
+            process.send(m.Close())
         self.run = 0
 
     def dismiss(self) -> None:
         """End all processes; the next run begins others."""
         self._speaking.clear()
-        end(self.members)
+        end_processes(self.processes)
         self.run = 0
 
 
-def end(members: list[Member]) -> None:
+def end_processes(processes: list[WorkerProcess]) -> None:
     """End workers."""
-    for member in members:
-        member.pipe.close()
-    for member in members:
-        member.end()
-    members.clear()
+    for process in processes:
+        process.pipe.close()
+    for process in processes:
+        process.end()
+    processes.clear()
 
 
-def begun(number: int, count: int) -> Member:
+def start_process(number: int, count: int) -> WorkerProcess:
     """Return a new worker."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
@@ -175,7 +175,7 @@ def begun(number: int, count: int) -> Member:
     with uninterrupted():
         process.start()
     theirs.close()
-    return Member(number, process, ours)
+    return WorkerProcess(number, process, ours)
 
 
 @contextlib.contextmanager
