@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
-from specframe.text.trial import noted, twin_of, unfit
+from specframe.text.trial import State, copy_of, unfit
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
 
@@ -62,9 +62,22 @@ def test_what_remembers_its_calls_is_found_out(what):
     """A change of what an object holds, however deep, is seen, and takes place in a copy."""
     held, change = REMEMBERING[what]
     processor = Holding(held, change)
-    before = noted(processor)
+    before = State(vars(processor)).written
     assert unfit([processor], [], IDS, 20) == ["tests.Holding, which changes from call to call"]
-    assert noted(processor) == before
+    assert State(vars(processor)).written == before
+
+
+def test_what_goes_by_the_call_before_is_found_out():
+    """An answer that depends on the prefix before is seen, though what is held is the same after each pair of prefixes."""
+
+    class Following(LogitsProcessor):
+        seen = 0
+
+        def __call__(self, input_ids, scores):
+            before, self.seen = self.seen, input_ids.shape[1]
+            return scores.roll(before, 1)
+
+    assert unfit([Following()], [], IDS, 20) == ["tests.Following, which changes from call to call"]
 
 
 CONSTANT = {
@@ -84,7 +97,7 @@ def test_what_remembers_nothing_is_not(what):
 def test_a_model_is_not_copied():
     """A copy shares the modules of the original, however deep they are, and nothing else that changes."""
     processor = Holding({"within": [torch.nn.Linear(2, 2)]}, lambda one: None)
-    twin = twin_of(processor)
+    twin = copy_of(processor)
     assert twin.held["within"][0] is processor.held["within"][0]
     assert twin.held["within"] is not processor.held["within"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import io
+import pickle
+import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from transformers import MaxTimeCriteria, PreTrainedTokenizerBase, StopStringCriteria
 from transformers import generation as hf
@@ -36,19 +37,13 @@ ROW_BY_ROW = frozenset(
 )
 """Classes of transformers that depend only on each row's ids. A subclass may depend on more, so that it is tried."""
 
-SHARED = (torch.nn.Module, PreTrainedTokenizerBase)
-"""Types shared with the trial copy of an object, not copied: they are large, and calls do not change them."""
+SHARED = (types.FunctionType, type, torch.nn.Module, PreTrainedTokenizerBase)
+"""Types shared with the trial copy of an object, not copied: calls do not change them, and models are large."""
 
-PLAIN = (type(None), str, bytes, int, float)
-"""Types compared by value."""
-
-MOST = 10_000
-"""Most entries of a container compared one by one, to bound the time. Of a larger container only its size is compared."""
+PLAIN = (type(None), str, bytes, int, float, dict, list, tuple, set, frozenset)
+"""Types that are always written: to ask each entry of a long list how it is written would take longer than all else."""
 
 ALL = slice(None)
-
-TRIED = 2
-"""Tokens added to the prompt, one by one, for further trial calls."""
 
 
 def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tensor, vocabulary: int) -> list[str]:
@@ -95,88 +90,79 @@ def fault(
 ) -> str | None:
     """Return why an object cannot be called for one row and one position at a time; None if no reason shows.
 
-    A copy is called with the prompt, then again with the prompt, then with each row alone. All calls are repeated with a few
-    tokens added to the prompt.
+    A copy is called with two prefixes, the prompt and the prompt with one token more: with all rows, with each row alone, and with
+    all rows again. Its answers for a prefix have to be the same each time, and so has what it holds after both.
     """
     devices = [ids_BS.device] if kinds.of(ids_BS.device).generators else []
+    prefixes = ids_BS, longer(ids_BS, vocabulary)
     with torch.random.fork_rng(devices=devices):
         try:
-            twin = twin_of(one)
-            for shown_BS in longer(ids_BS, vocabulary):
-                together = show(twin, shown_BS, ALL)
-                before = noted(twin)
-                again = show(twin, shown_BS, ALL)
-                if noted(twin) != before or not same(together, again):
-                    return "changes from call to call"
-                alone = [show(twin, shown_BS, slice(row, row + 1)) for row in range(len(shown_BS))]
-                if len(alone) > 1 and not same(together, joined(alone)):
-                    return "compares rows"
-                if noted(twin) != before:
-                    return "counts its rows"
+            twin = copy_of(one)
+            first = [show(twin, shown_BS, ALL) for shown_BS in prefixes]
+            held = State(vars_of(twin)).written
+            alone = [[show(twin, shown_BS, slice(n, n + 1)) for n in range(len(ids_BS))] for shown_BS in prefixes]
+            again = [show(twin, shown_BS, ALL) for shown_BS in prefixes]
+            if State(vars_of(twin)).written != held or not all(map(same, first, again)):
+                return "changes from call to call"
+            if len(ids_BS) > 1 and not all(map(same, first, map(joined, alone))):
+                return "compares rows"
         except Exception as error:  # a user's object may raise any error when it is called differently
             return f"raises {type(error).__name__} when it is called for one row alone, or twice"
     return None
 
 
-def longer(ids_BS: torch.Tensor, vocabulary: int) -> Iterator[torch.Tensor]:
-    """Yield the prompt, then the prompt with random tokens added, some rows getting equal tokens."""
-    generator = torch.Generator().manual_seed(0)
-    yield ids_BS
-    for _ in range(TRIED):
-        drawn_B1 = torch.randint(vocabulary, (len(ids_BS), 1), generator=generator).to(ids_BS)
-        drawn_B1[1::3] = drawn_B1[0]
-        ids_BS = torch.cat([ids_BS, drawn_B1], dim=1)
-        yield ids_BS
+def longer(ids_BS: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return the prompts with a random token added to each; some rows get equal tokens."""
+    drawn_B1 = torch.randint(vocabulary, (len(ids_BS), 1), generator=torch.Generator().manual_seed(0)).to(ids_BS)
+    drawn_B1[1::3] = drawn_B1[0]
+    return torch.cat([ids_BS, drawn_B1], dim=1)
 
 
-def twin_of(one: Any) -> Any:
-    """Return a copy of an object for trial calls. Its attributes are copied, too, if they can be."""
+class State(pickle.Pickler):
+    """What an object holds, as bytes: two states are equal where their bytes are, and a copy is made of them.
+
+    Functions, classes, models and what cannot be written (locks, files, foreign objects) stand for themselves: a copy shares them.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self._buffer, self._shared = io.BytesIO(), dict[int, Any]()
+        super().__init__(self._buffer)
+        self.dump(held)
+        self.written = self._buffer.getvalue()
+
+    def persistent_id(self, part: Any) -> int | None:
+        """Return the number by which a part is shared; None for a part that is written."""
+        if isinstance(part, PLAIN) or not (isinstance(part, SHARED) or unwritable(part)):
+            return None
+        self._shared[id(part)] = part
+        return id(part)
+
+    def copy(self) -> Any:
+        """Return a copy of what was written."""
+        reader = pickle.Unpickler(io.BytesIO(self.written))
+        reader.persistent_load = self._shared.__getitem__  # type: ignore[method-assign]
+        return reader.load()
+
+
+def unwritable(part: Any) -> bool:
+    """Return whether nothing says how an object is written."""
+    try:
+        part.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    except Exception:  # a foreign object may raise any error
+        return True
+    return False
+
+
+def vars_of(one: Any) -> dict[str, Any]:
+    """Return an object's attributes."""
+    return vars(one) if hasattr(one, "__dict__") else {}
+
+
+def copy_of(one: Any) -> Any:
+    """Return a copy of an object for trial calls."""
     twin = copy.copy(one)
-    if not hasattr(twin, "__dict__"):
-        return twin
-    shared = {id(held): held for held in within(vars(twin), set()) if isinstance(held, SHARED)}
-    for name, value in vars(twin).items():
-        try:
-            vars(twin)[name] = copy.deepcopy(value, dict(shared))
-        except Exception:  # locks, files and foreign objects cannot be copied: the copy shares the original
-            continue
+    vars_of(twin).update(State(vars_of(one)).copy())
     return twin
-
-
-def noted(value: Any) -> list[Any]:
-    """Return an object's state in comparable form: numbers, texts and tensors by value, all else by type and size."""
-    return [simple(held) for held in within(value, set())]
-
-
-def within(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield an object and all objects inside it, each once. Objects inside shared ones are left out."""
-    if isinstance(value, PLAIN):
-        yield value
-    elif id(value) not in seen:
-        seen.add(id(value))
-        yield value
-        for part in parts(value):
-            yield from within(part, seen)
-
-
-def parts(value: Any) -> Iterable[Any]:
-    """Return the direct parts of an object."""
-    if isinstance(value, (*SHARED, torch.Tensor, np.ndarray)):
-        return ()
-    if isinstance(value, dict | list | tuple | set | frozenset):
-        entries = itertools.chain(*value.items()) if isinstance(value, dict) else value
-        return entries if len(value) <= MOST else ()
-    return vars(value).values() if hasattr(value, "__dict__") else ()
-
-
-def simple(value: Any) -> Any:
-    """Return a value in comparable form: numbers, texts and tensors by value, anything else by type and size."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        array = torch.as_tensor(value).detach().cpu().contiguous()
-        return str(array.dtype), tuple(array.shape), array.flatten().view(torch.uint8).numpy().tobytes()
-    if isinstance(value, PLAIN):
-        return value
-    return type(value), len(value) if isinstance(value, dict | list | tuple | set | frozenset) else None
 
 
 def joined(parts: list[Any]) -> Any:
