@@ -13,10 +13,10 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
-from specframe.plugins.facts import REQUIRED
 from specframe.plugins.members import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
 from specframe.plugins.offers import OTHERS, ROLES
 from specframe.plugins.registry import registry
+from specframe.plugins.traits import REQUIRED
 
 MEMBERS = [(kind, name) for kind in PROTOCOLS for name in members(kind)]
 
@@ -47,7 +47,7 @@ def test_an_object_with_all_members_is_taken(kind: str) -> None:
     assert fault(kind, complete(kind)) is None
     assert fault("observer", Watcher()) is None
     registered = registry().of(kind) if kind in {*ROLES, *OTHERS} else []
-    made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.facts.options.values()]
+    made = [registry().make(kind, one.name) for one in registered if REQUIRED not in one.signature.options.values()]
     assert [fault(kind, one) for one in made] == [None] * len(made)
 
 

@@ -41,7 +41,7 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
         "synthetic": {"rate": number(0, 1), "length": number(0)},
         "typical": {"epsilon": number(0, 1, above=True), "delta": number(0, above=True)},
     },
-    "--verify": {"auto": {}, "chain": {}, "tree": {}},
+    "--verify": {"auto": {}, "chain": {}},
     "--kv": {"slab": {}, "dynamic": {}},
     "--executor": {"auto": {}, "local": {}},
     "--draft-length": {

@@ -71,7 +71,7 @@ def test_a_new_distribution_is_found(site):
     """What an installed distribution registers is known under its name, with where it is from and its first line."""
     site("lucky", DRAFTER.format(name="lucky"))
     entry = discover().entry("drafter", "lucky")
-    assert (entry.distribution, entry.summary) == ("lucky", "Guesses.")
+    assert (entry.distribution, entry.traits.summary) == ("lucky", "Guesses.")
     assert discover().make("drafter", "lucky,luck=3").luck == 3
 
 
@@ -412,4 +412,4 @@ def test_every_role_has_a_hook():
 def test_every_built_in_is_described():
     """Everything the registry offers imports and has a first line to be listed with."""
     for entry in registry():
-        assert entry.summary, f"{entry.kind} {entry.name} has no docstring"
+        assert entry.traits.summary, f"{entry.kind} {entry.name} has no docstring"

@@ -30,7 +30,7 @@ def taking_files(specification: str | None) -> Any:
     if specification is None or specification == "auto":
         specification = known.default("executor")
     entry = known.entry("executor", parse_specification(specification)[0])
-    return known.make("executor", specification) if "files" in entry.facts.able("offers") else None
+    return known.make("executor", specification) if "files" in entry.traits.able("offers") else None
 
 
 def job(executor: str, given: dict[str, Any], **asked: Any) -> Job:

@@ -28,23 +28,30 @@ def check_names(options: Mapping[str, Any], anywhere: bool = False) -> None:
     """
     known = registry()
     given = {option: several(value) for option, value in options.items()}
-    for kind, option in OPTIONS.items():
-        for text in given.get(option, []):
-            if kind != "drafter" and text not in LEFT_OPEN and not is_number(text):
-                check_name(known, kind, text)
-                if kind == "executor" and not anywhere:
-                    require_steps(known, text)
+    named = [
+        (kind, text)
+        for kind, option in OPTIONS.items()
+        for text in given.get(option, [])
+        if kind != "drafter" and text not in LEFT_OPEN and not is_number(text)
+    ]
+    for kind, text in named:
+        known.entry(kind, parse_specification(text)[0])
+        if kind == "executor" and not anywhere:
+            require_steps(known, text)
     for target, drafter in itertools.product(
         given.get("target", [DEFAULTS.target]), given.get("drafter", [DEFAULTS.drafter])
     ):
         chosen, strategy, model = choose(target, drafter)
-        check_name(known, "drafter", strategy)
+        known.entry("drafter", parse_specification(strategy)[0])
+        named.append(("drafter", strategy))
         check_location("target", chosen)
         if model is not None:
             check_location("draft", model)
     check_storage(
         known, given["align"] if "align" in given else [known.default("alignment")], given.get("kv", [DEFAULTS.kv])
     )
+    for kind, text in named:
+        check_given(known, kind, text)
 
 
 def several(value: Any) -> list[Any]:
@@ -52,16 +59,17 @@ def several(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def check_name(known: Registry, kind: str, specification: str) -> None:
-    """Check one strategy's name and the names of its options."""
+def check_given(known: Registry, kind: str, specification: str) -> None:
+    """Check the names of a strategy's options, where some are given: its class, and torch with it, is imported for them."""
     name, options = parse_specification(specification)
-    check_options(known.entry(kind, name), options)
+    if options:
+        check_options(known.entry(kind, name), options)
 
 
 def require_steps(known: Registry, executor: str) -> None:
     """Raise :class:`OptionError` for an executor that has ranks, or takes files as a whole: no process steps its engines alone."""
     entry = known.entry("executor", parse_specification(executor)[0])
-    if entry.facts.able("offers") & {"files", "ranks"}:
+    if entry.traits.able("offers") & {"files", "ranks"}:
         raise OptionError(
             f"--executor: expected one of one process, such as local, got {executor!r}, which is for `specframe run`"
         )

@@ -11,9 +11,9 @@ from specframe.cli import Extended
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.plugins.compose import VIEWS
-from specframe.plugins.facts import REQUIRED, Facts
 from specframe.plugins.offers import Entry
 from specframe.plugins.registry import registry
+from specframe.plugins.traits import REQUIRED, Traits
 
 
 @click.group(invoke_without_command=True, cls=Extended, subcommand_metavar="[COMMAND] [ARGS]...")
@@ -53,7 +53,7 @@ def matrix() -> None:
     rows = []
     for entry, alignment in readable("alignment", ("needs", "kv", "scheduler")):
         cells = [fit(alignment, backend, one.name) for one, backend in backends]
-        rows.append((entry.name, lossless(entry), alignment.traits["scheduler"], *cells))
+        rows.append((entry.name, lossless(entry), str(alignment.scheduler), *cells))
     show_table(("alignment", "lossless", "scheduler", *(f"kv {one.name}" for one, _ in backends)), rows)
     click.echo("\nThe scheduler named, and the KV backend marked default, are used unless others are asked for.\n")
     reads = [
@@ -63,53 +63,52 @@ def matrix() -> None:
     show_table(("attention backend", *(f"kv {one.name}" for one, _ in backends)), reads)
 
 
-def reading(attention: Facts, backend: Facts) -> bool:
+def reading(attention: Traits, backend: Traits) -> bool:
     """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
     return bool(attention.able("offers") & (backend.able("offers") & VIEWS or {"dense"}))
 
 
-def readable(kind: str, traits: tuple[str, ...]) -> list[tuple[Entry, Facts]]:
-    """Return the entries of a kind that declare all ``traits``, with their facts; name other entries on standard error."""
+def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:
+    """Return the entries of a kind whose classes tell all traits ``asked``; name other entries on standard error."""
     found = []
     for entry in registry().of(kind):
-        facts = known_facts(entry)
-        if isinstance(facts, Facts) and set(traits) <= set(facts.traits):
-            found.append((entry, facts))
+        traits = known_traits(entry)
+        missing = [name for name in asked if getattr(traits, name, None) is None]
+        if isinstance(traits, Traits) and not missing:
+            found.append((entry, traits))
             continue
-        missing = (
-            facts if isinstance(facts, str) else f"its class has no {' and no '.join(set(traits) - set(facts.traits))}"
-        )
-        click.echo(f"specframe: {entry} is left out: {missing}", err=True)
+        why = traits if isinstance(traits, str) else f"its class does not tell its {' and its '.join(missing)}"
+        click.echo(f"specframe: {entry} is left out: {why}", err=True)
     return found
 
 
-def known_facts(entry: Entry) -> Facts | str:
-    """Return an entry's facts, or the reason why they cannot be read."""
+def known_traits(entry: Entry) -> Traits | str:
+    """Return an entry's traits, or the reason why they are not known."""
     try:
-        return entry.facts
+        return entry.traits
     except PluginError as fault:
         return str(fault)
 
 
-def fit(alignment: Facts, backend: Facts, name: str) -> str:
+def fit(alignment: Traits, backend: Traits, name: str) -> str:
     """Return "yes", "default", or the features that the backend lacks for the alignment."""
     if missing := sorted(alignment.able("needs") - backend.able("offers")):
         return f"no, lacks {' and '.join(missing)}"
-    return "default" if name == alignment.traits["kv"] else "yes"
+    return "default" if name == alignment.kv else "yes"
 
 
 def lossless(entry: Entry) -> str:
-    """Return "yes" or "no" if the class declares whether it is lossless, else an empty text."""
-    facts = known_facts(entry)
-    if isinstance(facts, str) or entry.kind not in ("alignment", "acceptance rule") or "offers" not in facts.traits:
+    """Return "yes" or "no" if it is known of a strategy whether it is lossless, else an empty text."""
+    traits = known_traits(entry)
+    if isinstance(traits, str) or entry.kind not in ("alignment", "acceptance rule") or traits.offers is None:
         return ""
-    return "yes" if "lossless" in facts.able("offers") else "no"
+    return "yes" if "lossless" in traits.offers else "no"
 
 
 def summary(entry: Entry) -> str:
     """Return one line on what an entry does, or why it cannot be used."""
-    facts = known_facts(entry)
-    return f"cannot be used: {facts}" if isinstance(facts, str) else plain(facts.summary)
+    traits = known_traits(entry)
+    return f"cannot be used: {traits}" if isinstance(traits, str) else plain(traits.summary)
 
 
 def plain(text: str) -> str:
@@ -118,23 +117,24 @@ def plain(text: str) -> str:
 
 
 def description(entry: Entry) -> str:
-    """Return an entry's heading, docstring, traits and options."""
+    """Return an entry's heading, docstring, traits and options. Its class is imported."""
     heading = f"{entry.kind} {entry.name}, of {entry.distribution}"
-    facts = known_facts(entry)
-    if isinstance(facts, str):
-        return f"{heading}\n\n    cannot be used: {facts}"
-    lines = [f"{heading} ({facts.origin})"]
-    lines += ["", *plain(facts.documentation).splitlines()] if facts.documentation else []
-    traits = {
+    try:
+        traits, signature = entry.traits, entry.signature
+    except PluginError as fault:
+        return f"{heading}\n\n    cannot be used: {fault}"
+    lines = [f"{heading} ({signature.origin})"]
+    lines += ["", *plain(signature.documentation).splitlines()] if signature.documentation else []
+    told = {
         "lossless": lossless(entry),
-        "needs": ", ".join(sorted(facts.able("needs"))),
-        "offers": ", ".join(sorted(facts.able("offers") - {"lossless"})),
-        "scheduler unless told otherwise": facts.traits.get("scheduler"),
-        "KV backend unless told otherwise": facts.traits.get("kv"),
+        "needs": ", ".join(sorted(traits.able("needs"))),
+        "offers": ", ".join(sorted(traits.able("offers") - {"lossless"})),
+        "scheduler unless told otherwise": traits.scheduler,
+        "KV backend unless told otherwise": traits.kv,
     }
-    lines += ["", *(f"{trait}: {value}" for trait, value in traits.items() if value)] if any(traits.values()) else []
+    lines += ["", *(f"{trait}: {value}" for trait, value in told.items() if value)] if any(told.values()) else []
     if entry.kind != "command":
-        lines += ["", *options(entry.name, facts.options)]
+        lines += ["", *options(entry.name, signature.options)]
     return "\n".join(f"    {line}".rstrip() if place else line for place, line in enumerate(lines))
 
 

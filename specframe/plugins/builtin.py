@@ -8,7 +8,11 @@ from specframe.plugins.hookspecs import Register, RegisterDefaults, hookimpl
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
     """Offer the executor of this process."""
-    register("local", "specframe.engine.local:Local")
+    register(
+        "local",
+        "specframe.engine.local:Local",
+        summary="Decodes in this process.",
+    )
 
 
 @hookimpl
@@ -20,14 +24,41 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
     """Register the commands that need no further distribution."""
-    register("run", "specframe.cli.run:run")
-    register("plugins", "specframe.cli.plugins:plugins")
-    register("models", "specframe.cli.models:models")
+    register(
+        "run",
+        "specframe.cli.run:run",
+        summary="Decode prompts, then show the figures.",
+    )
+    register(
+        "plugins",
+        "specframe.cli.plugins:plugins",
+        summary="List plugins, show one, see which combine, start a new one. Without a subcommand, list them.",
+    )
+    register(
+        "models",
+        "specframe.cli.models:models",
+        summary="List, add, remove or show names of models. Without a subcommand, list them.",
+    )
 
 
 @hookimpl
 def specframe_register_attention_backends(register: Register) -> None:
     """Register the attention backends that "auto" chooses from."""
-    register("masked", "specframe.forward.attention.masks:Masked")
-    register("packed", "specframe.forward.attention.packed:Packed")
-    register("flex", "specframe.forward.attention.flex:Flex")
+    register(
+        "masked",
+        "specframe.forward.attention.masks:Masked",
+        summary="Attends by mask tensors, on any device and in any precision.",
+        offers={"dense", "masks", "tree", "window"},
+    )
+    register(
+        "packed",
+        "specframe.forward.attention.packed:Packed",
+        summary="Variable-length flash attention, without masks: on CUDA, in half precision, where slots are places.",
+        offers={"dense", "lengths", "window"},
+    )
+    register(
+        "flex",
+        "specframe.forward.attention.flex:Flex",
+        summary="FlexAttention, by blocks of queries and slots: makes no mask tensors; slow where there is no CUDA.",
+        offers={"compiled", "dense", "tree", "window"},
+    )

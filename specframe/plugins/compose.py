@@ -205,10 +205,10 @@ def asked_for(registry: Registry, kind: str, specification: str, align: str) -> 
 
 def check_fit(registry: Registry, align: str, kv: str | None) -> None:
     """Raise :class:`CompositionError` when an alignment cannot run on a KV backend, both by name, as far as their classes say."""
-    wants = registry.entry("alignment", align).facts
-    kv = kv or wants.traits.get("kv")
-    if kv is not None and {"offers"} <= {*(offers := registry.entry("KV backend", kv).facts).traits}:
-        require_fit(registry, align, wants.able("needs"), kv, offers.able("offers"))
+    wants = registry.entry("alignment", align).traits
+    kv = kv or wants.kv
+    if kv is not None and (offers := registry.entry("KV backend", kv).traits.offers) is not None:
+        require_fit(registry, align, wants.able("needs"), kv, offers)
 
 
 VIEWS = frozenset({"dense", "paged"})
@@ -294,7 +294,7 @@ def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:
 def provided(entry: Entry) -> Set[str]:
     """Return the words that a strategy's class offers, none where it cannot be used."""
     try:
-        return entry.facts.able("offers")
+        return entry.traits.able("offers")
     except PluginError:
         return frozenset()
 

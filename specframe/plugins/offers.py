@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from specframe.errors import PluginError, sentence, shown
-from specframe.plugins.facts import Facts, of_object, of_reference
+from specframe.plugins.traits import Signature, Traits, signature_of, traits_of
 
 ROLES: Mapping[str, str] = {
     "drafter": "specframe_register_drafters",
@@ -64,6 +63,8 @@ class Entry:
     name: str
     reference: Callable[..., Any] | str
     distribution: str
+    declared: Traits | None = None
+    """What is declared beside a reference."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r} of {self.distribution}"
@@ -91,20 +92,34 @@ class Entry:
         return made
 
     @property
-    def facts(self) -> Facts:
-        """Facts of the entry: from source text if its module is not imported and the text is enough, else from its class.
+    def traits(self) -> Traits:
+        """What is declared of it; what its class says where nothing is.
 
         Raises:
             PluginError: the :attr:`factory` is needed, and does not import.
         """
-        unread = isinstance(self.reference, str) and self.reference.partition(":")[0] not in sys.modules
-        known = of_reference(str(self.reference)) if unread else None
-        return known or of_object(self.factory)
+        return self.declared or traits_of(self.factory)
 
     @property
-    def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.facts.summary
+    def signature(self) -> Signature:
+        """Its options and its docstring, from its class.
+
+        Raises:
+            PluginError: the :attr:`factory` does not import.
+        """
+        return signature_of(self.factory)
+
+    def disagreement(self) -> str | None:
+        """Return the sentence that says where its class is not what is declared; None: it is, or nothing is declared."""
+        if self.declared is None:
+            return None
+        said, had = attrs.asdict(self.declared, recurse=False), attrs.asdict(traits_of(self.factory), recurse=False)
+        wrong = (
+            f"{name} {words(said[name])}, and its class says {words(had[name])}"
+            for name in said
+            if said[name] != had[name]
+        )
+        return next((f"{self} is registered with {one}: expected the same in both places" for one in wrong), None)
 
 
 @attrs.frozen
@@ -141,3 +156,8 @@ def the_one(offers: Sequence[Entry] | Sequence[ModelAlias]) -> Any:
         raise PluginError(f"{called} is registered {len(offers)} times by {owners[0]}, each time as something else")
     both = "both " if len(owners) == 2 else ""
     raise PluginError(f"{called} is offered by {both}{' and '.join(owners)}: uninstall all of them but one")
+
+
+def words(value: Any) -> str:
+    """Return a trait for messages: a text as it is, words in their order."""
+    return " ".join(map(repr, sorted(value))) or "none" if isinstance(value, frozenset) else repr(value)

@@ -26,8 +26,8 @@ from specframe.errors import (
     shown,
 )
 from specframe.plugins import builtin, elsewhere, hookspecs, versions
-from specframe.plugins.facts import REQUIRED
 from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
+from specframe.plugins.traits import REQUIRED, declared
 from specframe.values import check_annotated, parse_value, unwrapped
 
 GROUP = OWN = "specframe"
@@ -152,12 +152,12 @@ class Registry:
 
 def check_options(entry: Entry, given: Collection[str]) -> None:
     """Raise :class:`OptionError` for an option that a strategy does not have, or that it lacks; the error lists options."""
-    facts = entry.facts
-    unknown = ", ".join(sorted(set(given) - set(facts.options)))
-    if unknown and not facts.open:
-        listing = f"its options are {', '.join(facts.options)}" if facts.options else "it takes none"
+    signature = entry.signature
+    unknown = ", ".join(sorted(set(given) - set(signature.options)))
+    if unknown and not signature.open:
+        listing = f"its options are {', '.join(signature.options)}" if signature.options else "it takes none"
         raise OptionError(f"{entry.kind} {entry.name!r} has no option {unknown!r}: {listing}")
-    if missing := [name for name, default in facts.options.items() if default is REQUIRED and name not in given]:
+    if missing := [name for name, default in signature.options.items() if default is REQUIRED and name not in given]:
         wanted = ",".join(f"{name}=..." for name in missing)
         raise OptionError(f"{entry.kind} {entry.name!r}: expected '{entry.name},{wanted}', got no {', '.join(missing)}")
 
@@ -245,15 +245,34 @@ def offer(registry: Registry, plugin: Any, distribution: str) -> None:
     manager.hook.specframe_register_models(register=functools.partial(add_model, registry, distribution))
 
 
-def add_entry(registry: Registry, distribution: str, kind: str, name: str, factory: Callable[..., Any] | str) -> None:
-    """Put one entry into the registry. An equal entry is registered once; a name that is no text is a failure."""
+def add_entry(
+    registry: Registry,
+    distribution: str,
+    kind: str,
+    name: str,
+    factory: Callable[..., Any] | str,
+    *,
+    summary: str | None = None,
+    needs: Collection[str] | None = (),
+    offers: Collection[str] | None = (),
+    scheduler: str | None = None,
+    kv: str | None = None,
+) -> None:
+    """Put one entry into the registry. An equal entry is registered once; one that says what cannot be is a failure."""
     if not isinstance(name, str) or not name:
         registry.fail(distribution, f"{kind} {shown(name)}: expected a name, a text")
         return
-    offers = registry.entries.setdefault(kind, {}).setdefault(name, [])
-    entry = Entry(kind, name, factory, distribution)
-    if entry not in offers:
-        offers.append(entry)
+    try:
+        traits = declared(summary, needs=needs, offers=offers, scheduler=scheduler, kv=kv)
+        if traits and not isinstance(factory, str):
+            raise OptionError("expected nothing declared beside an object, which says all of it, got a summary")
+    except OptionError as error:
+        registry.fail(distribution, f"{kind} {name!r}: {error}")
+        return
+    known = registry.entries.setdefault(kind, {}).setdefault(name, [])
+    entry = Entry(kind, name, factory, distribution, traits)
+    if entry not in known:
+        known.append(entry)
 
 
 def add_default(registry: Registry, distribution: str, purpose: str, specification: str) -> None:

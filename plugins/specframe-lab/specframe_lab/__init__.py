@@ -7,7 +7,23 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register("compare", "specframe_lab.commands.compare:compare")
-    register("verify", "specframe_lab.commands.verify:verify")
-    register("reproduce", "specframe_lab.commands.reproduce:reproduce")
-    register("trace", "specframe_lab.commands.trace:trace")
+    register(
+        "compare",
+        "specframe_lab.commands.compare:compare",
+        summary="Compare schemes: every combination of the values given, and plain decoding at each batch size.",
+    )
+    register(
+        "verify",
+        "specframe_lab.commands.verify:verify",
+        summary="Compare combinations with the reference decoder, token for token.",
+    )
+    register(
+        "reproduce",
+        "specframe_lab.commands.reproduce:reproduce",
+        summary="Reproduce the tables of the paper on batched speculative decoding with any pair.",
+    )
+    register(
+        "trace",
+        "specframe_lab.commands.trace:trace",
+        summary="Show what happens in the KV cache: a page that steps through the rounds of one small batch.",
+    )

@@ -7,63 +7,260 @@ from specframe.plugins.hookspecs import Register, RegisterDefaults, RegisterMode
 
 @hookimpl
 def specframe_register_drafters(register: Register) -> None:
-    register("early-exit", "specframe_std.drafters.early_exit:EarlyExit")
-    register("model", "specframe_std.drafters.model:ModelDrafter")
-    register("none", "specframe_std.drafters.none:NoDrafter")
-    register("prompt-lookup", "specframe_std.drafters.prompt_lookup:PromptLookup")
-    register("translated", "specframe_std.drafters.translated:TranslatedDrafter")
+    register(
+        "early-exit",
+        "specframe_std.drafters.early_exit:EarlyExit",
+        summary=(
+            "Proposes the choices of the target's first layers, of which the final norm and the language head "
+            "make logits."
+        ),
+        needs={"share"},
+        offers={"budget", "chain", "logits"},
+    )
+    register(
+        "model",
+        "specframe_std.drafters.model:ModelDrafter",
+        summary=(
+            "Proposes a small language model's own continuation, or a tree of continuations, chosen as the "
+            "acceptance rule asks."
+        ),
+        offers={"budget", "chain", "logits"},
+    )
+    register(
+        "none",
+        "specframe_std.drafters.none:NoDrafter",
+        summary="Proposes nothing: plain decoding, the baseline everything is compared with.",
+        offers={"chain"},
+    )
+    register(
+        "prompt-lookup",
+        "specframe_std.drafters.prompt_lookup:PromptLookup",
+        summary=(
+            "Proposes what followed the most recent earlier occurrence of the row's last tokens, in prompt and output."
+        ),
+        offers={"chain"},
+    )
+    register(
+        "translated",
+        "specframe_std.drafters.translated:TranslatedDrafter",
+        summary="Proposes the continuation of a draft model with another tokenizer, by way of text.",
+        offers={"chain"},
+    )
 
 
 @hookimpl
 def specframe_register_verifiers(register: Register) -> None:
-    register("chain", "specframe_std.verifiers.chain:ChainVerifier")
-    register("tree", "specframe_std.verifiers.chain:ChainVerifier")
+    register(
+        "chain",
+        "specframe_std.verifiers.chain:ChainVerifier",
+        summary="Feeds each row's last token and its draft to the target in one pass.",
+        offers={"chain", "hidden", "tree"},
+    )
 
 
 @hookimpl
 def specframe_register_acceptance_rules(register: Register) -> None:
-    register("greedy", "specframe_std.acceptance.greedy:Greedy")
-    register("rejection", "specframe_std.acceptance.rejection:Rejection")
-    register("block", "specframe_std.acceptance.block:Block")
-    register("traversal", "specframe_std.acceptance.traversal:Traversal")
-    register("gumbel", "specframe_std.acceptance.gumbel:Gumbel")
-    register("typical", "specframe_std.acceptance.typical:Typical")
-    register("synthetic", "specframe_std.acceptance.synthetic:Synthetic")
+    register(
+        "greedy",
+        "specframe_std.acceptance.greedy:Greedy",
+        summary="Accepts draft tokens while they are the target's most likely ones: the target's own greedy output.",
+        offers={"distinct", "draft-invariant", "independent", "lossless", "prunable", "tree"},
+    )
+    register(
+        "rejection",
+        "specframe_std.acceptance.rejection:Rejection",
+        summary=(
+            "Accepts a draft token with probability min(1, p/q) and resamples the first rejected from the "
+            "residual max(0, p - q)."
+        ),
+        needs={"logits"},
+        offers={"distinct", "lossless", "samples", "tree"},
+    )
+    register(
+        "block",
+        "specframe_std.acceptance.block:Block",
+        summary=(
+            "Accepts the longest prefix that a joint test passes: lossless, and never fewer tokens on average "
+            "than rejection."
+        ),
+        needs={"logits"},
+        offers={"lossless", "samples"},
+    )
+    register(
+        "traversal",
+        "specframe_std.acceptance.traversal:Traversal",
+        summary=(
+            "Accepts a path of a tree as a whole, from the leaves up: lossless, and more tokens than "
+            "``rejection``. Chains as ``block``."
+        ),
+        needs={"logits"},
+        offers={"distinct", "lossless", "samples", "tree"},
+    )
+    register(
+        "gumbel",
+        "specframe_std.acceptance.gumbel:Gumbel",
+        summary="Adds the same Gumbel noise to target and draft logits and takes the most likely token of each.",
+        offers={"distinct", "draft-invariant", "independent", "lossless", "prunable", "samples", "tree"},
+    )
+    register(
+        "typical",
+        "specframe_std.acceptance.typical:Typical",
+        summary=(
+            "Accepts a draft token whose probability exceeds min(epsilon, delta * exp(-entropy)). NOT lossless: "
+            "it favours the draft."
+        ),
+        offers={"distinct", "independent", "prunable", "samples", "tree"},
+    )
+    register(
+        "synthetic",
+        "specframe_std.acceptance.synthetic:Synthetic",
+        summary=(
+            "Accepts draft tokens at a given rate, right or wrong, to separate cost from drafter quality: NOT lossless."
+        ),
+    )
 
 
 @hookimpl
 def specframe_register_alignments(register: Register) -> None:
-    register("ragged", "specframe_std.alignments.ragged:Ragged")
-    register("eqspec", "specframe_std.alignments.eqspec:EqSpec")
-    register("exspec", "specframe_std.alignments.exspec:ExSpec")
-    register("rollback", "specframe_std.alignments.rollback:Rollback")
-    register("masking", "specframe_std.alignments.masking:Masking")
-    register("padding", "specframe_std.alignments.padding:Padding")
+    register(
+        "ragged",
+        "specframe_std.alignments.ragged:Ragged",
+        summary="A token's slot is its position; a rejected token is overwritten by the next round.",
+        needs={"scatter"},
+        offers={"lossless", "share", "tree", "uneven"},
+        scheduler="continuous",
+        kv="slab",
+    )
+    register(
+        "eqspec",
+        "specframe_std.alignments.eqspec:EqSpec",
+        summary=(
+            "Realigns rows to the right after every round, with padding on the left: correct, but each round "
+            "moves the cache."
+        ),
+        needs={"append", "move"},
+        offers={"lossless", "share", "tree", "uneven"},
+        scheduler="fixed",
+        kv="dynamic",
+    )
+    register(
+        "exspec",
+        "specframe_std.alignments.exspec:ExSpec",
+        summary="Does not move rows after a round. Rows of equal length then form a batch without realignment.",
+        needs={"append", "move"},
+        offers={"lossless", "share", "tree", "uneven"},
+        scheduler="same-length",
+        kv="dynamic",
+    )
+    register(
+        "rollback",
+        "specframe_std.alignments.rollback:Rollback",
+        summary=(
+            "Cuts every row to the fewest accepted tokens of the batch, so that nothing becomes ragged: correct, "
+            "wasteful."
+        ),
+        needs={"append", "move"},
+        offers={"lossless", "share", "tree"},
+        scheduler="fixed",
+        kv="dynamic",
+    )
+    register(
+        "masking",
+        "specframe_std.alignments.masking:Masking",
+        summary=(
+            "Masks rejected tokens, moves nothing; reproduces the published flaw of position ids that drift: NOT "
+            "lossless."
+        ),
+        needs={"append", "grow"},
+        scheduler="fixed",
+        kv="dynamic",
+    )
+    register(
+        "padding",
+        "specframe_std.alignments.padding:Padding",
+        summary=(
+            "Adds padding without removing old padding; reproduces the published flaws of mask, positions and "
+            "bonus: NOT lossless."
+        ),
+        needs={"append", "grow", "move"},
+        scheduler="fixed",
+        kv="dynamic",
+    )
 
 
 @hookimpl
 def specframe_register_schedulers(register: Register) -> None:
-    register("fixed", "specframe_std.schedulers.fixed:Fixed")
-    register("continuous", "specframe_std.schedulers.continuous:Continuous")
-    register("same-length", "specframe_std.schedulers.same_length:SameLength")
+    register(
+        "fixed",
+        "specframe_std.schedulers.fixed:Fixed",
+        summary="Fills a batch, decodes it to the end, then fills the next; finished rows leave at once.",
+    )
+    register(
+        "continuous",
+        "specframe_std.schedulers.continuous:Continuous",
+        summary=(
+            "Replaces a finished row at once by the next waiting prompt, except when that would pass over live "
+            "rows twice."
+        ),
+    )
+    register(
+        "same-length",
+        "specframe_std.schedulers.same_length:SameLength",
+        summary="Groups sequences of equal length from a window, so that nothing has to be realigned.",
+    )
 
 
 @hookimpl
 def specframe_register_kv_backends(register: Register) -> None:
-    register("dynamic", "specframe_std.kv.dynamic:Dynamic")
-    register("slab", "specframe_std.kv.slab:Slab")
+    register(
+        "dynamic",
+        "specframe_std.kv.dynamic:Dynamic",
+        summary=(
+            "Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes."
+        ),
+        offers={"append", "dense", "grow", "move"},
+    )
+    register(
+        "slab",
+        "specframe_std.kv.slab:Slab",
+        summary="Preallocates every slot of every row; new keys and values are written in place.",
+        offers={"append", "dense", "move", "scatter"},
+    )
 
 
 @hookimpl
 def specframe_register_draft_length_policies(register: Register) -> None:
-    register("fixed", "specframe_std.policies.fixed:FixedLength")
-    register("goodput", "specframe_std.policies.goodput:Goodput")
+    register(
+        "fixed",
+        "specframe_std.policies.fixed:FixedLength",
+        summary="Drafts the same number of tokens every round.",
+    )
+    register(
+        "goodput",
+        "specframe_std.policies.goodput:Goodput",
+        summary=(
+            "Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where "
+            "plain decoding is faster."
+        ),
+    )
 
 
 @hookimpl
 def specframe_register_executors(register: Register) -> None:
-    register("tp", "specframe_std.executors.tp:TensorParallel")
-    register("workers", "specframe_std.executors.workers.executor:Workers")
+    register(
+        "tp",
+        "specframe_std.executors.tp:TensorParallel",
+        summary=(
+            "Splits the target's layers over the processes that torchrun has started; all of them decode the same rows."
+        ),
+        offers={"loading", "ranks"},
+    )
+    register(
+        "workers",
+        "specframe_std.executors.workers.executor:Workers",
+        summary="Decodes in worker processes of this machine, each with models of its own.",
+        offers={"elsewhere"},
+    )
 
 
 @hookimpl

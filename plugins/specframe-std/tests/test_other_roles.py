@@ -17,9 +17,9 @@ class TestChain(VerifierSuite):
         return "chain"
 
 
-def test_tree_is_another_name_of_chain() -> None:
-    """One pass scores the nodes of a tree and the tokens of a chain: both names are one verifier."""
-    assert registry().entry("verifier", "tree").factory is registry().entry("verifier", "chain").factory
+def test_one_verifier_scores_chains_and_trees() -> None:
+    """A class is registered once: the verifier of trees is `chain`."""
+    assert registry().names("verifier") == ["chain"]
 
 
 class TestGreedy(AcceptanceRuleSuite):

@@ -19,4 +19,8 @@ from specframe.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def specframe_register_commands(register: Register) -> None:
-    register("plugins new", "specframe_testing.scaffold.command:new")
+    register(
+        "plugins new",
+        "specframe_testing.scaffold.command:new",
+        summary="Write a package folder NAME with a working strategy of a role, its hook and its tests.",
+    )

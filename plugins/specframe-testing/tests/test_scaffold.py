@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import conformance, fakes, harness, zoo
 from specframe_testing.scaffold.package import write
 from specframe_testing.scaffold.templates import TEMPLATES
 
@@ -53,8 +53,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_every_role_has_a_template() -> None:
-    """There is a template for each of the seven roles, with the role's own hook."""
-    assert {template.role: template.hook for template in TEMPLATES.values()} == dict(ROLES)
+    """There is a template for each of the eight roles, and its suite is found by the role's name."""
+    assert {template.role for template in TEMPLATES.values()} == set(ROLES)
+    for template in TEMPLATES.values():
+        assert getattr(conformance, template.suite).role == template.role
 
 
 @pytest.mark.parametrize("role", TEMPLATES)
@@ -97,7 +99,8 @@ def test_what_is_written_decodes(role: str, installed: Path) -> None:
     """Installed, each strategy is chosen by its name, listed with its docstring, and decodes the reference's tokens."""
     template = TEMPLATES[role]
     entry = registry().entry(template.role, f"my-{role}")
-    assert entry.summary.endswith(".")
+    assert entry.declared is not None
+    assert entry.disagreement() is None
     options = {"drafter": DRAFT, "batch_size": 2, OPTIONS[template.role]: f"my-{role}"}
     asked = harness.requests(harness.random_prompts([5, 1, 9], 61), [9, 4, 12])
     target = TARGET

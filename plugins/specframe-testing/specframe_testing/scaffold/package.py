@@ -21,14 +21,17 @@ LONGEST = 64
 def files(name: str, part: str) -> dict[str, str]:
     """Return the files of a new plugin package, by path inside its folder; ``part`` is one of :data:`TEMPLATES`."""
     template, module = TEMPLATES[part], name.replace("-", "_")
+    stores = storage() if part == "alignment" else {}
+    traits = "".join(f"        {trait}={value},\n" for trait, value in template.traits.items())
     words = (
         words_of(template)
-        | (storage() if part == "alignment" else {})
+        | stores
         | {
             "name": name,
             "module": module,
             "title": module.title().replace("_", ""),
             "part": part,
+            "traits": string.Template(traits).substitute(stores),
             "versions": bounds(),
         }
     )
@@ -50,8 +53,8 @@ def skeleton(file: str) -> str:
 def storage() -> dict[str, str]:
     """Return the scheduler and the KV backend that a new alignment asks for: those of the default alignment."""
     name, _ = parse_specification(registry().default("alignment"))
-    traits = registry().entry("alignment", name).facts.traits
-    return {"scheduler": traits["scheduler"], "kv": traits["kv"]}
+    traits = registry().entry("alignment", name).traits
+    return {"scheduler": str(traits.scheduler), "kv": str(traits.kv)}
 
 
 def words_of(template: Template) -> dict[str, str]:
@@ -66,6 +69,7 @@ def words_of(template: Template) -> dict[str, str]:
         "does": template.does,
         "with_options": f",{template.example}" if template.example else "",
         "promise": template.promise,
+        "summary": template.summary,
     }
 
 

@@ -1,0 +1,121 @@
+"""What a registered name says of itself: what is declared beside a reference, or what its class says; and a class's options.
+
+Listings and early refusals read what is declared. They import a class, and torch with it, only where nothing is declared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import click
+
+from specframe.errors import OptionError, shown
+
+REQUIRED = inspect.Parameter.empty
+"""Marks an option without a default."""
+
+
+@attrs.frozen
+class Traits:
+    """What is known of a strategy before it is made: its first line, and the words that a composition is checked by."""
+
+    summary: str
+    """The first line of its docstring."""
+    needs: frozenset[str] | None = frozenset()
+    """None: they follow from its options, so that the object alone tells them."""
+    offers: frozenset[str] | None = frozenset()
+    """None: they follow from its options."""
+    scheduler: str | None = None
+    """The scheduler that an alignment runs under unless told otherwise."""
+    kv: str | None = None
+    """The KV backend that an alignment runs on unless told otherwise."""
+
+    def able(self, trait: str) -> frozenset[str]:
+        """Return ``needs`` or ``offers``; an empty set where they follow from options."""
+        return getattr(self, trait) or frozenset()
+
+
+def declared(summary: Any, **given: Any) -> Traits | None:
+    """Return what a plugin declares beside a reference; None: nothing is declared.
+
+    Raises:
+        OptionError: something is declared without a summary, or is not of its type.
+    """
+    if summary is None:
+        if any(value for value in given.values()):
+            raise OptionError("expected a summary beside what else is declared, got none")
+        return None
+    for name, value in {"summary": summary, "scheduler": given["scheduler"], "kv": given["kv"]}.items():
+        if not isinstance(value, str | None):
+            raise OptionError(f"{name}: expected a text, got {shown(value)}")
+    return Traits(
+        summary, words("needs", given["needs"]), words("offers", given["offers"]), given["scheduler"], given["kv"]
+    )
+
+
+def words(name: str, given: Any) -> frozenset[str] | None:
+    """Return declared words as a set; raise :class:`OptionError` for what is no collection of texts."""
+    if given is None:
+        return None
+    if not isinstance(given, frozenset | set | list | tuple) or not all(isinstance(word, str) for word in given):
+        raise OptionError(f"{name}: expected a set of words, got {shown(given)}")
+    return frozenset(given)
+
+
+def traits_of(factory: Callable[..., Any]) -> Traits:
+    """Return the traits of an imported class, function or command."""
+    said = (getattr(factory, trait, None) for trait in ("scheduler", "kv"))
+    return Traits(
+        documentation(factory).partition("\n")[0],
+        words_of(factory, "needs"),
+        words_of(factory, "offers"),
+        *(value if isinstance(value, str) else None for value in said),
+    )
+
+
+def words_of(factory: Callable[..., Any], trait: str) -> frozenset[str] | None:
+    """Return a class's words of a trait, none where it has no such trait; None where they follow from its options."""
+    given = getattr(factory, trait, ())
+    if not isinstance(given, frozenset | set | list | tuple):
+        return None
+    return frozenset(word for word in given if isinstance(word, str))
+
+
+def documentation(factory: Callable[..., Any]) -> str:
+    """Return the docstring of a class or function, or the help of a command."""
+    return inspect.cleandoc((factory.help if isinstance(factory, click.Command) else factory.__doc__) or "")
+
+
+@attrs.frozen
+class Signature:
+    """A class's place and its options."""
+
+    origin: str
+    """Place of the class, ``module:name``."""
+    documentation: str
+    options: Mapping[str, Any]
+    """Options with their defaults; :data:`REQUIRED`: an option without a default."""
+    open: bool = False
+    """Whether it takes options of any name."""
+
+
+def signature_of(factory: Callable[..., Any]) -> Signature:
+    """Return the signature of an imported class, function or command."""
+    any_name, variadic = (
+        inspect.Parameter.VAR_KEYWORD,
+        (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD),
+    )
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        parameters = [inspect.Parameter("options", any_name)]
+    where = factory.callback if isinstance(factory, click.Command) else factory
+    return Signature(
+        f"{getattr(where, '__module__', '?')}:{getattr(where, '__qualname__', '?')}",
+        documentation(factory),
+        {one.name: one.default for one in parameters if one.kind not in variadic},
+        any(one.kind == any_name for one in parameters),
+    )
