@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 from specframe.cli import cli
 from specframe.cli.endings import Signals, Terminated, status_of
-from specframe.cli.held import Done
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError
@@ -142,7 +141,7 @@ def test_other_ranks_read_and_write_nothing(
     for path in (prompts, report):
         Path(path).unlink()
     monkeypatch.setattr(Several, "rank", 1)
-    asked = [one for one in several.shared if isinstance(one, list | Done)]
+    asked = [one for one in several.shared if isinstance(one, list | frozenset)]
     monkeypatch.setattr(Several, "shared", asked)
     second = CliRunner().invoke(cli, command)
     assert (second.exit_code, second.output) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli, results
-from specframe.cli.held import Done, Lines
+from specframe.cli.resume_index import SAMPLES, ResumeIndex, key_of
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
 from specframe.engine import feed
@@ -172,28 +173,30 @@ def test_a_file_that_is_resumed_twice_over(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli, [*command, "--resume"]).exit_code == 2
 
 
-def test_keys_that_are_done() -> None:
-    """A key is in the set once it was added, counts once, and no other key is."""
-    done = Done()
-    keys = [(0, 0), (9, 0), (70, 3), (9, 0)]
-    for key in keys:
-        done.add(key)
-        assert key in done
-    assert len(done) == 3
-    assert {(index, sample) for index in range(100) for sample in range(5) if (index, sample) in done} == {*keys}
+def test_keys_are_in_order() -> None:
+    """Each pair of index and sample has a key of its own, in the order of the pairs, also at the ends of what is allowed."""
+    pairs = [(0, 0), (0, SAMPLES - 1), (1, 0), (9, 3), (SAMPLES - 1, SAMPLES - 1)]
+    keys = [key_of(*pair) for pair in pairs]
+    assert keys == sorted({*keys})
+    with contextlib.closing(ResumeIndex()) as index:
+        for key in [*keys, keys[2]]:
+            index.add(key, 0)
+        assert index.keys() == {*keys}
+        assert index.last == keys[-1]
 
 
 def test_lines_in_order(tmp_path: Path) -> None:
     """Lines are read in the order of their keys, of two with one key the later one."""
-    lines, path, place = Lines(), tmp_path / "file", 0
-    assert lines.last is None
+    path, place = tmp_path / "file", 0
     content = [((3, 0), b"d\n"), ((0, 1), b"bb\n"), ((3, 0), b"e\n"), ((0, 0), b"a\n")]
-    for key, line in content:
-        lines.add(key, place)
-        place += len(line)
     path.write_bytes(b"".join(line for _, line in content))
-    assert [*lines.read(path)] == [b"a\n", b"bb\n", b"e\n"]
-    assert lines.last == (3, 0)
+    with contextlib.closing(ResumeIndex()) as index:
+        assert index.last is None
+        for pair, line in content:
+            index.add(key_of(*pair), place)
+            place += len(line)
+        assert [*index.read(path)] == [b"a\n", b"bb\n", b"e\n"]
+        assert index.last == key_of(3, 0)
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "stdin"])

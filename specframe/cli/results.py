@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import click
 
-from specframe.cli.held import Done, Key, Lines, whole_lines
+from specframe.cli.resume_index import SAMPLES, ResumeIndex, key_of, whole_lines
 from specframe.errors import OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Prompt
@@ -62,7 +62,7 @@ def parsed(line: bytes, place: str) -> Record:
     except ValueError:
         kept = None
     fits = isinstance(kept, dict) and all(isinstance(kept.get(name), kind) for name, kind in expected.items())
-    if not fits or not all(isinstance(number, int) and 0 <= number < 2**31 for number in key(kept)):
+    if not fits or not all(isinstance(number, int) and 0 <= number < SAMPLES for number in place_of(kept)):
         raise OptionError(f"--resume: {place} is no result: expected a file that `specframe run --output` wrote")
     return kept
 
@@ -70,8 +70,8 @@ def parsed(line: bytes, place: str) -> Record:
 class Results:
     """Storage of results during decoding. This base class keeps nothing."""
 
-    done = Done()
-    """Pairs of prompt index and sample whose results exist already. Failed prompts are not among them: they are decoded again."""
+    done: Set[int] = frozenset()
+    """Keys of the results that exist already. Failed prompts are not among them: they are decoded again."""
 
     def __enter__(self) -> Self:
         """Make sure that results can be kept."""
@@ -127,9 +127,8 @@ class ResultFile(Results):
     def __init__(self, path: str, prompts: Iterable[Prompt], settings: Record, resume: bool = False) -> None:
         self.output, self._resume = Output(path), resume
         self._prompts, self._settings = prompts, dict(sorted(settings.items()))
-        self.done, self._lines = Done(), Lines()
         self._count = self._total = 0
-        self._latest: Key | None = None
+        self._latest: int | None = None
         """The greatest key so far, as long as the lines are in order; None: they are not."""
         self._claim = contextlib.ExitStack()
 
@@ -140,6 +139,7 @@ class ResultFile(Results):
             OptionError: the file cannot be written, or its content cannot be resumed.
         """
         self._claim.enter_context(self.output.locked())
+        self._lines = self._claim.enter_context(contextlib.closing(ResumeIndex()))
         try:
             self._take_over() if self._resume else self._refuse(self.output.holds())
         except SpecframeError:
@@ -181,11 +181,11 @@ class ResultFile(Results):
                 kept = self._kept(line, f"{self.output.name} line {number}")
                 if kept["finish_reason"] != "error":
                     self._lines.add(key(kept), place, number, kept["prompt"])
-        if wrong := self._lines.astray(self._prompts):
+        if wrong := self._lines.mismatch(self._prompts):
             number, index = wrong
             told = f"answers another prompt: expected prompt {index} of those now given"
             raise OptionError(f"--resume: {self.output.name} line {number} {told}")
-        self.done = self._lines.done()
+        self.done = self._lines.keys()
 
     def _kept(self, line: bytes, place: str) -> Record:
         """Return the record in a line after checking that it was made as this run's are."""
@@ -201,26 +201,32 @@ class ResultFile(Results):
         """Start the file with the lines taken over, in order."""
         self._total, self._count = total, len(self.done)
         self.output.replace(self._lines.read(self.output.path) if self._count else b"")
-        self._latest, self._lines = self._lines.last or (-1, 0), Lines()
+        self._latest = -1 if self._lines.last is None else self._lines.last
+        self._lines.close()
 
     def write(self, kept: Record) -> None:
         """Append one line."""
         line = json.dumps(kept | {"settings": self._settings}, ensure_ascii=False)
         self.output.append(line, more=f"; {held}" if (held := self.held()) else "")
         self._count += 1
-        self._latest = key(kept) if self._latest and self._latest < key(kept) else None
+        self._latest = key(kept) if self._latest is not None and self._latest < key(kept) else None
 
     def finish(self) -> None:
         """Sort the lines, unless they are."""
-        if self._latest:
+        if self._latest is not None:
             return
-        lines = Lines()
-        with self.output.faults():
-            for number, place, line in whole_lines(self.output.path):
-                lines.add(key(parsed(line, f"{self.output.name} line {number}")), place)
-        self.output.replace(lines.read(self.output.path))
+        with contextlib.closing(ResumeIndex()) as lines:
+            with self.output.faults():
+                for number, place, line in whole_lines(self.output.path):
+                    lines.add(key(parsed(line, f"{self.output.name} line {number}")), place)
+            self.output.replace(lines.read(self.output.path))
 
 
-def key(kept: Record) -> Key:
+def place_of(kept: Record) -> tuple[int, int]:
     """Return the index and the sample of a record."""
     return kept["index"], kept.get("sample", 0)
+
+
+def key(kept: Record) -> int:
+    """Return the key of a record."""
+    return key_of(*place_of(kept))
