@@ -6,22 +6,21 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import attrs
 
 from specframe.contracts.engine import Engine
-from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
-from specframe.engine.feed import Feed
+from specframe.engine.feed import Feed, rounds
 from specframe.engine.guard import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
 from specframe.engine.prompts import Prompt, listed
-from specframe.engine.requests import Requests, Samplings
-from specframe.engine.results import Results
-from specframe.errors import OptionError, PromptError, shown
+from specframe.engine.requests import Asked, Requests
+from specframe.engine.results import Results, in_order
+from specframe.errors import OptionError, shown
 from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
@@ -188,23 +187,14 @@ class Pipeline:
         return self._results.report(self._engine.peak_kv_bytes if self._engine else 0)
 
     def generate(
-        self,
-        prompts: Iterable[Prompt],
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        *,
-        arrivals: Iterable[float] | None = None,
-        sort: bool = False,
-        sampling: Samplings = None,
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
     ) -> Iterator[Result]:
         """Decode prompts and yield their results in the order asked, several samples of one prompt one after the other.
 
         Args:
             prompts: strings, or lists of token ids.
             max_new_tokens: tokens generated per prompt unless it stops before.
-            arrivals: seconds after the start at which each prompt may first be seen; None: all are there from the start.
-            sort: take up the shortest prompts first, among those that arrive together.
-            sampling: how tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None:
-                what the generation config says. Each prompt has random numbers of its own, by its index.
+            asked: ``arrivals``, ``sort`` and ``sampling`` of :class:`specframe.engine.requests.Asked`.
 
         Raises:
             OptionError: a value outside of what an argument accepts, or a temperature that the acceptance rule ignores. A prompt
@@ -212,56 +202,37 @@ class Pipeline:
             SpecframeError: what a strategy has done wrong, after the results that were complete by then: it is the answer to all
                 other prompts.
         """
-        requests, failed = self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling)
+        requests, failed = self.requests.make(prompts, max_new_tokens, **asked)
         keys = sorted([(result.index, result.sample) for result in failed] + [request.key for request in requests])
         return in_order(self.decode(requests, failed), keys)
 
     def chat(
-        self,
-        chats: Iterable[Prompt],
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        *,
-        arrivals: Iterable[float] | None = None,
-        sort: bool = False,
-        sampling: Samplings = None,
+        self, chats: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
     ) -> Iterator[Result]:
         """Answer chats and yield the answers in the order asked, as :meth:`generate` does.
 
         Args:
             chats: lists of messages, each a mapping with a role and a content; a text is one message of the user. They go through
                 the chat template of the target's tokenizer, up to where the answer begins. Token ids are taken as they are.
-            max_new_tokens, arrivals, sort, sampling: those of :meth:`generate`.
+            max_new_tokens, asked: those of :meth:`generate`.
 
         Raises:
             OptionError: the target's tokenizer has no chat template, or as :meth:`generate`.
         """
         require_template(self.tokenizer)
-        asked = [as_chat(one) for one in listed(chats)]
-        return self.generate(asked, max_new_tokens, arrivals=arrivals, sort=sort, sampling=sampling)
+        return self.generate([as_chat(one) for one in listed(chats)], max_new_tokens, **asked)
 
     def as_completed(
-        self,
-        prompts: Iterable[Prompt],
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        *,
-        arrivals: Iterable[float] | None = None,
-        sort: bool = False,
-        sampling: Samplings = None,
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
     ) -> Iterator[Result]:
         """Decode prompts and yield each result when it is complete; ``result.index`` tells which prompt it answers."""
-        return self.decode(*self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling))
+        return self.decode(*self.requests.make(prompts, max_new_tokens, **asked))
 
     def stream(
-        self,
-        prompts: Iterable[Prompt],
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        *,
-        arrivals: Iterable[float] | None = None,
-        sort: bool = False,
-        sampling: Samplings = None,
+        self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
     ) -> Iterator[Chunk]:
         """Decode prompts and yield a chunk for each prompt after every round; a prompt's last chunk has its result."""
-        return self._stream(*self.requests.make(prompts, max_new_tokens, arrivals, sort, sampling))
+        return self._stream(*self.requests.make(prompts, max_new_tokens, **asked))
 
     def map(
         self,
@@ -301,7 +272,7 @@ class Pipeline:
             observers: told about this run beside those of the pipeline.
         """
         with self._begun(observers) as engine:
-            yield from self._taken(engine, requests, failed)
+            yield from self._results.taken(engine, requests, failed)
             for report in rounds(engine):
                 yield from map(self._results.of, report.finished)
 
@@ -336,7 +307,7 @@ class Pipeline:
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         with self._begun() as engine:
-            for result in self._taken(engine, requests, failed):
+            for result in self._results.taken(engine, requests, failed):
                 yield Chunk(result.index, result.sample, "", [], result)
             chunks = Chunks(self._results)
             for report in rounds(engine):
@@ -358,17 +329,6 @@ class Pipeline:
         finally:
             self._busy = False
 
-    def _taken(self, engine: Engine, requests: Rows[Request], failed: Rows[Result]) -> list[Result]:
-        """Hand requests to the engine and return the results of all that cannot be decoded, those known before first."""
-        refused = []
-        for request in requests:
-            try:
-                engine.add(request)
-            except PromptError as error:
-                refused.append(self._results.failed(request, error))
-        self._results.errors = len(failed) + len(refused)
-        return [*failed, *refused]
-
     def close(self) -> None:
         """Release the memory that is kept between runs; the pipeline may be used further.
 
@@ -380,29 +340,3 @@ class Pipeline:
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
         return self.requests.encode(prompt)
-
-
-def rounds(engine: Engine) -> Iterator[Progress]:
-    """Step an engine until nothing is left, and yield the report of every round."""
-    while not engine.idle:
-        if (report := engine.step()) is not None:
-            yield report
-
-
-def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> Iterator[Result]:
-    """Yield results in the order of ``keys`` (index, sample), each as soon as all before it have been.
-
-    An error comes after all results that are complete, also of those that wait for one which will not come.
-    """
-    waiting: dict[tuple[int, int], Result] = {}
-    following = iter(keys)
-    wanted = next(following, None)
-    try:
-        for result in completed:
-            waiting[result.index, result.sample] = result
-            while wanted in waiting:
-                yield waiting.pop(wanted)
-                wanted = next(following, None)
-    except Exception:
-        yield from (waiting[key] for key in sorted(waiting))
-        raise

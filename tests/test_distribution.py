@@ -475,7 +475,7 @@ def test_rows_without_speculation_do_not_depend_on_those_with(rule: str) -> None
 
     def tokens(speculate: list[bool]) -> list[list[int]]:
         pipe = Pipeline(TARGET, drafter=small(2), accept=rule, draft_length=4, batch_size=3, seed=1)
-        asked, _ = pipe.requests.make(prompts, 20, None, False, Sampling(temperature=1.0))
+        asked, _ = pipe.requests.make(prompts, 20, sampling=Sampling(temperature=1.0))
         asked = [attrs.evolve(one, speculate=drafts) for one, drafts in zip(asked, speculate, strict=True)]
         return [one.token_ids for one in sorted(pipe.decode(asked), key=lambda one: one.index)]
 

@@ -14,9 +14,9 @@ from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, rais
 from specframe_testing import fakes, harness, paged, where, zoo
 
 from specframe.contracts.requests import Result
+from specframe.engine.results import in_order
 from specframe.errors import ContractError
 from specframe.observe.watch import Watcher
-from specframe.pipeline import in_order
 from specframe.plugins.members import members
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")

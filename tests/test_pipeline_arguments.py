@@ -14,6 +14,7 @@ from specframe_testing import fakes, zoo
 
 import specframe
 from specframe.contracts.drafts import Budget
+from specframe.engine.requests import Asked
 from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
@@ -99,7 +100,8 @@ def one_sentence(error: pytest.ExceptionInfo[SpecframeError], name: str) -> None
 def test_every_argument_is_in_a_table() -> None:
     """No argument of the pipeline or of what it is asked for is left out here."""
     assert set(WRONG) == set(inspect.signature(Pipeline).parameters)
-    assert set(ASKED) | {"prompts"} == set(inspect.signature(Pipeline.generate).parameters) - {"self"}
+    assert set(inspect.signature(Pipeline.generate).parameters) == {"self", "prompts", "max_new_tokens", "asked"}
+    assert set(ASKED) == {"max_new_tokens", *Asked.__annotations__}
 
 
 @pytest.mark.parametrize(("name", "value"), cases(WRONG))

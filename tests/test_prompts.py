@@ -254,6 +254,7 @@ def test_csv(name: str, joint: str) -> None:
     assert [prompt.given for prompt in found] == ['a "b"\nc', "null", "", "5"]
     assert [prompt.parameters.get("temperature") for prompt in found] == [0.5, None, None, "hot"]
     assert found[2].fault == f"{name} row 3: expected one of {', '.join(prompts.KEYS)}, got id, temperature"
+    assert given("prompt\n007\nNA\n1e3\nTrue\n", name) == ["007", "NA", "1e3", "True"]
     assert given(f"turns{joint}x\n" + f'"[""a"", ""b""]"{joint}1\n', name) == ["a"]
     assert (
         written(f"prompt\na{joint}b\nc\n", name)[0].fault == f"{name} row 1: expected a cell for each column, got more"

@@ -39,7 +39,7 @@ def pipeline(target=TARGET, draft=DRAFT, **options):
 
 def asked(sampling=WARM, prompts=PROMPTS, new=NEW):
     """Return the requests for all samples of all prompts."""
-    return pipeline().requests.make(prompts, new, None, False, sampling)[0]
+    return pipeline().requests.make(prompts, new, sampling=sampling)[0]
 
 
 def alone(requests, rule, **options):

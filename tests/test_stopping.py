@@ -225,7 +225,7 @@ def test_rows_that_end_in_one_round_each_end_by_their_own_reason(align):
     kinds = ["string", "length", "criterion"]
     feeds, places = harness.Feeds(), [1, 3, 4]
     samplings = [ends_at(kind, place, row) for row, (kind, place) in enumerate(zip(kinds, places, strict=True))]
-    asked = pipeline().requests.make(PROMPTS[:3], NEW, None, False, samplings)[0]
+    asked = pipeline().requests.make(PROMPTS[:3], NEW, sampling=samplings)[0]
     asked.append(Request(3, PROMPTS[3], NEW, frozenset({TRUTH[3][2]})))
     drafter = fakes.always_right(TRUTH)
     results = harness.decode(pipeline(drafter, align=align, observers=[feeds]), asked)
@@ -251,7 +251,7 @@ def test_the_first_of_several_reasons_counts(case):
     for kind in ("criterion", "string"):
         ids = frozenset({TRUTH[0][at]}) if other == "eos" else frozenset()
         limit = at + 1 if other == "length" else NEW
-        (request,), _ = pipeline().requests.make(PROMPTS[:1], limit, None, False, ends_at(kind, checked))
+        (request,), _ = pipeline().requests.make(PROMPTS[:1], limit, sampling=ends_at(kind, checked))
         request = Request(0, PROMPTS[0], limit, ids, stop_checks=request.stop_checks)
         (result,) = harness.decode(pipeline(fakes.always_right(TRUTH)), [request])
         assert (result.finish_reason, result.token_ids) == (reason, TRUTH[0][: min(at, checked) + 1])

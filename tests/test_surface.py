@@ -14,10 +14,12 @@ from pathlib import Path
 import attrs
 import click
 import pytest
+from specframe_testing import fakes
 
 import specframe
 from specframe.cli import cli
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
+from specframe.engine.requests import Asked, Requests
 from specframe.observe.counts import RunReport
 from specframe.plugins.offers import OTHERS, ROLES
 from specframe.plugins.registry import OWN, registry
@@ -75,14 +77,27 @@ def test_pipeline_signature():
     assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("method", ["generate", "as_completed", "stream"])
+@pytest.mark.parametrize("method", ["generate", "chat", "as_completed", "stream"])
 def test_generate_signature(method):
     """Prompts and the number of new tokens come first; what else is asked for is given by keyword."""
     parameters = list(inspect.signature(getattr(specframe.Pipeline, method)).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [(p.name, p.default) for p in positional] == [("prompts", inspect.Parameter.empty), ("max_new_tokens", 64)]
-    by_keyword = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert [(p.name, p.default) for p in positional] == [
+        ("chats" if method == "chat" else "prompts", inspect.Parameter.empty),
+        ("max_new_tokens", 64),
+    ]
+    (asked,) = [p for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD,)]
+    assert (asked.kind, asked.annotation) == (asked.VAR_KEYWORD, "Unpack[Asked]")
+    made = inspect.signature(Requests.make).parameters.values()
+    by_keyword = {p.name: p.default for p in made if p.kind is p.KEYWORD_ONLY}
     assert by_keyword == {"arrivals": None, "sort": False, "sampling": None}
+    assert set(by_keyword) == set(Asked.__annotations__)
+
+
+def test_what_is_not_asked_for_by_a_keyword_is_refused():
+    """A keyword that no method of a pipeline has is an error at the call, with its name."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'smapling'"):
+        specframe.Pipeline(fakes.fake_target(), None).generate([[1]], smapling=None)
 
 
 def test_assisted_signature():

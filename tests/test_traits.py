@@ -165,6 +165,8 @@ def test_a_class_says_it_itself() -> None:
         assert entry.signature.documentation.endswith("width: not used.")
         assert not entry.signature.open
     assert traits_of(ByOptions) == Traits("Follows its options.", offers=None)
+    heir = type("Heir", (Mine,), {"__doc__": "Mine anew."})
+    assert signature_of(heir).documentation == "Mine anew.\n\nOptions:\n    width: not used."
     assert traits_of(max).needs == frozenset()
     assert signature_of(type("Wide", (), {"__init__": lambda self, **any: None})).open
 

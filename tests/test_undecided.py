@@ -92,7 +92,7 @@ def test_infinity_is_a_choice_of_ones_own_processors() -> None:
     pipe = harness.pipeline(TARGET, DRAFT)
     found = {}
     for name, processors in (("own", (Breaks(99, "nan"),)), ("none", ())):
-        asked, _ = pipe.requests.make(PROMPTS[:1], NEW, None, False, Sampling(processors=processors))
+        asked, _ = pipe.requests.make(PROMPTS[:1], NEW, sampling=Sampling(processors=processors))
         batch: Any = SimpleNamespace(sequences=[SimpleNamespace(request=asked[0])])
         scores_BTV = torch.zeros(1, 4, 3)
         scores_BTV[0, 1, 2], scores_BTV[0, 2, 0], scores_BTV[0, 3] = float("inf"), float("nan"), float("-inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
-from typing import Any
+from typing import Any, TypedDict
 
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
@@ -15,7 +15,7 @@ from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarn
 from specframe.models.loading import stop_token_ids
 from specframe.plugins.arguments import seconds
 from specframe.plugins.compose import able
-from specframe.plugins.recipe import Recipe, is_auto
+from specframe.plugins.recipe import MAX_NEW_TOKENS, Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings, not_done, of_checkpoint
 from specframe.text.sampling import Sampling
@@ -25,6 +25,18 @@ from specframe.values import entries, flag, whole
 
 Samplings = Sampling | Iterable[Sampling] | None
 """Sampling parameters of all prompts, or one for each; None: those of the generation config."""
+
+
+class Asked(TypedDict, total=False):
+    """What is asked for beside the prompts, by keyword; the defaults are those of :meth:`Requests.make`."""
+
+    arrivals: Iterable[float] | None
+    """Seconds after the start at which each prompt may first be seen; None: all are there from the start."""
+    sort: bool
+    """Take up the shortest prompts first, among those that arrive together."""
+    sampling: Samplings
+    """How tokens are chosen, when continuations end and what is told of them, for all prompts or one for each; None: what the
+    generation config says. Each prompt has random numbers of its own, by its index."""
 
 
 class Requests:
@@ -40,7 +52,13 @@ class Requests:
         self._stops = stop_token_ids(parts.target, parts.tokenizer)
 
     def make(
-        self, given: Iterable[Prompt], max_new_tokens: int, arrivals: Any, sort: bool, sampling: Samplings
+        self,
+        given: Iterable[Prompt],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        arrivals: Iterable[float] | None = None,
+        sort: bool = False,
+        sampling: Samplings = None,
     ) -> tuple[list[Request], list[Result]]:
         """Return a request per continuation asked for, and the results of the prompts that cannot be decoded.
 

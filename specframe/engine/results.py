@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING
 
 import torch
 
+from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Request, Result, SequenceMetrics
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
+from specframe.errors import PromptError
 from specframe.observe.counts import Counts, RunReport, run_report
 from specframe.observe.logprobs import Logprobs
 from specframe.observe.stopwatch import Stopwatch
@@ -74,3 +78,33 @@ class Results:
         """Return the result of a request that cannot be decoded."""
         count, metrics = len(request.prompt_ids), SequenceMetrics()
         return Result(request.index, "", [], "error", metrics, str(error), prompt_tokens=count, sample=request.sample)
+
+    def taken(self, engine: Engine, requests: Rows[Request], failed: Rows[Result]) -> list[Result]:
+        """Hand requests to an engine and return the results of all that cannot be decoded, those known before first."""
+        refused = []
+        for request in requests:
+            try:
+                engine.add(request)
+            except PromptError as error:
+                refused.append(self.failed(request, error))
+        self.errors = len(failed) + len(refused)
+        return [*failed, *refused]
+
+
+def in_order(completed: Iterator[Result], keys: Iterable[tuple[int, int]]) -> Iterator[Result]:
+    """Yield results in the order of ``keys`` (index, sample), each as soon as all before it have been.
+
+    An error comes after all results that are complete, also of those that wait for one which will not come.
+    """
+    waiting: dict[tuple[int, int], Result] = {}
+    following = iter(keys)
+    wanted = next(following, None)
+    try:
+        for result in completed:
+            waiting[result.index, result.sample] = result
+            while wanted in waiting:
+                yield waiting.pop(wanted)
+                wanted = next(following, None)
+    except Exception:
+        yield from (waiting[key] for key in sorted(waiting))
+        raise

@@ -84,9 +84,17 @@ def words_of(factory: Callable[..., Any], trait: str) -> frozenset[str] | None:
     return frozenset(word for word in given if isinstance(word, str))
 
 
+OPTIONS = "\n\nOptions:\n"
+"""The heading of a docstring's section on options."""
+
+
 def documentation(factory: Callable[..., Any]) -> str:
-    """Return the docstring of a class or function, or the help of a command."""
-    return inspect.cleandoc((factory.help if isinstance(factory, click.Command) else factory.__doc__) or "")
+    """Return the docstring of a class or function, or the help of a command. A class has its base's options where it names none."""
+    text = inspect.cleandoc((factory.help if isinstance(factory, click.Command) else factory.__doc__) or "")
+    bases = factory.__mro__[1:] if isinstance(factory, type) and OPTIONS not in text else ()
+    inherited = (inspect.cleandoc(base.__doc__ or "").partition(OPTIONS)[2] for base in bases)
+    options = next(filter(None, inherited), "")
+    return f"{text}{OPTIONS}{options}" if options else text
 
 
 @attrs.frozen

@@ -103,7 +103,7 @@ class Decode:
             }
             how = self._asked.sampling.with_parameters({**own, "samples": 1})
             given = as_chat(prompt.given) if self._asked.chat else prompt.given
-            made, wrong = self._pipe.requests.make([given], self._asked.max_new_tokens, None, False, how)
+            made, wrong = self._pipe.requests.make([given], self._asked.max_new_tokens, sampling=how)
         except Exception as error:  # a row's own parameters may be anything
             return failure(place, sentence(error))
         return attrs.evolve(made[0], index=place, stream=number) if made else failure(place, str(wrong[0].error))

@@ -218,7 +218,7 @@ class Service:
         """Hand a job's requests to the engine; one that cannot be decoded ends with an error."""
         engine, job = self._opened(), self._jobs[number]
         try:
-            requests, failed = self._pipe.requests.make([job.prompt], job.max_new_tokens, None, False, job.sampling)
+            requests, failed = self._pipe.requests.make([job.prompt], job.max_new_tokens, sampling=job.sampling)
             if failed:
                 self._refuse(number, str(failed[0].error))
             for request in requests:

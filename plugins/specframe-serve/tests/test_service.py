@@ -215,13 +215,13 @@ def test_aborts_are_carried_out_between_jobs_that_come(serving, monkeypatch):
     service = serving()
     make, made = service._pipe.requests.make, []
 
-    def slow(*given: Any) -> Any:
+    def slow(*given: Any, **asked: Any) -> Any:
         made.append(given[0])
         if len(made) == 1:
             service.abort([1, 2])
         if len(made) == 2:
             service.stop(0)
-        return make(*given)
+        return make(*given, **asked)
 
     monkeypatch.setattr(service._pipe.requests, "make", slow)
     clients = [Client(prompt=[number + 1]) for number in range(6)]

@@ -165,6 +165,8 @@ def from_ids(line: str, place: str) -> Prompt:
     return from_entry([int(part) for part in parts], place)
 
 
+# Parquet files are read by the library `datasets` (tables.py), and CSV and JSON here, for it changes what they say: of CSV it makes
+# numbers of texts ("007" becomes 7) and nothing of "NA", and one line that is no JSON fails the file, not the line's prompt.
 def from_csv(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a table whose first line names the columns, one of them a key of prompts."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell of more than 128 KiB

@@ -19,6 +19,16 @@ class StepDrafter(PairDrafter):
     """Base of the four. The first state comes from features of the target, each further one from the state before and a token.
 
     What follows the first state needs no cache: a tree costs its nodes and no more.
+
+    Options:
+        checkpoint: the head: an alias, a directory or a hub id.
+        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
+        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
+        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
+            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
+        nodes: nodes of the tree; 16, or those of branch.
+        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
+            nodes have room for, up to 10.
     """
 
     head: StepHead  # type: ignore[assignment]
@@ -94,18 +104,7 @@ def of(states_BFD: torch.Tensor, above_BF: torch.Tensor) -> torch.Tensor:
 
 
 class Medusa(StepDrafter):
-    """Medusa's heads, each of which predicts one place from the same feature, draft a tree of their likeliest tokens.
-
-    Options:
-        checkpoint: the head: an alias, a directory or a hub id.
-        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
-        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
-        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
-            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
-        nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
-            nodes have room for, up to 10.
-    """
+    """Medusa's heads, each of which predicts one place from the same feature, draft a tree of their likeliest tokens."""
 
     name = "medusa"
 
@@ -122,51 +121,18 @@ class Medusa(StepDrafter):
 
 
 class Hydra(StepDrafter):
-    """Hydra's heads read the tokens before their own; of Hydra++ the feature goes through a layer with a cache first.
-
-    Options:
-        checkpoint: the head: an alias, a directory or a hub id.
-        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
-        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
-        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
-            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
-        nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
-            nodes have room for, up to 10.
-    """
+    """Hydra's heads read the tokens before their own; of Hydra++ the feature goes through a layer with a cache first."""
 
     name = "hydra"
 
 
 class Clover(StepDrafter):
-    """Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features.
-
-    Options:
-        checkpoint: the head: an alias, a directory or a hub id.
-        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
-        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
-        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
-            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
-        nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
-            nodes have room for, up to 10.
-    """
+    """Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features."""
 
     name = "clover"
 
 
 class Clover2(StepDrafter):
-    """Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers.
-
-    Options:
-        checkpoint: the head: an alias, a directory or a hub id.
-        shift: added to the number of the hidden state that the head is fed, for finding out whether a file is read rightly.
-        tree: "chain"; "static": a tree of a fixed shape; "dynamic": a tree whose shape follows the head's probabilities.
-        branch: the static tree: the children of the nodes of each depth, as in 3/2/1, or a JSON file with a list of rank lists
-            (Medusa's ``medusa_choices``); without it the most promising nodes are taken.
-        nodes: nodes of the tree; 16, or those of branch.
-        top: nodes that each level of a dynamic tree runs, and children of each; as many as its
-            nodes have room for, up to 10.
-    """
+    """Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers."""
 
     name = "clover2"
