@@ -113,15 +113,10 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         CompositionError: the KV backend cannot do what the alignment needs.
     """
     recipe = recipe.named(registry)
-    kv, schedule = recipe.kv, recipe.schedule
     alignment: Alignment = strategy(registry, "alignment", recipe.align)
-    align = called(registry, "alignment", recipe.align, alignment)
     rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(greedy=True))
-    kv = asked_for(registry, "KV backend", alignment.kv, align) if kv is None else kv
-    schedule = asked_for(registry, "scheduler", alignment.scheduler, align) if schedule is None else schedule
-    backend: KVBackend = strategy(registry, "KV backend", kv)
-    kv_name = called(registry, "KV backend", kv, backend)
-    require_fit(registry, align, alignment.needs, kv_name, backend.offers)
+    kv: KVBackend = asked_for(registry, "KV backend", recipe.kv, alignment.kv, recipe, alignment)
+    scheduler: Scheduler = asked_for(registry, "scheduler", recipe.schedule, alignment.scheduler, recipe, alignment)
     drafts: Drafter = strategy(registry, "drafter", drafter)
     length = recipe.length(rule, drafts if own_budget(drafts) else drafter)
     parts: dict[str, Any] = {
@@ -129,13 +124,15 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         "verifier": strategy(registry, "verifier", recipe.verify),
         "acceptance rule": rule,
         "alignment": alignment,
-        "scheduler": strategy(registry, "scheduler", schedule),
+        "scheduler": scheduler,
         "draft-length policy": draft_length_policy(registry, length, drafts),
-        "KV backend": backend,
-        "attention backend": attention_backend(registry, recipe.attention, backend, kv_name, recipe.bitwise),
+        "KV backend": kv,
+        "attention backend": attention_backend(registry, recipe.attention, kv),
     }
     names = {kind: called(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
     use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names)
+    require_fit(registry, names["alignment"], alignment.needs, names["KV backend"], kv.offers)
+    require_views(use, recipe.bitwise)
     require_offers(registry, use)
     return use
 
@@ -156,28 +153,40 @@ def called(registry: Registry, kind: str, given: Any, made: Any) -> str:
     return entry.name if entry else type(unwrapped(made)).__name__
 
 
-def attention_backend(
-    registry: Registry, given: Any, kv: KVBackend, kv_name: str, bitwise: bool = False
-) -> AttentionBackend | tuple[AttentionBackend, ...]:
+def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> AttentionBackend | tuple[AttentionBackend, ...]:
     """Return the attention backend asked for; where that is left open, one for pages, or those for plain tensors.
 
-    Raises:
-        CompositionError: it does not read what the KV backend hands out, or nothing that is installed does; its kernels go by the
-            shape of a batch, and the run is bitwise.
+    None that reads pages may be there: the tuple is empty then, see :func:`require_views`.
     """
-    views = kv.offers & VIEWS or {"dense"}
-    if is_auto(given):
-        reading = [entry for entry in registry.of("attention backend") if views & provided(entry)]
-        if "dense" in views:
-            open_to = [entry.name for entry in reading if "masks" not in provided(entry)]
-            return tuple(strategy(registry, "attention backend", name) for name in open_to)
-        given = next((entry.name for entry in reading), None)
-        if given is None:
+    if not is_auto(given):
+        backend: AttentionBackend = strategy(registry, "attention backend", given)
+        return backend
+    views = views_of(kv)
+    reading = [entry for entry in registry.of("attention backend") if views & provided(entry)]
+    if "dense" in views:
+        reading = [entry for entry in reading if "masks" not in provided(entry)]
+        return tuple(strategy(registry, "attention backend", entry.name) for entry in reading)
+    return strategy(registry, "attention backend", reading[0].name) if reading else ()
+
+
+def views_of(kv: KVBackend) -> Set[str]:
+    """Return the words for what a KV backend's stores hand out."""
+    return kv.offers & VIEWS or {"dense"}
+
+
+def require_views(use: Composition, bitwise: bool) -> None:
+    """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out.
+
+    Where the run is ``bitwise``, its kernels must not go by the shape of a batch, either.
+    """
+    backend, views = use.attention, views_of(use.kv)
+    name, kv_name = use.names["attention backend"], use.names["KV backend"]
+    if isinstance(backend, tuple):
+        if "dense" not in views:
             raise CompositionError(
                 f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
             )
-    backend: AttentionBackend = strategy(registry, "attention backend", given)
-    name = called(registry, "attention backend", given, backend)
+        return
     if not views & backend.offers:
         raise CompositionError(
             f"attention backend {name!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
@@ -187,20 +196,25 @@ def attention_backend(
         raise CompositionError(
             f"bitwise: attention backend {name!r} has kernels that go by the shape of a batch: expected one with masks"
         )
-    return backend
 
 
 def _views(words: Set[str]) -> str:
     return " or ".join(f"{word} views" for word in sorted(words)) or "no views"
 
 
-def asked_for(registry: Registry, kind: str, specification: str, align: str) -> str:
-    """Return an alignment's default for a role; raise :class:`PluginError` if no strategy has its name."""
-    try:
-        registry.entry(kind, parse_specification(specification)[0])
-    except UnknownNameError as fault:
-        raise PluginError(f"alignment {align!r} asks for a {kind} that is not installed: {fault}") from fault
-    return specification
+def asked_for(registry: Registry, kind: str, given: Any, own: str, recipe: Recipe, alignment: Alignment) -> Any:
+    """Return the strategy given for a role, or the one that an alignment asks for itself where none is.
+
+    Raises:
+        PluginError: no strategy has the name that the alignment asks for.
+    """
+    if given is None:
+        try:
+            registry.entry(kind, parse_specification(own)[0])
+        except UnknownNameError as fault:
+            align = called(registry, "alignment", recipe.align, alignment)
+            raise PluginError(f"alignment {align!r} asks for a {kind} that is not installed: {fault}") from fault
+    return strategy(registry, kind, own if given is None else given)
 
 
 def check_fit(registry: Registry, align: str, kv: str | None) -> None:
