@@ -29,10 +29,10 @@ import torch
 from grow import load_pair
 from rich.console import Console
 from rich.table import Table
-from specframe_std.alignments.ragged import RaggedLayout
-from specframe_std.kv.slab import Slab
 
 from specframe import Pipeline
+from specframe.caches.ragged import RaggedLayout
+from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
 from specframe.engine import budgets
@@ -98,7 +98,7 @@ def timed(runner: ModelRunner, shape: tuple[int, int, int], rounds: int) -> Iter
     rows, width, cached = shape
     keep = 1 if not cached else width
     store = Slab().open(runner.kv_shapes, rows, cached + width, runner.device)
-    layout = RaggedLayout(store, cached + width)
+    layout = RaggedLayout(store, rows, cached + width)
     for share in SHARES:
         counts = counted(rows, width, share)
         if (filler := 1 - counts.sum() / (rows * width)) < share / 2:

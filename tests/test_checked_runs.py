@@ -10,11 +10,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_heads import head
 from specframe_std.drafters import translated as drafters
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.heads import checkpoints as heads
 
+from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
@@ -115,6 +116,6 @@ def test_the_cache_of_a_head_is_checked(shape: str, tmp_path: Path, monkeypatch:
     options = {"drafter": f"eagle,checkpoint={tmp_path}{shape}", "batch_size": 3, "draft_length": 3, "check": True}
     asked = harness.requests(PROMPTS, [9, 14, 3, 12], {zoo.EOS})
     harness.check(harness.pipeline(target, None, **options), asked)
-    monkeypatch.setattr(Ragged, "layout", lambda self, store, rows, capacity: Late(store, capacity))
+    monkeypatch.setattr(head, "RaggedLayout", Late)
     with pytest.raises(InvariantError, match=r"position.*in the draft"):
         harness.decode(harness.pipeline(target, None, align="eqspec", **options), asked)

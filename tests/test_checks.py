@@ -14,11 +14,12 @@ from specframe_lab.verify import verify
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
 from specframe_std.alignments.masking import MaskedColumns, Masking
-from specframe_std.alignments.ragged import Ragged, RaggedLayout
-from specframe_std.kv.slab import Slab, SlabStore
+from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness, zoo
 
 from specframe import hookimpl
+from specframe.caches.ragged import RaggedLayout
+from specframe.caches.slab import Slab, SlabStore
 from specframe.contracts.cache import Dense, KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.requests import Request
@@ -38,7 +39,7 @@ class OffByOne(Ragged):
             return attrs.evolve(placement, positions_BT=placement.positions_BT + (not batch.prefill))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 class Stale(EqSpec):
@@ -80,7 +81,7 @@ class Swapped(Ragged):
             self._store.arrange(batch.sequences if batch.prefill else batch.sequences[::-1])
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 FIVE = {
@@ -157,7 +158,7 @@ class Shortsighted(Ragged):
             return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 class Foresight(Ragged):
@@ -169,7 +170,7 @@ class Foresight(Ragged):
             return attrs.evolve(placement, order_BT=placement.order_BT.amax(1, keepdim=True).expand(-1, block.width))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 class Overwriting(Ragged):
@@ -181,7 +182,7 @@ class Overwriting(Ragged):
             return attrs.evolve(placement, slots_BT=placement.order_BT.clamp(min=0))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 OTHERS = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
-from specframe_std.kv.slab import SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, where, zoo
 from specframe_testing.constraints import DigitSum
 from specframe_testing.paged import Gathering, Pages
 
+from specframe.caches.slab import SlabStore
 from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block, Budget, Draft, Scores
 from specframe.contracts.round import Batch

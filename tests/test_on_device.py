@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_testing import fakes, harness, where, zoo
 from specframe_testing.device.memory import MEMORY
@@ -24,6 +24,7 @@ from specframe_testing.device.rounds import Rounds, watched_rounds
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
+from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.requests import Request
@@ -421,7 +422,7 @@ class Overwriting(Ragged):
             return attrs.evolve(placement, slots_BT=placement.order_BT.where(placement.order_BT >= 0, 1))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.alignments.eqspec import LeftPadded
-from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_std.alignments.ragged import Ragged
 from specframe_testing import fakes, harness
 
+from specframe.caches.ragged import RaggedLayout
 from specframe.contracts.cache import KVStore
 from specframe.contracts.round import Batch, Kept
 
@@ -63,7 +64,7 @@ class Told(Ragged):
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         """Return the layout of one cache; the first is the target's."""
-        layout = Noting(store, capacity)
+        layout = Noting(store, rows, capacity)
         layout.told = []
         self.layouts.append(layout)
         return layout

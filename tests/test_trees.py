@@ -9,8 +9,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_std.drafters.model import ModelDrafter
-from specframe_std.trees.choosing import likeliest
-from specframe_std.trees.growing import Children, Frontier, dynamic
 from specframe_testing import fakes, harness, zoo
 
 from specframe.cli import cli
@@ -19,6 +17,8 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import CompositionError, ContractError
 from specframe.text.sampling import Sampling
+from specframe.trees.children import likeliest
+from specframe.trees.growth import Children, Frontier, dynamic
 
 
 def decode(target: Any, right: fakes.Right, **options: Any) -> list[harness.Result]:

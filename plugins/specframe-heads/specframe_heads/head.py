@@ -10,12 +10,10 @@ from typing import Any, ClassVar, Protocol, cast
 
 import attrs
 import torch
-from specframe_std.alignments.ragged import Ragged
-from specframe_std.kv.slab import Slab
-from specframe_std.trees.asked import Trees
-from specframe_std.trees.growing import Frontier
 from transformers import PreTrainedModel
 
+from specframe.caches.ragged import RaggedLayout
+from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
@@ -23,6 +21,8 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
+from specframe.trees.growth import Frontier
+from specframe.trees.options import Trees
 from specframe.values import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Features, Piece, Waiting
@@ -302,4 +302,4 @@ def open_slab(run: Run, runner: ModelRunner, capacity: int) -> CachedModel:
         runner: the transformer.
         capacity: slots per row.
     """
-    return run.open_cache(runner, layout=Ragged().layout, kv=Slab(), capacity=capacity)
+    return run.open_cache(runner, layout=RaggedLayout, kv=Slab(), capacity=capacity)

@@ -21,7 +21,6 @@ import torch
 from specframe_heads import features
 from specframe_heads.eagle.drafter import Eagle
 from specframe_heads.features import Features, Waiting
-from specframe_std.trees import growing
 from specframe_testing import harness, zoo
 from specframe_testing.heads import checkpoints
 
@@ -30,6 +29,7 @@ from specframe.contracts.requests import Request
 from specframe.errors import CompositionError, ModelError, OptionError, SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.text.sampling import Sampling
+from specframe.trees import growth
 
 ALIGNS = ("ragged", "eqspec", "exspec", "rollback")
 TREES = ("", "tree=static,branch=3/2/1", "tree=dynamic,nodes=7,top=3")
@@ -161,9 +161,9 @@ def test_paths_of_trees_stand(align: str, tree: str, tmp_path: Path) -> None:
 
 def test_a_given_top_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level of a dynamic tree runs as many nodes as asked for, far more than the tree has: the cache has slots for them."""
-    target, tops, grow = zoo.build("qwen3"), list[tuple[int, int]](), growing.dynamic
+    target, tops, grow = zoo.build("qwen3"), list[tuple[int, int]](), growth.dynamic
     monkeypatch.setattr(
-        growing, "dynamic", lambda budget, top, *rest: tops.append((budget.depth, top)) or grow(budget, top, *rest)
+        growth, "dynamic", lambda budget, top, *rest: tops.append((budget.depth, top)) or grow(budget, top, *rest)
     )
     folder = checkpoints.eagle3(tmp_path, target)
     asked = harness.requests(harness.random_prompts([3, 1, 7], zoo.VOCABULARY), 9)

@@ -222,7 +222,7 @@ def specframe_register_kv_backends(register: Register) -> None:
     )
     register(
         "slab",
-        "specframe_std.kv.slab:Slab",
+        "specframe.caches.slab:Slab",
         summary="Preallocates every slot of every row; new keys and values are written in place.",
         offers={"append", "dense", "move", "scatter"},
     )

@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
-from specframe_std.trees import growing
-from specframe_std.trees.asked import Trees
-from specframe_std.trees.choosing import likeliest
-from specframe_std.trees.shapes import Shape, promise
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import TreeDrafterSuite
 
@@ -20,6 +16,10 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.errors import OptionError
+from specframe.trees import growth
+from specframe.trees.children import likeliest
+from specframe.trees.options import Trees
+from specframe.trees.shapes import Shape, promise
 
 TARGET = fakes.fake_target()
 
@@ -161,7 +161,7 @@ def after(path: list[int]) -> torch.Tensor:
     return torch.randn(V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def run(level: growing.Frontier) -> torch.Tensor:
+def run(level: growth.Frontier) -> torch.Tensor:
     """Return the logits after each node of a level, as a drafter that is fed all of the nodes would."""
     rows = []
     parents_BM = level.parents_BM.expand_as(level.tokens_BM)
@@ -178,12 +178,12 @@ def run(level: growing.Frontier) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def choose(offset: int, logits_BFV: torch.Tensor, count: int) -> growing.Children:
+def choose(offset: int, logits_BFV: torch.Tensor, count: int) -> growth.Children:
     """Choose the likeliest tokens."""
-    return growing.Children(*likeliest(logits_BFV, count))
+    return growth.Children(*likeliest(logits_BFV, count))
 
 
-def chances(grown: growing.Grown, row: int) -> list[float]:
+def chances(grown: growth.Grown, row: int) -> list[float]:
     """Return the logarithm of the probability of each node of a row's tree."""
     tokens, found = grown.draft.tokens_BN[row].tolist(), list[float]()
     paths = list[list[int]]()
@@ -194,7 +194,7 @@ def chances(grown: growing.Grown, row: int) -> list[float]:
     return found
 
 
-def parents_of(grown: growing.Grown, row: int) -> list[int]:
+def parents_of(grown: growth.Grown, row: int) -> list[int]:
     """Return the parents of a row's nodes."""
     assert grown.draft.parents_BN is not None
     return grown.draft.parents_BN.expand_as(grown.draft.tokens_BN)[row].tolist()
@@ -208,7 +208,7 @@ OWN = [(3, 9), (2, 9), (1, 4), (3, 5), (0, 0), (3, 2)]
 UNEVEN = Budget(3, 9, np.array([depth for depth, _ in OWN]), np.array([nodes for _, nodes in OWN]))
 
 
-def own_parents(grown: growing.Grown, row: int, count: int) -> list[int]:
+def own_parents(grown: growth.Grown, row: int, count: int) -> list[int]:
     """Return the parents of the first nodes of a row, after looking that each lies before its children."""
     parents = parents_of(grown, row)
     assert all(parent < node for node, parent in enumerate(parents))
@@ -219,11 +219,11 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
     """The first nodes of each row are those of the tree that its own budget would have, with their tokens, logits and places."""
     shape, roots_B1V = Shape.branching([3, 2, 1]).cut(3, 9), torch.stack([after([row]) for row in range(6)])[:, None]
 
-    def drawn(offset: int, logits_BFV: torch.Tensor, count: int) -> growing.Children:
-        return growing.Children(*likeliest(logits_BFV, count), logits_BFV[:, :, None])
+    def drawn(offset: int, logits_BFV: torch.Tensor, count: int) -> growth.Children:
+        return growth.Children(*likeliest(logits_BFV, count), logits_BFV[:, :, None])
 
-    whole = growing.static(shape, Budget(3, 9), roots_B1V, run, drawn)
-    found = growing.static(shape, UNEVEN, roots_B1V, run, drawn)
+    whole = growth.static(shape, Budget(3, 9), roots_B1V, run, drawn)
+    found = growth.static(shape, UNEVEN, roots_B1V, run, drawn)
     assert found.draft.parents_BN is not None
     assert found.draft.logits_BNV is not None
     assert whole.draft.logits_BNV is not None
@@ -241,8 +241,8 @@ def test_rows_of_a_static_tree_have_their_own_first() -> None:
 def test_rows_of_a_dynamic_tree_have_their_likeliest_nodes_first() -> None:
     """The first nodes of each row are its likeliest ones that are not too deep, in the order of their depth."""
     roots_B1V = torch.stack([after([row]) for row in range(6)])[:, None]
-    whole = growing.dynamic(Budget(3, 9), 3, roots_B1V, run, choose)
-    found = growing.dynamic(UNEVEN, 3, roots_B1V, run, choose)
+    whole = growth.dynamic(Budget(3, 9), 3, roots_B1V, run, choose)
+    found = growth.dynamic(UNEVEN, 3, roots_B1V, run, choose)
     for row, (depth, nodes) in enumerate(OWN):
         deep = list[int]()
         for parent in parents_of(whole, row):
@@ -300,7 +300,7 @@ def test_rows_have_their_own_trees_beside_rows_without_speculation() -> None:
 def test_a_static_tree_has_the_likeliest_children() -> None:
     """A node of rank r is its parent's token of rank r, and a node that has children was fed."""
     shape = Shape.read(MEDUSA)
-    grown = growing.static(shape, Budget(shape.depth, shape.nodes), ROOTS_B1V, run, choose)
+    grown = growth.static(shape, Budget(shape.depth, shape.nodes), ROOTS_B1V, run, choose)
     fed = [node for node in range(shape.nodes) if node in shape.parents]
     for row in range(3):
         paths = list[list[int]]()
@@ -316,7 +316,7 @@ def test_a_static_tree_has_the_likeliest_children() -> None:
 )
 def test_a_dynamic_tree_has_the_likeliest_nodes(budget: Budget, top: int) -> None:
     """With room for all children the kept nodes are the likeliest of the whole tree, as a heap finds them."""
-    grown = growing.dynamic(budget, top, ROOTS_B1V, run, choose)
+    grown = growth.dynamic(budget, top, ROOTS_B1V, run, choose)
     for row in range(3):
         parents = parents_of(grown, row)
         assert all(-1 <= parent < node for node, parent in enumerate(parents))
@@ -336,14 +336,14 @@ def test_a_dynamic_tree_has_the_likeliest_nodes(budget: Budget, top: int) -> Non
 def test_equal_scores_keep_parents() -> None:
     """Where a drafter is certain, a child is as likely as its parent, and the parent is kept all the same."""
 
-    def certain(level: growing.Frontier) -> torch.Tensor:
+    def certain(level: growth.Frontier) -> torch.Tensor:
         logits = torch.full((1, level.width, V), float("-inf"))
         logits[..., level.depth] = 0.0
         return logits
 
     first = torch.full((1, 1, V), float("-inf"))
     first[..., 0] = 0.0
-    grown = growing.dynamic(Budget(4, 6), 3, first, certain, choose)
+    grown = growth.dynamic(Budget(4, 6), 3, first, certain, choose)
     parents = parents_of(grown, 0)
     assert all(-1 <= parent < node for node, parent in enumerate(parents))
     assert sorted(grown.draft.tokens_BN[0].tolist())[:1] == [0]

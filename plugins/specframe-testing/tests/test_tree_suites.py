@@ -12,12 +12,13 @@ import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.acceptance.rejection import Rejection
 from specframe_std.alignments.eqspec import EqSpec, LeftPadded
-from specframe_std.alignments.ragged import Ragged, RaggedLayout
+from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
-from specframe_std.kv.slab import Slab, SlabStore
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import conformance
 
+from specframe.caches.ragged import RaggedLayout
+from specframe.caches.slab import Slab, SlabStore
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch, Kept
@@ -77,7 +78,7 @@ class PathLeft(Ragged):
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         """Return the layout."""
-        return self.Layout(store, capacity)
+        return self.Layout(store, rows, capacity)
 
 
 class PathLeftInColumns(EqSpec):

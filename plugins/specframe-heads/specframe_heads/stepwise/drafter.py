@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 import torch
-from specframe_std.trees.growing import Frontier
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.text.sampling import shape
+from specframe.trees.growth import Frontier
 from specframe_heads.features import Piece, Waiting
 from specframe_heads.head import HeadDrafter, PairDrafter, nothing
 from specframe_heads.stepwise.head import StepHead

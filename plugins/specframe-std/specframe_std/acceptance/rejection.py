@@ -10,8 +10,8 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.errors import OptionError, shown
 from specframe.text.noise import Stream, gumbel, hashed, uniform
-from specframe_std.trees.choosing import likeliest
-from specframe_std.trees.paths import ancestors, depths, elders, parents
+from specframe.trees.children import likeliest
+from specframe.trees.paths import ancestors, depths, elders, parents
 
 SIBLINGS = ("distinct", "independent", "likely")
 """How the children of a node are drawn."""

@@ -6,9 +6,9 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
+from specframe.trees.paths import ancestors, bottom_up, depths, parents
 from specframe_std.acceptance.block import Block
 from specframe_std.acceptance.rejection import Rejection, at, chances, meant, normal
-from specframe_std.trees.paths import ancestors, bottom_up, depths, parents
 
 
 class Traversal(Block):

@@ -6,10 +6,10 @@ import torch
 
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
+from specframe.trees.children import likeliest
+from specframe.trees.paths import after, deepest, parents
 from specframe.values import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
-from specframe_std.trees.choosing import likeliest
-from specframe_std.trees.paths import after, deepest, parents
 
 
 class Typical(Rejection):

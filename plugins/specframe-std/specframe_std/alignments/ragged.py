@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
-from specframe.contracts.cache import KVStore, Placement
-from specframe.contracts.drafts import Block, Draft, Transfer
-from specframe.contracts.round import Batch, Kept
+from specframe.caches.ragged import RaggedLayout
+from specframe.contracts.cache import KVStore
+from specframe.contracts.drafts import Draft, Transfer
+from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.devices.kinds import on_device
 
 
 class Ragged:
@@ -24,54 +22,8 @@ class Ragged:
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         """Return the layout of one cache."""
-        return RaggedLayout(store, capacity)
+        return RaggedLayout(store, rows, capacity)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
         """Return the verdict as it is: what was rejected lies beyond a row's end, where no query looks."""
         return transfer
-
-
-class RaggedLayout:
-    """Slot = position. Padding goes to a spare slot past the last, which no query reaches."""
-
-    static = True
-    """Rows that have all tokens fed get their places from ``lengths_B`` alone: several forwards can be recorded as one."""
-
-    def __init__(self, store: KVStore, capacity: int) -> None:
-        self._store, self._spare = store, capacity
-
-    def arrange(self, batch: Batch) -> None:
-        """Let the store follow the batch."""
-        self._store.arrange(batch.sequences)
-
-    def place(self, batch: Batch, block: Block) -> Placement:
-        """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
-        device = batch.lengths_B.device
-        slots_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
-        key_order_1S = torch.arange(batch.longest + block.end, device=device)[None]
-        if block.parents_BT is not None:
-            order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
-            key_order_BS = key_order_1S.repeat(len(batch), 1).scatter_(1, slots_BT, order_BT)
-            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
-        order_BT, shortest = slots_BT, int(batch.lengths.min())
-        padded = shortest + block.start < 0
-        if padded:
-            slots_BT = order_BT.where(order_BT >= 0, self._spare)
-        if passes_over(batch, block):
-            padded, slots_BT = True, slots_BT.where(on_device(block.real, device).bool(), self._spare)
-        used_B = (batch.lengths_B + block.end).clamp(min=0).int()
-        even_of = (slots_BT, order_BT, key_order_1S) if shortest == batch.longest and not padded else None
-        return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B, even_of=even_of)
-
-    def settle(self, batch: Batch, kept: Kept) -> None:
-        """Move the nodes of a path to the row's end; a chain's tokens are there already."""
-        if kept.path_BT is not None:
-            first_B1, width = batch.lengths_B[:, None], kept.path_BT.shape[1]
-            self._store.move(first_B1 + kept.path_BT, first_B1 + torch.arange(width, device=first_B1.device))
-
-
-def passes_over(batch: Batch, block: Block) -> bool:
-    """Return whether a block of rows' own tokens has some that are not real: they are cached, beside rows where they are not."""
-    if block.counts is None or block.end > 0:
-        return False
-    return bool((block.counts < (batch.lengths + block.end).clip(0, block.width)).any())

@@ -14,9 +14,9 @@ from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.rows import RowMap
 from specframe.text.sampling import shape, sharpen, unshaped
+from specframe.trees.growth import Frontier
+from specframe.trees.options import Trees
 from specframe_std.drafters.speculating import Speculating, places, spread
-from specframe_std.trees.asked import Trees
-from specframe_std.trees.growing import Frontier
 
 SHORT_GAP = 16
 """Most tokens of a row that the forward which begins a draft reads. A wider gap, after many rounds that drafted nothing, is read as

@@ -14,6 +14,8 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.caches.ragged import RaggedLayout
+from specframe.caches.slab import Slab
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Sequence
@@ -21,9 +23,7 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
-from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.texts import Transcript, Translation, codecs, common
-from specframe_std.kv.slab import Slab
 
 FILLER = [0]
 """Text that the draft model reads for a row without text."""
@@ -187,4 +187,4 @@ class TranslatedDrafter:
     def _open(self, capacity: int) -> CachedModel:
         self._capacity = capacity
         assert self._runner is not None, "start() has made it"
-        return self._run.open_cache(self._runner, layout=Ragged().layout, kv=Slab(), capacity=capacity)
+        return self._run.open_cache(self._runner, layout=RaggedLayout, kv=Slab(), capacity=capacity)

@@ -14,8 +14,8 @@ import torch
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.devices.kinds import on_device
-from specframe_std.trees import paths
-from specframe_std.trees.shapes import Shape, tables
+from specframe.trees import paths
+from specframe.trees.shapes import Shape, tables
 
 
 @attrs.frozen(eq=False)

@@ -1,1 +1,0 @@
-"""Draft trees: their shapes, how drafters grow them, and the paths of rules through them."""
