@@ -213,12 +213,12 @@ def test_padding_rows_touch_nothing() -> None:
     pool = harness.open_pool(harness.requests(PROMPTS[:3], 9), rows=4)
     batch = pool.batch(pool.admit(3))
     for block in store._blocks:
-        block[:, 3] = 7.0
+        block.whole[:, 3] = 7.0
     block = Block(batch.last_tokens(1), -1)
     for _ in range(3):
         forward(block, run.target.layout.place(batch, block), 1)
     assert len(forward.recordings)
-    assert all((block[:, 3, :-1] == 7.0).all() for block in store._blocks)
+    assert all((block.whole[:, 3, :-1] == 7.0).all() for block in store._blocks)
 
 
 def test_what_cannot_be_recorded_runs_eagerly() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 
@@ -22,42 +24,59 @@ class Slab:
 
 
 @attrs.define(eq=False)
-class Part:
-    """The keys, or the values, of one layer: views of one block, made once for all layers of a forward."""
+class Block:
+    """Keys and values of one shape: those of each layer are a part. Views of the parts are made for all of them at once."""
 
-    flat: torch.Tensor
-    """Slot by slot, those of all rows after each other, (rows * slots, H, D)."""
-    device: torch.device
-    """That of the views, since asking a tensor for it makes a new object."""
-    seen: torch.Tensor
-    """The slots that the forward attends to, (B, H, S, D)."""
-    fresh: torch.Tensor | None = None
+    whole: torch.Tensor
+    """(parts, rows, slots, heads, size)."""
+    by_head: torch.Tensor = attrs.field(init=False)
+    """The same as attention has it, (parts, rows, heads, slots, size)."""
+    flat: tuple[torch.Tensor, ...] = attrs.field(init=False)
+    """Each part slot by slot, those of all rows after each other, (rows * slots, H, D)."""
+    seen: tuple[torch.Tensor, ...] = ()
+    """The slots of each part that the forward attends to, (B, H, S, D)."""
+    fresh: tuple[torch.Tensor, ...] | None = None
     """The last T of these slots, (B, H, T, D), where the forward writes them; None: it writes others."""
+    places: torch.Tensor = attrs.field(init=False)
+    """Those others, numbered as in ``flat``."""
+
+    @by_head.default
+    def _as_attention_has_it(self) -> torch.Tensor:
+        return self.whole.transpose(2, 3)
+
+    @flat.default
+    def _slot_by_slot(self) -> tuple[torch.Tensor, ...]:
+        return self.whole.flatten(1, 2).unbind()
 
 
 class SlabStore:
-    """Blocks of shape (layers, rows, slots, heads, size), one pair for all layers of one shape and device."""
+    """Blocks for the keys and values of all layers, one for each shape and device: a layer's keys and values may share one."""
 
     def __init__(self, shapes: list[KVShape], rows: int, slots: int, device: torch.device) -> None:
-        self.rows, self.slots, self._device, self._row_map = rows, slots, device, RowMap(rows, anywhere=True)
-        self._blocks: list[torch.Tensor] = []
-        self._parts: list[list[Part]] = []
-        """The layers of each block."""
-        self._keys: dict[int, Part] = {}
-        self._values: dict[int, Part] = {}
-        for shape in dict.fromkeys(shapes):
-            layers = [layer for layer, other in enumerate(shapes) if other == shape]
-            for size, held in ((shape.key_size, self._keys), (shape.value_size, self._values)):
-                block = torch.zeros(
-                    len(layers), rows, slots, shape.heads, size, dtype=shape.dtype, device=shape.device or device
-                )
-                self._blocks.append(block)
-                self._parts.append([Part(part.flatten(0, 1), part.device, part.transpose(1, 2)) for part in block])
-                held.update(zip(layers, self._parts[-1], strict=True))
+        self.rows, self.slots, self._row_map = rows, slots, RowMap(rows, anywhere=True)
+        self._starts_R1 = torch.arange(rows, device=device)[:, None] * slots
+        self._keys: dict[int, tuple[Block, int]] = {}
+        """The block that has a layer's keys, and their part of it."""
+        self._values: dict[int, tuple[Block, int]] = {}
+        kinds: dict[tuple[Any, ...], list[tuple[dict[int, tuple[Block, int]], int]]] = {}
+        for held, sizes in ((self._keys, "key_size"), (self._values, "value_size")):
+            for layer, shape in enumerate(shapes):
+                kind = shape.heads, getattr(shape, sizes), shape.dtype, shape.device or device
+                kinds.setdefault(kind, []).append((held, layer))
+        self._blocks: list[Block] = []
+        self._moved: list[torch.Tensor] = []
+        """What is moved at once, which takes memory: keys, or values."""
+        for (heads, size, dtype, own), parts in kinds.items():
+            block = Block(torch.zeros(len(parts), rows, slots, heads, size, dtype=dtype, device=own))
+            self._blocks.append(block)
+            for place, (held, layer) in enumerate(parts):
+                held[layer] = block, place
+            keys = sum(held is self._keys for held, _ in parts)
+            self._moved += [some for some in block.whole.split([keys, len(parts) - keys]) if len(some)]
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Bring the rows of ``sequences`` side by side."""
-        self._row_map.arrange(sequences).apply(*self._blocks, axis=1)
+        self._row_map.arrange(sequences).apply(*self._moved, axis=1)
 
     @property
     def first(self) -> int:
@@ -69,31 +88,22 @@ class SlabStore:
         rows, width = placement.slots_BT.shape
         extent, even = placement.key_order_BS.shape[1], placement.even
         mine = slice(self.first, self.first + rows)
-        for block, parts in zip(self._blocks, self._parts, strict=True):
-            seen = block[:, mine, :extent].transpose(2, 3)
-            fresh = seen[..., extent - width :, :].unbind() if even else [None] * len(parts)
-            for part, attended, written in zip(parts, seen.unbind(), fresh, strict=True):
-                part.seen, part.fresh = attended, written
+        for block in self._blocks:
+            block.seen = block.by_head[:, mine, :, :extent].unbind()
+            block.fresh = block.by_head[:, mine, :, extent - width : extent].unbind() if even else None
         if not even:
-            starts_B1 = torch.arange(mine.start, mine.stop, device=self._device)[:, None] * self.slots
-            places = (placement.slots_BT + starts_B1).flatten()
-            self._places = {block.device: places.to(block.device, non_blocking=True) for block in self._blocks}
+            places = (placement.slots_BT + self._starts_R1[mine]).flatten()
+            for block in self._blocks:
+                block.places = places.to(block.whole.device, non_blocking=True)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
-        return Dense(self._write(self._keys[layer], keys), self._write(self._values[layer], values))
-
-    def _write(self, part: Part, states: torch.Tensor) -> torch.Tensor:
-        if part.fresh is not None:
-            part.fresh.copy_(states)
-        else:
-            part.flat.index_copy_(0, self._places[part.device], states.transpose(1, 2).flatten(0, 1))
-        return part.seen
+        return Dense(written(*self._keys[layer], keys), written(*self._values[layer], values))
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once."""
         rows = slice(self.first, self.first + len(sources_BT))
-        for device, blocks in by_device(self._blocks).items():
+        for device, blocks in by_device(self._moved).items():
             rows_B1 = torch.arange(rows.start, rows.stop, device=device)[:, None]
             sources, targets = sources_BT.to(device), None if targets_BT is None else targets_BT.to(device)
             for block in blocks:
@@ -112,4 +122,13 @@ class SlabStore:
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
-        return sum(block.nbytes for block in self._blocks)
+        return sum(block.whole.nbytes for block in self._blocks)
+
+
+def written(block: Block, place: int, states: torch.Tensor) -> torch.Tensor:
+    """Write the keys, or the values, of one layer and return the slots attended to."""
+    if block.fresh is not None:
+        block.fresh[place].copy_(states)
+    else:
+        block.flat[place].index_copy_(0, block.places, states.transpose(1, 2).flatten(0, 1))
+    return block.seen[place]

@@ -137,7 +137,7 @@ class Witness(Trace):
     def compare(self, rows: int) -> None:
         """The fake's keys are (token + 1, position + 1): read every slot that the book says holds a standing token."""
         store = self.caches[0].store
-        keys_BSD = store._tensors[0][:, 0] if hasattr(store, "_tensors") else store._blocks[0][0, :, :, 0]
+        keys_BSD = store._tensors[0][:, 0] if hasattr(store, "_tensors") else store._blocks[0].whole[0, :, :, 0]
         self.compared = getattr(self, "compared", 0)
         for row, prompt in enumerate(self.book.batch[:rows]):
             for slot, number in enumerate(self.book.slots.get(prompt, [])):
