@@ -99,7 +99,7 @@ def half_full(rows: int, fed: int, slots: int, device: torch.device) -> Placemen
     """Return rows of evenly spread lengths, half of the slots on average, whose last tokens are fed."""
     used_B = torch.linspace(slots / 4, 3 * slots / 4, rows, device=device).long().clamp(min=fed)
     order_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
-    return Placement(order_BT, order_BT, order_BT, torch.arange(slots, device=device)[None], used_B.int())
+    return Placement(order_BT, order_BT, order_BT, torch.arange(slots, device=device)[None], in_order=True)
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

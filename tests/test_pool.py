@@ -237,7 +237,17 @@ def test_last_tokens():
     assert batch.last_tokens(2).tolist() == [[3, 9], [4, 9]]
     assert batch.last_tokens(3, offset=-1).tolist() == [[1, 2, 3], [4, 4, 4]]
     assert batch.longest == 4
+    assert batch.even is None
     assert len(batch) == 2
+
+
+def test_last_tokens_of_rows_that_are_even():
+    """Rows of one length have the same tokens as rows that differ, and padding where they are too short."""
+    _, batch = started(requests([[1, 2, 3], [4, 5, 6]], 9))
+    assert batch.even == 4
+    for width, offset in ((1, 0), (2, 0), (2, -1), (4, 0), (5, 0), (3, -2)):
+        found = batch.last_tokens(width, offset)
+        assert torch.equal(found, batch.tokens_BS.gather(1, batch.positions(offset - width, width).clamp(min=0)))
 
 
 def test_requests_arrive_when_they_say():

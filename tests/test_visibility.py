@@ -118,6 +118,19 @@ def test_rows_that_are_even(rows: int, width: int, slots: int, window: int | Non
     torch.testing.assert_close(found, wanted.expand(rows, -1, -1, -1), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 2])
+def test_rows_in_order(window: int | None) -> None:
+    """Tokens per row follow from their orders, and what they see is what the rule says, padding included."""
+    used_B = torch.tensor([7, 1, 4])
+    order_BT, key_order_1S = used_B[:, None] - 3 + torch.arange(3), torch.arange(8)[None]
+    placement = Placement(order_BT.clamp(min=0), order_BT.clamp(min=0), order_BT, key_order_1S, in_order=True)
+    assert placement.used_B is not None
+    assert torch.equal(placement.used_B, used_B.int())
+    assert torch.equal(attrs.evolve(placement, order_BT=order_BT - 3).used_B, torch.tensor([4, 0, 1]).int())
+    assert attrs.evolve(placement, in_order=False).used_B is None
+    assert torch.equal(placement.seen(window), attrs.evolve(placement, in_order=False).seen(window))
+
+
 def test_orders_that_rows_share() -> None:
     """Queries and slots whose orders are the same in all rows are told once: what they see is the same."""
     case = random_case(1, tree=False)

@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.cache import KVStore, Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept
-from specframe.devices.kinds import on_device
+from specframe.devices.kinds import numbers, on_device
 
 
 class RaggedLayout:
@@ -31,22 +31,23 @@ class RaggedLayout:
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
-        device = batch.lengths_B.device
-        slots_BT = batch.lengths_B[:, None] + torch.arange(block.start, block.end, device=device)
-        key_order_1S = torch.arange(batch.longest + block.end, device=device)[None]
+        device, start, end, over = batch.lengths_B.device, block.start, block.end, passes_over(batch, block)
+        key_order_1S = numbers(0, batch.longest + end, device)
         if block.parents_BT is not None:
-            order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+            slots_BT = batch.positions(start, block.width)
+            order_BT = batch.lengths_B[:, None] + start + block.depth_BT()
             key_order_BS = key_order_1S.repeat(len(batch), 1).scatter_(1, slots_BT, order_BT)
             return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
-        order_BT, shortest = slots_BT, int(batch.lengths.min())
-        padded = shortest + block.start < 0
-        if padded:
+        if (even := batch.even) is not None and even + start >= 0 and not over:
+            order_BT = numbers(even + start, even + end, device, len(batch))
+            even_of = (order_BT, order_BT, key_order_1S)
+            return Placement(order_BT, order_BT, order_BT, key_order_1S, in_order=True, even_of=even_of)
+        slots_BT = order_BT = batch.positions(start, block.width)
+        if min(batch.lengths.tolist()) + start < 0:
             slots_BT = order_BT.where(order_BT >= 0, self._spare)
-        if passes_over(batch, block):
-            padded, slots_BT = True, slots_BT.where(on_device(block.real, device).bool(), self._spare)
-        used_B = (batch.lengths_B + block.end).clamp(min=0).int()
-        even_of = (slots_BT, order_BT, key_order_1S) if shortest == batch.longest and not padded else None
-        return Placement(order_BT, slots_BT, order_BT, key_order_1S, used_B, even_of=even_of)
+        if over:
+            slots_BT = slots_BT.where(on_device(block.real, device).bool(), self._spare)
+        return Placement(order_BT, slots_BT, order_BT, key_order_1S, in_order=True)
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Move the nodes of a path to the row's end; a chain's tokens are there already."""

@@ -29,15 +29,17 @@ class Placement:
     """Place of each fed token among its row's tokens; negative for padding."""
     key_order_BS: torch.Tensor
     """Place of the token in each slot, (B, S) or (1, S); negative where a slot holds none. S is the extent attended to."""
-    used_B: torch.Tensor | None = None
-    """Tokens per row after this forward, int32, if the token in slot s of a row is the row's token s; else None.
-
-    In a row with fewer tokens than are fed, the first fed places are padding.
-    """
+    in_order: bool = False
+    """Whether slot s of a row holds the row's token s. In a row with fewer tokens than are fed, padding is fed first."""
     sees_BTT: torch.Tensor | None = None
     """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
+
+    @property
+    def used_B(self) -> torch.Tensor | None:
+        """Tokens per row after this forward, int32; None: slots are not known to be in order."""
+        return (self.order_BT[:, -1] + 1).clamp(min=0).int() if self.in_order else None
 
     @property
     def even(self) -> bool:
@@ -90,7 +92,7 @@ class Placement:
     def seen_within(self, windows: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
         """Return :meth:`seen` for each of several windows."""
         order_BT1, key_B1S = self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None]
-        seen_BTS = _up_to(order_BT1, key_B1S)
+        seen_BTS = key_B1S <= order_BT1 if self.in_order else _up_to(order_BT1, key_B1S)
         if self.sees_BTT is not None:
             fed_BS = self._fed()
             fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)

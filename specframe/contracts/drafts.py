@@ -260,19 +260,9 @@ class Transfer:
     @functools.cached_property
     def host(self) -> Numbers:
         """The numbers on the host."""
-        verdict = self.verdict
-        if kinds.of(verdict.accepted_B.device).queues:
-            numbers = Numbers(**kinds.on_host({name: part for name, part in self._parts().items() if part is not None}))
-        else:
-            counts_B, undecided_BT, undrawn_B = self.draft.counts_B, self.undecided_BT, self.undrawn_B
-            numbers = Numbers(
-                verdict.accepted_B.numpy(),
-                verdict.tokens_BT.numpy(),
-                None if verdict.path_BT is None else verdict.path_BT.numpy(),
-                None if counts_B is None else counts_B.numpy(),
-                None if undecided_BT is None else undecided_BT.numpy(),
-                None if undrawn_B is None else undrawn_B.numpy(),
-            )
+        parts = {name: part for name, part in self._parts().items() if part is not None}
+        queues = kinds.of(self.verdict.accepted_B.device).queues
+        numbers = Numbers(**(kinds.on_host(parts) if queues else {name: part.numpy() for name, part in parts.items()}))
         if self.check:
             self.check(self, numbers)
         return numbers

@@ -134,17 +134,25 @@ class Batch:
     @property
     def longest(self) -> int:
         """Length of the longest row."""
-        return int(self.lengths.max())
+        return max(self.lengths.tolist())
+
+    @property
+    def even(self) -> int | None:
+        """Length of every row, where the host knows that all have the same; else None."""
+        lengths = self.lengths.tolist()
+        return lengths[0] if min(lengths) == max(lengths) else None
 
     def positions(self, offset: int, count: int) -> torch.Tensor:
         """Return the ``count`` positions from ``offset`` after each row's last token on, (B, count)."""
         return self.lengths_B[:, None] + torch.arange(offset, offset + count, device=self.lengths_B.device)
 
     def last_tokens(self, width: int, offset: int = 0) -> torch.Tensor:
-        """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width).
+        """Return the ``width`` tokens of every row that end ``offset`` places after its length, (B, width); nobody writes to them.
 
         Places before a row's first token repeat that token. They are padding.
         """
+        if (even := self.even) is not None and even + offset >= width:
+            return self.tokens_BS[:, even + offset - width : even + offset]
         return self.tokens_BS.gather(1, self.positions(offset - width, width).clamp_(min=0))
 
 

@@ -214,6 +214,20 @@ def on_device(values: Any, device: torch.device) -> torch.Tensor:
     return made if device.type == "cpu" else of(device).pinned(made).to(device, non_blocking=True)
 
 
+def numbers(first: int, end: int, device: torch.device, rows: int = 1) -> torch.Tensor:
+    """Return the whole numbers from ``first``, 0 or more, to before ``end``, the same in each row, (rows, N).
+
+    Nobody writes to the tensor: it is a part of one that is made once, as every forward asks for such numbers.
+    """
+    return _numbers(1 << end.bit_length(), device, rows)[:, first:end]
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _numbers(count: int, device: torch.device, rows: int) -> torch.Tensor:
+    return torch.arange(count, device=device)[None] if rows == 1 else _numbers(count, device, 1).expand(rows, -1)
+
+
 def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return whole numbers and truth values of a device, (B,) or (B, N) each, as arrays of the host, brought in one copy."""
     columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]

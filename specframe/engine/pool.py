@@ -307,7 +307,7 @@ class Pool:
         timed = any(sequence.request.max_time is not None for sequence in sequences)
         found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
         stand()
-        batch.tokens_BS.scatter_(1, batch.positions(0, verdict.tokens_BT.shape[1]), verdict.tokens_BT)
+        append(batch, verdict.tokens_BT)
         batch.lengths_B.add_(verdict.accepted_B + 1)
         for row, (start, ids) in enumerate(zip(before.tolist(), found.tokens, strict=True)):
             held[row, start : start + len(ids)] = ids
@@ -363,6 +363,15 @@ def differ(some: list[Sequence], others: list[Sequence]) -> bool:
 def copied(sequence: Sequence) -> Sequence | None:
     """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
     return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
+
+
+def append(batch: Batch, tokens_BT: torch.Tensor) -> None:
+    """Write tokens after each row's last one, on the device."""
+    width = tokens_BT.shape[1]
+    if (even := batch.even) is None:
+        batch.tokens_BS.scatter_(1, batch.positions(0, width), tokens_BT)
+    else:
+        batch.tokens_BS[:, even : even + width] = tokens_BT
 
 
 def begin_decoding(batch: Batch) -> None:

@@ -74,28 +74,26 @@ class Buffers:
         """Return buffers for a forward like this one in a larger bucket, which take over ``laid``."""
         device, width = block.ids_BT.device, block.width
         keys = len(placement.key_order_BS) if len(placement.key_order_BS) == 1 else rows
-        used_R = None if placement.used_B is None else torch.zeros(rows, dtype=torch.int32, device=device)
         ids_RT, positions_RT, slots_RT, order_RT = torch.zeros(4, rows, width, dtype=torch.long, device=device)
         key_order_RS = torch.zeros(keys, extent, dtype=torch.long, device=device)
         sees_RTT = None
         if placement.sees_BTT is not None:
             sees_RTT = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
         extra = {name: values.new_zeros(rows, *values.shape[1:]) for name, values in block.extra.items()}
-        empty = Placement(positions_RT, slots_RT, order_RT, key_order_RS, used_R, sees_RTT)
+        empty = Placement(positions_RT, slots_RT, order_RT, key_order_RS, placement.in_order, sees_RTT)
         return cls(ids_RT, empty, spare, extra, laid)
 
     def fill(self, block: Block, given: Placement, laid: Unpadded | None = None) -> None:
         """Write a forward's inputs; rows and slots beyond them are padding."""
         if self.laid is not None and laid is not None and laid is not self.laid:
             self.laid.take(laid)
-        mine, width, ids_BT = self.placement, block.width, block.ids_BT
+        mine, ids_BT = self.placement, block.ids_BT
         pairs = (
             (self.ids_RT, ids_BT, 0),
             *((buffer, block.extra[name], 0) for name, buffer in self.extra.items()),
             (mine.positions_BT, given.positions_BT, 0),
             (mine.slots_BT, given.slots_BT, self.spare),
             (mine.order_BT, given.order_BT, -1),
-            (mine.used_B, given.used_B, width),
             (mine.sees_BTT, given.sees_BTT, False),
         )
         rows = len(ids_BT)
@@ -104,7 +102,7 @@ class Buffers:
                 buffer[:rows].copy_(values)
                 if rows < len(buffer):
                     buffer[rows:].fill_(padding)
-        if mine.used_B is None:
+        if not mine.in_order:
             keys, extent = given.key_order_BS.shape
             mine.key_order_BS.fill_(-1)
             mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
@@ -187,9 +185,9 @@ class Recorded:
         if width > LONGEST and placement.sees_BTT is None:
             return self._forward(block, placement, keep, hidden)
         rows = min(power_of_two(len(ids_BT)), self._rows)
-        packed = self._pack and placement.used_B is not None and placement.sees_BTT is None
+        packed = self._pack and placement.in_order and placement.sees_BTT is None
         if not packed:
-            placement = attrs.evolve(placement, used_B=None)
+            placement = attrs.evolve(placement, in_order=False)
         extent = 0 if packed else min(bucket(placement.key_order_BS.shape[1]), self._slots)
 
         tokens = self._tokens(block, rows)
@@ -246,6 +244,14 @@ def in_bucket(block: Block, rows: int, tokens: int | None) -> Unpadded | None:
     return Unpadded(real_RT, block.ids_BT.device, tokens)
 
 
+class Still(Batch):
+    """A batch whose tensors never move: its rows have their lengths on the device alone, up to those on the host."""
+
+    @property
+    def even(self) -> None:
+        """None: the host does not know the rows' lengths."""
+
+
 @attrs.frozen(eq=False)
 class ChainBuffers:
     """The inputs of one recorded chain: the first T tokens fed to R rows, and a batch whose tensors never move."""
@@ -259,12 +265,15 @@ class ChainBuffers:
     def of(cls, batch: Batch, width: int, rows: int, extent: int) -> ChainBuffers:
         """Return buffers for so many rows of up to ``extent`` tokens; rows after the batch's are padding."""
         ids_RT = batch.lengths_B.new_zeros(rows, width)
-        still = attrs.evolve(
-            batch,
-            sequences=(batch.sequences * rows)[:rows],
-            lengths_B=batch.lengths_B.new_full((rows,), width),
-            lengths=np.full(rows, extent),
-            streams_B=batch.streams_B.new_zeros(rows),
+        still = Still(
+            (batch.sequences * rows)[:rows],
+            batch.tokens_BS,
+            batch.lengths_B.new_full((rows,), width),
+            batch.tokens,
+            np.full(rows, extent),
+            batch.limits,
+            batch.streams_B.new_zeros(rows),
+            batch.prefill,
         )
         padded = rows > len(batch)
         return cls(ids_RT, still, torch.zeros_like(ids_RT[:, :1], dtype=torch.bool) if padded else None)
@@ -340,7 +349,7 @@ class RecordedChain:
         slots_BT, live_R1 = placement.slots_BT, buffers.live_R1
         if live_R1 is not None:  # the other rows may be those of sequences that are not in the batch
             slots_BT = slots_BT.where(live_R1, self._slots - 1)
-        return attrs.evolve(placement, slots_BT=slots_BT, even_of=None)
+        return attrs.evolve(placement, slots_BT=slots_BT)
 
 
 def chain(

@@ -86,4 +86,4 @@ def uneven(window: int | None, slots: int, device: torch.device) -> Placement:
     order_BT = used_B[:, None] - 4 + torch.arange(4, device=device)
     key_order_1S = torch.arange(longest + 1, device=device)[None]
     slots_BT = order_BT.where(order_BT >= 0, longest)  # padding goes where no row has a token
-    return Placement(order_BT.clamp(min=0), slots_BT, order_BT, key_order_1S, used_B.int())
+    return Placement(order_BT.clamp(min=0), slots_BT, order_BT, key_order_1S, in_order=True)

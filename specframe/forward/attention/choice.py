@@ -83,7 +83,7 @@ class Choice:
         """Return the backend that takes the mask's place in a forward; None: it has a mask."""
         if self.named is not None:
             return self.named if takes(self.named, placement) else None
-        if placement.used_B is not None and self._packing is not None and takes(self._packing, placement):
+        if placement.in_order and self._packing is not None and takes(self._packing, placement):
             return self._packing
         large = placement.order_BT.numel() * self._model.mask_bytes(placement.key_order_BS.shape[1]) > LARGEST_MASK
         return self._sparing if large and self._sparing is not None and takes(self._sparing, placement) else None
@@ -149,7 +149,7 @@ def takes(backend: AttentionBackend, placement: Placement) -> bool:
         ModelError: it cannot, and reads nothing but pages.
     """
     tree = placement.sees_BTT is not None and "tree" not in backend.offers
-    if not tree and ("lengths" not in backend.offers or placement.used_B is not None):
+    if not tree and ("lengths" not in backend.offers or placement.in_order):
         return True
     if "dense" in backend.offers:
         return False

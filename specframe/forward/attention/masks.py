@@ -9,6 +9,7 @@ import torch
 
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Placement
+from specframe.devices.kinds import constant
 
 FEW = 64
 """Tokens per row up to which masks of even rows are kept for later forwards: those of drafts, and not those of prompts, which are
@@ -39,10 +40,10 @@ def masks(placement: Placement, windows: Iterable[int | None], dtype: torch.dtyp
     width, slots, device = placement.order_BT.shape[1], placement.key_order_BS.shape[1], placement.order_BT.device
     if placement.even and width <= FEW:
         most = 1 << (slots - 1).bit_length()
-        rows = len(placement.order_BT)
+        rows = placement.order_BT.shape[0]
         made = {window: staircase(width, most, window, dtype, device)[..., most - slots :] for window in windows}
         return made if rows == 1 else {window: mask.expand(rows, -1, -1, -1) for window, mask in made.items()}
-    least = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+    least = constant((torch.finfo(dtype).min,), device, dtype)
     return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}
 
 

@@ -46,7 +46,7 @@ def error(
     for fed, window in itertools.product((3, 200), (None, 4)):
         query = normal(heads, fed, size)
         places_BT = used_B[:, None] - fed + torch.arange(fed, device=device)
-        placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], used_B.int())
+        placement = Placement(places_BT, places_BT, places_BT, torch.arange(slots, device=device)[None], in_order=True)
         expected, _ = attend(torch.nn.Module(), query, key, value, masks(placement, [window], dtype)[window])
         with ints_and_sizes_left_open():
             plan = backend.plan(placement)

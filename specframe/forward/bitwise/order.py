@@ -78,6 +78,6 @@ def slots_by_order(placement: Placement) -> torch.Tensor | None:
     if placement.sees_BTT is not None:
         key_order_BTS = key_order_BS[:, None].where(placement.seen(), LAST)
         return key_order_BTS.argsort(dim=-1, stable=True)
-    if placement.used_B is not None:
+    if placement.in_order:
         return None
     return key_order_BS.where(key_order_BS >= 0, LAST).argsort(dim=-1, stable=True)

@@ -24,7 +24,9 @@ class ChainVerifier:
         """Return the target's scores, logits (B, N + 1, V); reads prompts, or a piece of them, when the batch says so."""
         if batch.prefill:
             return self._target.read(batch)
-        ids_BT = torch.cat([batch.last_tokens(1), draft.tokens_BN], dim=1)
+        ids_BT = batch.last_tokens(1)
+        if draft.nodes:
+            ids_BT = torch.cat([ids_BT, draft.tokens_BN], dim=1)
         parents_BN = draft.parents_BN  # in the block the row's last token is place 0, and node n place n + 1
         parents_BT = None if parents_BN is None else F.pad(parents_BN + 1, (1, 0), value=-1)
         counts = None if draft.counts is None else 1 + draft.counts

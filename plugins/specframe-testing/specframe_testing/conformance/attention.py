@@ -59,7 +59,7 @@ class AttentionBackendSuite(Suite):
         on = harness.device()
         used_B = torch.tensor(USED, device=on)
         order_BT = used_B[:, None] - fed + torch.arange(fed, device=on)
-        placement = Placement(order_BT, order_BT, order_BT, torch.arange(SLOTS, device=on)[None], used_B.int())
+        placement = Placement(order_BT, order_BT, order_BT, torch.arange(SLOTS, device=on)[None], in_order=True)
         self.compare(backend, placement, kind, window, seed)
 
     @pytest.mark.parametrize("seed", range(4))
