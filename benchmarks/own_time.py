@@ -1,11 +1,12 @@
-"""The loop's own time: how long a round takes beside the forwards of its models, and how many Python calls that is.
+"""The loop's own time: how long a round takes beside the forwards of its models, and how many calls and operations that is.
 
     python benchmarks/own_time.py [--tokens 96] [--repeats 25] [--output FILE.json]
 
 The embedded pair decodes the same prompts again and again, with one thread: plainly and with 4 tokens drafted a round, 1 prompt and
 8. Of each round the shortest time over all repeats counts, inside the models' forwards and as a whole: what other programs on the
-machine add is in neither. Plain decoding of one prompt is set beside transformers' ``generate`` and beside bare forwards. Calls are
-those of Python functions outside of the models' forwards; their number is the same on every machine.
+machine add is in neither. It is the thread's processor time, which they lengthen least. Plain decoding of one prompt is set beside
+transformers' ``generate`` and beside bare forwards. Calls are those of Python functions, and operations those of torch, views among
+them, outside of the models' forwards; their numbers are the same on every machine.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -49,18 +51,18 @@ class Clock(Watcher):
 
         @functools.wraps(usual)
         def forward(*given: Any, **named: Any) -> Any:
-            self.inner, start = self.inner + 1, time.perf_counter()
+            self.inner, start = self.inner + 1, time.thread_time()
             try:
                 return usual(*given, **named)
             finally:
                 self.inner -= 1
-                self.inside += 0 if self.inner else time.perf_counter() - start
+                self.inside += 0 if self.inner else time.thread_time() - start
 
         kind.forward = forward  # type: ignore[attr-defined]
 
     def tick(self) -> None:
         """Note a round's end."""
-        self.ends.append((time.perf_counter(), self.inside))
+        self.ends.append((time.thread_time(), self.inside))
 
     def round(self, report: Any) -> None:
         """Note a round's end."""
@@ -132,6 +134,31 @@ def calls(run: Callable[[], object], clock: Clock) -> float:
     return counted / max(1, len(clock.rounds()))
 
 
+class Operations(TorchDispatchMode):
+    """Counts torch's operations outside of forwards, from the first round's end on."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.counted, self._clock = 0, clock
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation and execute it."""
+        counts = self._clock.ends and not self._clock.inner and function.overloadpacket.__name__ not in UNSEEN
+        self.counted += bool(counts)
+        return function(*args, **kwargs or {})
+
+
+UNSEEN = frozenset({"alias", "detach", "lift_fresh", "resolve_conj", "resolve_neg", "to"})
+"""What torch tells of only where somebody listens, as when a tensor becomes an array: nothing is computed."""
+
+
+def operations(run: Callable[[], object], clock: Clock) -> float:
+    """Return torch's operations of a round outside of forwards."""
+    with Operations(clock) as told:
+        run()
+    return told.counted / max(1, len(clock.rounds()))
+
+
 @click.command(help=__doc__.partition("\n")[0])
 @click.option("--tokens", default=96, show_default=True, help="New tokens of each prompt.")
 @click.option("--repeats", default=25, show_default=True, help="How often everything is decoded.")
@@ -148,8 +175,8 @@ def main(tokens: int, repeats: int, output: str | None) -> None:
             if repeat:  # the first one warms up
                 pairs = zip(rounds, best.get(name, rounds), strict=True)
                 best[name] = [(min(a, c), min(b, d)) for (a, b), (c, d) in pairs]
-    figures = [figure(name, best[name], calls(run, clock)) for name, run in runs.items()]
-    table = Table("", "µs a round", "in forwards", "own", "whole / forwards", "own Python calls")
+    figures = [figure(name, best[name], calls(run, clock), operations(run, clock)) for name, run in runs.items()]
+    table = Table("", "µs a round", "in forwards", "own", "whole / forwards", "own Python calls", "own operations")
     for one in figures:
         table.add_row(*map(str, one.values()))
     Console(width=110).print(table)
@@ -157,7 +184,7 @@ def main(tokens: int, repeats: int, output: str | None) -> None:
         Path(output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def figure(name: str, rounds: list[tuple[float, float]], counted: float) -> dict[str, Any]:
+def figure(name: str, rounds: list[tuple[float, float]], called: float, operated: float) -> dict[str, Any]:
     """Return the figures of one way to decode."""
     whole, inside = (1e6 * sum(part) / len(rounds) for part in zip(*rounds, strict=True))
     return {
@@ -166,7 +193,8 @@ def figure(name: str, rounds: list[tuple[float, float]], counted: float) -> dict
         "in_forwards": round(inside),
         "own": round(whole - inside),
         "ratio": round(whole / inside, 3),
-        "calls": round(counted),
+        "calls": round(called),
+        "operations": round(operated),
     }
 
 
