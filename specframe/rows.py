@@ -43,6 +43,10 @@ class Moves:
                 array[self.destinations] = array[self.sources]
 
 
+IN_PLACE = Moves()
+"""No moves, as most rounds have them."""
+
+
 class RowMap:
     """The row map: rows 0 to ``rows`` - 1, and the sequence in each. A batch has adjacent rows, from the first on when it decodes.
 
@@ -91,7 +95,7 @@ class RowMap:
             ValueError: when the live sequences outnumber the rows.
         """
         if self._batch is batch:
-            return Moves()
+            return IN_PLACE
         before = list(self._row)
         row_of = self._row_of
         chosen = {id(s) for s in batch}

@@ -17,6 +17,9 @@ from specframe.devices.kinds import on_device
 from specframe.forward.unpadded import FILLER_PAYS
 from specframe.plugins.compose import Composition
 
+NOTHING = Budget(0)
+"""The budget of rounds that draft nothing."""
+
 
 def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
     """Return what the rows of a batch can use of a policy's budget, each for itself.
@@ -30,6 +33,8 @@ def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
     Returns:
         A budget with as much depth and as many nodes as some row has, both for each row where they differ.
     """
+    if not (budget.depth or budget.nodes):
+        return NOTHING
     if "draft-invariant" in use.rule.offers:
         budget = within_reach(budget, batch, use.alignment)
     plain = [not sequence.request.speculate for sequence in batch.sequences]

@@ -16,15 +16,12 @@ from specframe.contracts.roles import AcceptanceRule, BudgetPolicy, Drafter
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import CachedModel
 from specframe.devices.memory import out_of_memory
-from specframe.engine.budgets import cut, usable
+from specframe.engine.budgets import NOTHING, cut, usable
 from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
 from specframe.text.sampling import shape, sharpen, undecided, undrawn
-
-NOTHING = Budget(0)
-"""The budget of rounds that draft nothing: they read prompts, or start from others' rows."""
 
 
 def step(
@@ -65,7 +62,7 @@ def step(
             scores = use.verifier.score(batch, Draft(batch.tokens_BS[:, :0]))
             use.drafter.observe(piece_read(batch, scores, pool.newly_ended()))
         return None
-    budget = NOTHING
+    budget = NOTHING  # of rounds that read prompts, or start from others' rows
     if not (batch.prefill or batch.starts):
         budget = usable(agree(use.policy.budget(batch)), batch, use)
     with watch.stage("prefill" if batch.prefill else "draft"):

@@ -35,6 +35,7 @@ class TokenRows:
         self.tokens = np.zeros((rows, capacity), dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.limits = np.zeros(rows, dtype=np.int64)
+        self._views: dict[tuple[int, int], Views] = {}
 
     @property
     def first(self) -> int:
@@ -103,7 +104,7 @@ class TokenRows:
             starts: whether the rows are fresh copies of their parents' rows.
             beside: reads prompts in the same round.
         """
-        rows = slice(first, first + len(sequences))
+        tokens_BS, lengths_B, streams_B, tokens, lengths, limits = self._viewed(first, len(sequences))
         unreads = [sequence.unread for sequence in sequences]
         unread = max(unreads)
         left = least if piece is None else max(least, unread - piece)
@@ -111,12 +112,12 @@ class TokenRows:
             sequence.unread = min(sequence.unread, left)
         return Batch(
             sequences,
-            self.tokens_RS[rows],
-            self.lengths_R[rows],
-            read_only(self.tokens[rows]),
-            read_only(self.lengths[rows]),
-            read_only(self.limits[rows]),
-            self.streams_R[rows],
+            tokens_BS,
+            lengths_B,
+            tokens,
+            lengths,
+            limits,
+            streams_B,
             unread > 0,
             unread,
             left,
@@ -124,6 +125,24 @@ class TokenRows:
             np.array(unreads) if unread else None,
             beside,
         )
+
+    def _viewed(self, first: int, count: int) -> Views:
+        """Return views of adjacent rows, which are mostly those of the round before."""
+        rows = slice(first, first + count)
+        if (first, count) not in self._views:
+            self._views[first, count] = (
+                self.tokens_RS[rows],
+                self.lengths_R[rows],
+                self.streams_R[rows],
+                read_only(self.tokens[rows]),
+                read_only(self.lengths[rows]),
+                read_only(self.limits[rows]),
+            )
+        return self._views[first, count]
+
+
+Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray, np.ndarray]
+"""Tokens, lengths and random streams of some rows on the device, and their tokens, lengths and limits on the host, read-only."""
 
 
 def read_only(view: np.ndarray) -> np.ndarray:

@@ -140,7 +140,12 @@ class CachedModel:
             piece = piece_of(beside, beside.left, beside.unread - beside.left)
             if self._fit(batch, block, beside, piece):
                 return self._feed_both(batch, block, keep, beside, piece)
-        placement = self.place(batch, block)
+        self.follow(batch)
+        return self._feed_followed(batch, block, keep)
+
+    def _feed_followed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
+        """Return the scores of a block of the batch whose sequences are the rows of this cache."""
+        placement = self.layout.place(batch, block)
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)
@@ -186,13 +191,12 @@ class CachedModel:
         Returns:
             (B, count) ids.
         """
-        if pure and self._chain is not None:
-            self.follow(batch)
-            if self._recordable:
-                for width in (ids_BT.shape[1], *[1] * (count - 1)):
-                    self._watch.forward(self.runner.role, len(batch), width)
-                return self._at_once(batch, ids_BT, count, choose)
-        return chain(lambda block: self.feed(batch, block).logits_BTV, batch, ids_BT, count, choose)
+        self.follow(batch)
+        if pure and self._chain is not None and self._recordable:
+            for width in (ids_BT.shape[1], *[1] * (count - 1)):
+                self._watch.forward(self.runner.role, len(batch), width)
+            return self._at_once(batch, ids_BT, count, choose)
+        return chain(lambda block: self._feed_followed(batch, block).logits_BTV, batch, ids_BT, count, choose)
 
     def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
         assert self._chain is not None

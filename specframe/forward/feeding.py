@@ -25,6 +25,7 @@ from specframe.forward.unpadded import Unpadded
 from specframe.forward.views import StoreCache, Unwritten
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
+NO_CONTEXT = contextlib.nullcontext()
 
 
 class Feeder:
@@ -62,6 +63,10 @@ class Feeder:
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
+        self._kinds: dict[str, None] | None = None
+        """The kinds of layers, each of which has a mask of its own; None: there is one for all."""
+        if hasattr(self.config, "layer_types"):
+            self._kinds = dict.fromkeys(self.config.layer_types)
         self.rope = Rope(model, self.context, str(self))
         self.interface = by_interface(model)
         """Whether the model attends by transformers' interface, so that our attention function can take the place of ``sdpa``."""
@@ -114,11 +119,11 @@ class Feeder:
             ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
         kept = keep if unpadded is None else unpadded.kept(keep)
         options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
-        compiling = compiled.ints_and_sizes_left_open if compiles or kernels else contextlib.nullcontext
+        compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
         cache = StoreCache(store, extent, self.dense, unpadded, numbers)
         shown = Unwritten(extent) if compiles else cache
         state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
-        with compiling(), running(self.config, state, self.interface):
+        with compiling, running(self.config, state, self.interface):
             output = self.module(
                 input_ids=ids_BT,
                 attention_mask=masks,
@@ -128,24 +133,27 @@ class Feeder:
                 **options,
                 **extra,
             )
-        return output.logits[:, -keep:] if unpadded is None else unpadded.logits(output.logits, keep)
+        logits = output.logits
+        if unpadded is not None:
+            return unpadded.logits(logits, keep)
+        return logits if logits.shape[1] == keep else logits[:, -keep:]
 
     def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, Any]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
 
         ``window``, if there is one, is in the place of every sliding window.
         """
-        windows = {kind: own and (window or own) for kind, own in self.windows.items()}
-        made = masks(placement, set(windows.values()), self.dtype)
+        windows = self.windows
+        if window is not None:
+            windows = {kind: own and window for kind, own in windows.items()}
+        made = masks(placement, windows.values(), self.dtype)
         return self._per_kind({kind: made[own] for kind, own in windows.items()})
 
     def _per_kind(self, masks: dict[str, Any]) -> torch.Tensor | dict[str, Any]:
         """Return masks as the model takes them: one per kind of layer, None for those without keys and values, or one for all."""
-        if not hasattr(self.config, "layer_types"):
+        if self._kinds is None:
             return masks["all"]
-        return (
-            {kind: masks.get(kind) for kind in dict.fromkeys(self.config.layer_types)} if self.state_layers else masks
-        )
+        return {kind: masks.get(kind) for kind in self._kinds} if self.state_layers else masks
 
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})

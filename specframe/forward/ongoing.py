@@ -8,6 +8,7 @@ whose forward it is decides the context variable.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,15 +71,19 @@ _reserved: set[int] = set()
 
 def own(owner: Any, name: str) -> Any:
     """Return the value of an attribute that an object has outside of forwards."""
-    return owned([owner], name)[0]
+    with _lock:
+        return _own(owner, name)
 
 
 def owned(owners: Iterable[Any], name: str) -> list[Any]:
     """Return the values of an attribute that objects have outside of forwards."""
     with _lock:
-        return [
-            read(owner, name) if (change := _changes.get((id(owner), name))) is None else change.own for owner in owners
-        ]
+        return [_own(owner, name) for owner in owners]
+
+
+def _own(owner: Any, name: str) -> Any:
+    change = _changes.get((id(owner), name))
+    return read(owner, name) if change is None else change.own
 
 
 class Changed:
@@ -115,10 +120,16 @@ def read(owner: Any, name: str) -> Any:
 def write(owner: Any, name: str, value: Any) -> None:
     """Set an attribute, as ``setattr`` does."""
     held, key = object.__getattribute__(owner, "__dict__"), HELD.get(name)
-    if key in held and not type(owner).sub_configs:  # which are written to as well
+    if key in held and not has_parts(type(owner)):  # type: ignore[arg-type]  # these are written to as well
         held[key] = value
     else:
         setattr(owner, name, value)
+
+
+@functools.cache
+def has_parts(kind: Any) -> bool:
+    """Return whether configurations of a class have others inside."""
+    return bool(kind.sub_configs)
 
 
 def _change(owner: Any, name: str, value: Callable[[Any], Any]) -> None:
@@ -150,20 +161,31 @@ def _restore(owner: Any, name: str) -> None:
 @contextlib.contextmanager
 def using(config: Any) -> Iterator[None]:
     """Keep a model's configuration from being had :func:`alone` inside the block."""
-    key = id(config)
     with _lock:
-        if key in _reserved:
-            _changing.wait_for(lambda: key not in _reserved)
-        _users[key] = _users.get(key, 0) + 1
+        _use(config)
     try:
         yield
     finally:
         with _lock:
-            _users[key] -= 1
-            if not _users[key]:
-                del _users[key]
-                if key in _reserved:
-                    _changing.notify_all()
+            _leave(config)
+
+
+def _use(config: Any) -> None:
+    """Count a user of a configuration, after waiting for whoever has it alone."""
+    key = id(config)
+    if key in _reserved:
+        _changing.wait_for(lambda: key not in _reserved)
+    _users[key] = _users.get(key, 0) + 1
+
+
+def _leave(config: Any) -> None:
+    """Count a user of a configuration less."""
+    key = id(config)
+    _users[key] -= 1
+    if not _users[key]:
+        del _users[key]
+        if key in _reserved:
+            _changing.notify_all()
 
 
 @contextlib.contextmanager
@@ -200,38 +222,48 @@ def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]
     to write to a configuration.
     """
     sdpa = [config for config in configs if own(config, "_attn_implementation") == "sdpa"]
-    return Changed(sdpa, "_attn_implementation", lambda _: NAME)
+    return Changed(sdpa, "_attn_implementation", _ours)
 
 
-@contextlib.contextmanager
-def running(config: Any, state: Ongoing, interface: bool = True) -> Iterator[None]:
-    """Run a forward of the model of a configuration inside the block.
+class running:  # noqa: N801 - it is called as a function
+    """Runs a forward of the model of a configuration inside the block, which nobody has :func:`alone` meanwhile.
 
-    A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone.
+    A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone. It is a class, since every forward
+    has such a block, and a generator's takes longer.
 
     Args:
         config: the configuration of the language model.
         state: of the forward.
         interface: whether the model attends :func:`by_interface`.
     """
-    modules = [*state.forwards]
-    with using(config):
-        with _lock:  # once for all changes: this is done for every forward
-            sdpa = interface and own(config, "_attn_implementation") == "sdpa"
-            if sdpa:
-                _change(config, "_attn_implementation", lambda _: NAME)
+
+    def __init__(self, config: Any, state: Ongoing, interface: bool = True) -> None:
+        self._config, self._state, self._interface = config, state, interface
+
+    def __enter__(self) -> None:
+        config, modules = self._config, self._state.forwards
+        with _lock:  # once for all changes
+            _use(config)
+            self._sdpa = self._interface and _own(config, "_attn_implementation") == "sdpa"
+            if self._sdpa:
+                _change(config, "_attn_implementation", _ours)
             for module in modules:
                 _change(module, "forward", _by_thread)
-        before = ONGOING.set(state)
-        try:
-            yield
-        finally:
-            ONGOING.reset(before)
-            with _lock:
-                for module in modules:
-                    _restore(module, "forward")
-                if sdpa:
-                    _restore(config, "_attn_implementation")
+        self._before = ONGOING.set(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        ONGOING.reset(self._before)
+        with _lock:
+            for module in self._state.forwards:
+                _restore(module, "forward")
+            if self._sdpa:
+                _restore(self._config, "_attn_implementation")
+            _leave(self._config)
+
+
+def _ours(config: Any) -> str:
+    """Return the name of our attention function for a configuration that is set to another."""
+    return NAME
 
 
 def _by_thread(module: torch.nn.Module) -> Callable[..., Any]:

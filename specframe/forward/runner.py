@@ -74,7 +74,6 @@ class ModelRunner(Feeder):
         """Return why an attention backend cannot take the place of this model's masks; None: it can."""
         return "its layers are on several devices" if self.spread else self._tests.without_masks(backend)
 
-    @torch.inference_mode()
     def forward(
         self,
         block: Block,
@@ -86,6 +85,9 @@ class ModelRunner(Feeder):
         how: How = PLAIN,
     ) -> Scores:
         """Feed a block into a cache and return the scores: logits of its last ``keep`` tokens, (B, keep, V)."""
+        if not torch.is_inference_mode_enabled():  # rounds are in it, and to enter it again takes its time
+            with torch.inference_mode():
+                return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
         plan, kernels, layers = None, False, self.layers(how.layers)
         if (backend := self._choice(how).way(placement)) is not None:
             kernels = "compiled" in backend.offers
@@ -93,7 +95,9 @@ class ModelRunner(Feeder):
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
             plan = backend.plan(placement)
         store.expect(placement)
-        positions_BT = placement.positions_BT.clamp(0, self.rope.last_position)
+        positions_BT = placement.positions_BT
+        if not placement.even or placement.key_order_BS.shape[1] > self.rope.last_position + 1:
+            positions_BT = positions_BT.clamp(0, self.rope.last_position)
         shown = self.masks(placement) if plan is None else self.unread
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         forwards = layers.forwards if layers else NOTHING

@@ -60,7 +60,7 @@ class Guard(Wrapper):
     def _with_batch(self, member: str, batch: Batch, *arguments: Any) -> Any:
         """Call a member that is handed a batch, which it must not write to."""
         before = writes(batch)
-        returned = self._call(member, batch, *arguments)
+        returned = self._watched(member, getattr(self.__wrapped__, member), batch, *arguments)
         if writes(batch) != before:
             self._fail(f"{member}() must not write to the batch, and it did")
         return returned

@@ -37,7 +37,7 @@ class GuardedRule(Guard):
     def choose(self, batch: Batch, offset: int, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the rule's choice after checking it."""
         chosen_B = self._with_batch("choose", batch, offset, logits_BV)
-        rows = len(logits_BV)
+        rows = logits_BV.shape[0]
         right = getattr(chosen_B, "shape", None) == (rows,)
         self._tensor("choose", "token ids", chosen_B, f"(B,) = ({rows},)", right, logits_BV)
         return chosen_B

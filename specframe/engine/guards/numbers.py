@@ -20,9 +20,9 @@ Fault = tuple[str, Any]
 def beyond(numbers: np.ndarray, most: int) -> bool:
     """Return whether any of these whole numbers of 64 bits is negative or above ``most``.
 
-    One comparison tells both: bits of a negative number, read without its sign, make one above all others.
+    The highest one tells both: bits of a negative number, read without its sign, make one above all others.
     """
-    return bool(np.count_nonzero(numbers.view(np.uint64) > most))
+    return int(numbers.view(np.uint64).max(initial=0)) > most
 
 
 def first_beyond(numbers: np.ndarray, most: int) -> int:

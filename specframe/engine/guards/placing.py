@@ -70,15 +70,17 @@ class GuardedLayout(Wrapper):
 
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return the layout's placement after checking it."""
-        width = block.width
+        rows, width, checked = batch.lengths_B.shape[0], block.width, None
         placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, block)
         if not isinstance(placed, Placement):
             self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", got(placed))
         for name in ("positions_BT", "slots_BT", "order_BT"):
-            given = getattr(placed, name)
-            right = getattr(given, "shape", None) in ((len(batch.lengths_B), width), (1, width))
-            words = f"(B, T) = ({len(batch.lengths_B)}, {width})"
+            if (given := getattr(placed, name)) is checked:
+                continue  # slots, orders and positions are mostly the same tensor
+            right = getattr(given, "shape", None) in ((rows, width), (1, width))
+            words = f"(B, T) = ({rows}, {width})"
             self._alignment._tensor("layout.place", name, given, words, right, batch.tokens_BS)
+            checked = given
         return placed
 
     def settle(self, batch: Batch, kept: Kept) -> None:

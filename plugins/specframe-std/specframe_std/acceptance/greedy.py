@@ -41,4 +41,4 @@ class Greedy:
         if draft.parents_BN is not None:
             return walk(draft, lambda depth, place_B1: choices_BT.gather(1, place_B1))
         agrees_BK = choices_BT[:, :-1] == draft.tokens_BN
-        return Verdict(agrees_BK.long().cumprod(1).sum(1), choices_BT)
+        return Verdict(agrees_BK.cumprod(1).sum(1), choices_BT)
