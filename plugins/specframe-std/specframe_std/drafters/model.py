@@ -188,4 +188,7 @@ class ModelDrafter:
         return unshaped(batch)
 
     def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
-        return self._rule.choose(batch, offset, logits_B1V[:, 0, : self._vocabulary])[:, None]
+        logits_BV = logits_B1V.squeeze(1)
+        if logits_BV.shape[1] > self._vocabulary:
+            logits_BV = logits_BV[:, : self._vocabulary]
+        return self._rule.choose(batch, offset, logits_BV).unsqueeze(1)
