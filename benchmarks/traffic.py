@@ -114,9 +114,9 @@ def strict(device: torch.device) -> Iterator[None]:
 def refusing(device: torch.device, refuse: bool) -> Iterator[None]:
     """Make waits errors inside the block, or let them be."""
     if device.type == "sim":
-        from specframe_testing.device.ledger import LEDGER, WAIT
+        from specframe_testing.device.counters import COUNTERS, WAIT
 
-        with LEDGER.refused(WAIT, where="here") if refuse else LEDGER.allowed():
+        with COUNTERS.refused(WAIT, where="here") if refuse else COUNTERS.allowed():
             yield
         return
     before = torch.cuda.get_sync_debug_mode()
@@ -131,9 +131,9 @@ def refusing(device: torch.device, refuse: bool) -> Iterator[None]:
 def counting(device: torch.device) -> Iterator[Counter[Any]]:
     """Hand out a counter of the events inside the block."""
     if device.type == "sim":
-        from specframe_testing.device.ledger import LEDGER
+        from specframe_testing.device.counters import COUNTERS
 
-        with LEDGER.watched() as events:
+        with COUNTERS.watched() as events:
             yield events
         return
     events = Counter[Any]()

@@ -28,7 +28,7 @@ from specframe_testing.scaffold.package import files
 
 from specframe.cli import cli
 from specframe.plugins import hookspecs
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import discover
 
 ROOT = Path(__file__).parent.parent

@@ -14,10 +14,10 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
-from specframe.engine.feed import Feed, rounds
-from specframe.engine.guard import guard
+from specframe.engine.encoding import Prompt, listed
+from specframe.engine.guards.roles import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
-from specframe.engine.prompts import Prompt, listed
+from specframe.engine.request_stream import RequestStream, rounds
 from specframe.engine.requests import Asked, Requests
 from specframe.engine.results import Results, in_order
 from specframe.errors import OptionError, shown
@@ -133,7 +133,7 @@ class Pipeline:
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed
         self.executor = guard("executor", strategy(registry(), "executor", self.recipe.executor))
-        self._own = self.executor.home(self.recipe) if "elsewhere" in self.executor.offers else self.recipe
+        self._own = self.executor.home(self.recipe) if "remote" in self.executor.offers else self.recipe
         self._engine: Engine | None = None
         self._busy = False
         if "datasets" in self.executor.offers:
@@ -301,9 +301,9 @@ class Pipeline:
                 else:
                     yield from chunks.of(one)
 
-    def _feed(self, engine: Engine, asked: Iterable[Rows[Request | Result]]) -> Feed:
+    def _feed(self, engine: Engine, asked: Iterable[Rows[Request | Result]]) -> RequestStream:
         rows = self.composition.scheduler.rows(self.batch_size)
-        return Feed(engine, asked, self._results, rows, self.parts.runner.context)
+        return RequestStream(engine, asked, self._results, rows, self.parts.runner.context)
 
     def _stream(self, requests: Rows[Request], failed: Rows[Result]) -> Iterator[Chunk]:
         with self._begun() as engine:

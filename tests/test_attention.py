@@ -14,10 +14,10 @@ from specframe_testing import harness, zoo
 from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
 from specframe.forward import graphs
-from specframe.forward.attention import choice, flex, packed, selftest
-from specframe.forward.ongoing import by_interface
-from specframe.forward.probing import uneven
+from specframe.forward.attention import choice, flex, kernel_trial, packed
+from specframe.forward.current_forward import by_interface
 from specframe.forward.runner import ModelRunner
+from specframe.forward.trial_stores import uneven
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
@@ -95,9 +95,9 @@ def test_the_self_check_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch) 
     """Packed attention is used where it agrees with masked attention, and only there."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(packed, "flash", emulated_flash)
-    assert selftest.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
+    assert kernel_trial.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) < 1e-5
     monkeypatch.setattr(packed, "flash", lambda query, *_: query.roll(1, 0))
-    assert selftest.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
+    assert kernel_trial.error(packed.Packed(), cpu, torch.float32, 6, 3, 8) > 0.5
     assert not packed.works(cpu, torch.bfloat16, 6, 3, 8)
 
 
@@ -266,7 +266,7 @@ def test_unknown_values_are_refused(option: str, said: str) -> None:
 )
 def test_packed_attention_on_cuda(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The flash call of this torch agrees with masked attention for the heads of the published models."""
-    assert selftest.error(packed.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_trial.error(packed.Packed(), torch.device("cuda"), dtype, heads, key_heads, size) < 3e-2
 
 
 @pytest.mark.cuda
@@ -295,9 +295,9 @@ def test_half_precision_packs_on_cuda() -> None:
 
 def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
     """A round then replays one recording of the draft and one of the target, whatever the rows' lengths, and tokens are exact."""
-    made: list[graphs.Shelf] = []
+    made: list[graphs.RecordingCache] = []
 
-    class Kept(graphs.Shelf):
+    class Kept(graphs.RecordingCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
@@ -305,7 +305,7 @@ def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
     target = zoo.build("qwen3")
     feeds = harness.Feeds()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "Shelf", Kept)
+        patch.setattr(graphs, "RecordingCache", Kept)
         pipe = harness.pipeline(
             target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs="on", observers=[feeds]
         )

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specframe_testing import fakes, harness, where, zoo
+from specframe_testing import fakes, harness, suite_device, zoo
 
 from specframe import Pipeline
 from specframe.contracts.drafts import Budget, Draft
@@ -269,7 +269,7 @@ def test_counts_of_device_and_host_that_differ_are_told(device: str) -> None:
             return attrs.evolve(draft, counts=counts, counts_B=on_device([4, 2, 3, 0], batch.lengths_B.device))
 
     asked = harness.requests(PROMPTS, 8)
-    with where.running_on(device):
+    with suite_device.running_on(device):
         pipe = harness.pipeline(TARGET, Faulty(harness.truth(TARGET, asked)), batch_size=4, draft_length=4)
         with pytest.raises(
             ContractError, match=r"Faulty: propose\(\) must return counts_B up to counts, 1 in row 2, got 3$"

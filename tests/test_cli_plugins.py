@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from specframe.cli import cli
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import registry
 
 STRATEGIES = '''

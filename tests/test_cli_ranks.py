@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from specframe.cli import cli
-from specframe.cli.endings import Signals, Terminated, status_of
 from specframe.cli.ranks import Ranks, ranks_of
+from specframe.cli.signals import Signals, Terminated, status_of
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError
 from specframe.plugins.hookspecs import hookimpl

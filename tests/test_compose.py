@@ -14,7 +14,7 @@ from specframe_std.kv.dynamic import Dynamic
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget
-from specframe.drop_in.kept import check
+from specframe.drop_in.pipeline_cache import check
 from specframe.errors import CompositionError, OptionError, UnknownNameError
 from specframe.plugins.compose import Composition, able, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe

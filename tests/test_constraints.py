@@ -28,7 +28,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.engine.guard import guard
+from specframe.engine.guards.roles import guard
 from specframe.errors import ContractError, OptionError, PromptError, UnknownNameError
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry

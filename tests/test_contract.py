@@ -13,8 +13,8 @@ from specframe import Pipeline
 from specframe.contracts.drafts import Budget
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
-from specframe.plugins.members import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
-from specframe.plugins.offers import OTHERS, ROLES
+from specframe.plugins.entries import OTHERS, ROLES
+from specframe.plugins.protocols import METHOD, PROPERTY, PROTOCOLS, fault, members, require_members
 from specframe.plugins.registry import registry
 from specframe.plugins.traits import REQUIRED
 

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import click
 import pytest
-from specframe_lab.commands.kinds import ListOf
+from specframe_lab.commands.option_types import ListOf
 from specframe_lab.grid import split_list
 
 from specframe.cli import cli
@@ -26,7 +26,7 @@ from specframe.contracts.requests import SequenceMetrics
 from specframe.observe.counts import RunReport
 from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

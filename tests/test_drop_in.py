@@ -30,7 +30,7 @@ from transformers import (
 )
 
 import specframe
-from specframe.drop_in import kept
+from specframe.drop_in import pipeline_cache
 from specframe.errors import OptionError, PromptError, SpecframeError
 from specframe.models import loading as models
 
@@ -346,8 +346,8 @@ def test_a_models_state_is_all_that_a_pipeline_depends_on():
         lambda: model.set_attn_implementation("eager"),
     ):
         change()
-        states.append(kept.state_of(model))
-        assert kept.state_of(model) == states[-1]
+        states.append(pipeline_cache.state_of(model))
+        assert pipeline_cache.state_of(model) == states[-1]
     assert all(one != other for place, one in enumerate(states) for other in states[:place])
 
 

@@ -16,7 +16,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.engine.guard import guard
+from specframe.engine.guards.roles import guard
 from specframe.engine.local import Local
 from specframe.engine.parts import parts_of
 from specframe.engine.results import Results
@@ -375,7 +375,7 @@ def test_every_member_of_an_engine_is_looked_for() -> None:
     """An executor whose engine lacks a member of the contract is refused by the member's name."""
 
     class Lacking:
-        idle, peak_kv_bytes, elsewhere = True, 0, 0
+        idle, peak_kv_bytes, remote = True, 0, 0
         add = abort = step = close = print
 
     executor = guard("executor", types.SimpleNamespace(open=lambda *_: Lacking()))

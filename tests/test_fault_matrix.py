@@ -32,10 +32,10 @@ from specframe_testing import fakes, harness
 
 from specframe.contracts import cache, layout
 from specframe.engine.engine import Engine
-from specframe.engine.guards.guard import members_of
+from specframe.engine.guards.base import members_of
 from specframe.pipeline import Pipeline, in_order
-from specframe.plugins.members import members
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
+from specframe.plugins.protocols import members
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 

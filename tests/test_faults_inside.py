@@ -11,13 +11,13 @@ import attrs
 import pytest
 import torch
 from planting import FAULTS, WRONG, Acting, assert_once, collected, opened, raising, shapes, stepped, turns, wanted
-from specframe_testing import fakes, harness, paged, where, zoo
+from specframe_testing import fakes, harness, paged, suite_device, zoo
 
 from specframe.contracts.requests import Result
 from specframe.engine.results import in_order
 from specframe.errors import ContractError
 from specframe.observe.watch import Watcher
-from specframe.plugins.members import members
+from specframe.plugins.protocols import members
 
 pytestmark = pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 
@@ -194,7 +194,7 @@ def test_a_value_on_another_device_is_told(role: str, member: str, field: str | 
             return shapes(value, lambda one: one.cpu())
         return attrs.evolve(value, **{field: torch.zeros(*value.tokens_BN.shape, 61)})
 
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         pipe = harness.pipeline(TARGET, DRAFT, draft_length=3, batch_size=2)
         inner = getattr(pipe.composition, FIELDS[role])
         pipe.parts.composition = attrs.evolve(pipe.composition, **{FIELDS[role]: Acting(inner, member, 1, act)})

@@ -23,11 +23,11 @@ from specframe.cli import cli, results
 from specframe.cli.resume_index import SAMPLES, ResumeIndex, key_of
 from specframe.contracts.requests import Request, Result
 from specframe.contracts.round import Sequence
-from specframe.engine import feed
+from specframe.engine import request_stream
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
 from specframe.text.prompts import Prompt, opened
-from specframe.text.prompts.reading import Spool
+from specframe.text.prompts.lazy import Spool
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()
@@ -39,7 +39,7 @@ NEW = 8
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine has four times as many requests as rows."""
-    monkeypatch.setattr(feed, "AHEAD", 1)
+    monkeypatch.setattr(request_stream, "AHEAD", 1)
 
 
 def asked(pipe: Pipeline, prompts: list[list[int]], new: int, how: Sampling) -> Iterator[list[Request | Result]]:

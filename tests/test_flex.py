@@ -15,10 +15,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
-from specframe.forward.attention import choice, flex, selftest
+from specframe.forward.attention import choice, flex, kernel_trial
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
-from specframe.forward.ongoing import Ongoing, running
+from specframe.forward.current_forward import CurrentForward, running
 
 PROMPTS = harness.random_prompts([3, 19, 1, 7, 12], zoo.VOCABULARY)
 LENGTHS = [9, 14, 3, 12, 7]
@@ -76,7 +76,7 @@ def test_blocks_are_those_that_hold_what_is_seen(layout: Any, window: int | None
 @pytest.mark.parametrize("heads", [(6, 3, 8), (4, 1, 16), (2, 2, 24)])
 def test_scores_agree_with_masked_attention(heads: tuple[int, int, int]) -> None:
     """Shared heads, one head for all, odd sizes; with a window and without."""
-    assert selftest.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
+    assert kernel_trial.error(flex.Flex(), CPU, torch.float32, *heads) < 1e-5
 
 
 def test_scores_with_a_bias_need_a_mask() -> None:
@@ -84,7 +84,7 @@ def test_scores_with_a_bias_need_a_mask() -> None:
     config = zoo.build("llama").config
     query = torch.zeros(1, 2, 3, 8)
     blocks = flex.Blocks(ragged([3], 3, 3))
-    with running(config, Ongoing(blocks)), pytest.raises(ModelError, match="adds a bias to its scores"):
+    with running(config, CurrentForward(blocks)), pytest.raises(ModelError, match="adds a bias to its scores"):
         attend(torch.nn.Module(), query, query, query, None, position_bias=torch.ones(1, 2, 3, 3))
 
 
@@ -96,8 +96,8 @@ def test_the_self_check_tells_right_from_wrong() -> None:
             last_BT = torch.full_like(placement.order_BT, placement.key_order_BS.shape[1])
             return super().plan(attrs.evolve(placement, order_BT=last_BT))
 
-    assert selftest.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
-    assert not selftest.agrees(Late(), CPU, torch.float32, 6, 3, 8)
+    assert kernel_trial.error(Late(), CPU, torch.float32, 6, 3, 8) > 0.1
+    assert not kernel_trial.agrees(Late(), CPU, torch.float32, 6, 3, 8)
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_compiled_kernel_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
         return compiled(query, key, value, block_mask=made, scale=scaling, enable_gqa=True)
 
     monkeypatch.setattr(flex, "as_written", by_kernel)
-    assert selftest.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
+    assert kernel_trial.error(flex.Flex(), CPU, torch.float32, 4, 2, 32) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])

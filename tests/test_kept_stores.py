@@ -17,7 +17,7 @@ from specframe.caches.slab import Slab
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError
-from specframe.forward.stores import OpenStore, Stores
+from specframe.forward.open_stores import OpenStore, Stores
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 

@@ -12,7 +12,7 @@ from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.caches.slab import Slab
-from specframe.engine import retry
+from specframe.engine import memory_limits
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ContractError, ModelError
@@ -221,14 +221,14 @@ def test_the_rows_that_are_halved_are_those_there_were() -> None:
 def test_rows_grow_again_after_a_passing_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """After enough calm rounds twice the rows are tried, up to all; each further lack doubles the wait."""
     monkeypatch.setattr(gc, "collect", lambda: 0)  # each takes as long as there are objects of other tests
-    monkeypatch.setattr(retry, "CALM", 4)
+    monkeypatch.setattr(memory_limits, "CALM", 4)
     target, kv = fakes.fake_target(), Slabs(4)
     pipe = harness.pipeline(target, batch_size=8, kv=kv)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         harness.check(pipe, harness.requests(harness.random_prompts([3] * 40, 61), 9))
     assert kv.asked[:5] == [8, 4, 8, 4, 8]
-    limits = retry.Limits(8)
+    limits = memory_limits.Limits(8)
     assert limits.of(8) == 8
     assert limits.shrink(8)
     assert [limits.grow(True) for _ in range(4)] == [False, False, False, True]
@@ -257,8 +257,8 @@ def test_an_engine_goes_on_after_one_row_had_no_memory() -> None:
 
 def test_limits_do_not_grow_where_nothing_waits() -> None:
     """Rows that nobody waits for are not opened: live sequences would be read in again for nothing."""
-    limits = retry.Limits(4)
+    limits = memory_limits.Limits(4)
     limits.of(4)
     limits.shrink(4)
-    assert not any(limits.grow(False) for _ in range(2 * retry.CALM))
+    assert not any(limits.grow(False) for _ in range(2 * memory_limits.CALM))
     assert limits.grow(True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
-from specframe_testing import fakes, harness, states, where, zoo
+from specframe_testing import fakes, harness, states, suite_device, zoo
 from specframe_testing.constraints import DigitSum
 from specframe_testing.paged import Gathering, Pages
 
@@ -23,8 +23,8 @@ from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.forward import compiled
 from specframe.forward.attention import choice
-from specframe.forward.beside import Joined
 from specframe.forward.cached import CachedModel
+from specframe.forward.mixed_batch import Joined
 from specframe.observe.filler import Filler
 from specframe.text.sampling import Sampling
 
@@ -225,7 +225,7 @@ def test_masks_that_would_be_large(monkeypatch: pytest.MonkeyPatch, joined: list
 def test_on_a_device() -> None:
     """On a device as strict as CUDA pieces beside rows are exact, between rounds that are recorded."""
     target = zoo.build("qwen3")
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         options = {"schedule": MIXED, "batch_size": 3, "draft_length": 3, "graphs": "on"}
         harness.check(harness.pipeline(target, zoo.good_draft(target), **options), ASKED)
 

@@ -42,7 +42,7 @@ from specframe.models import aliases
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, shared
-from specframe.plugins.offers import Entry, ModelAlias
+from specframe.plugins.entries import Entry, ModelAlias
 from specframe.plugins.registry import Registry
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
-from specframe_testing import fakes, harness, where
+from specframe_testing import fakes, harness, suite_device
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.engine.guards.numbers import depths, draft_fault, verdict_fault
@@ -145,7 +145,7 @@ def told(faults: dict[str, Any]) -> list[Any]:
 def decode(device: str, **strategies: Any) -> None:
     """Decode exactly with a tree that has filler."""
     options = {"drafter": Drafter(), "accept": Rule(), "align": Alignment(), **strategies}
-    with where.running_on(device):
+    with suite_device.running_on(device):
         harness.check(harness.pipeline(TARGET, batch_size=3, **options), ASKED)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
-from specframe_testing import fakes, harness, where, zoo
+from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.rounds import Rounds, watched_rounds
@@ -31,7 +31,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
 from specframe.forward import graphs
-from specframe.forward.attention import selftest
+from specframe.forward.attention import kernel_trial
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
 
@@ -43,7 +43,7 @@ STOPS = frozenset({zoo.EOS, 3})
 @pytest.fixture(autouse=True)
 def on_sim() -> Iterator[None]:
     """Have pipelines of the harness use copies of their models on the device."""
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         yield
 
 
@@ -82,7 +82,7 @@ if FULL:
 @pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
 def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
     """The equivalence sample is exact on the CPU and on the device."""
-    with where.running_on(device):
+    with suite_device.running_on(device):
         pipe = piped(name, align=align, batch_size=batch_size, graphs=graphs, kv="slab" if align == "eqspec" else None)
         assert pipe.target_model.device.type == device
         harness.check(pipe, asked(name, 8))
@@ -139,7 +139,7 @@ def test_figures() -> None:
     figures = pipe.report.figures()
     assert figures["host_syncs"] == 1
     assert 0 < figures["h2d_copies"] < 3
-    with where.running_on("cpu"):
+    with suite_device.running_on("cpu"):
         pipe = piped("fake")
         harness.decode(pipe, asked())
         assert (pipe.report.host_syncs, pipe.report.h2d_copies) == (None, None)
@@ -183,7 +183,7 @@ def test_as_on_the_cpu(kind: str) -> None:
     prompts = [request.prompt_ids for request in asked("qwen3")]
     found = []
     for device in ("cpu", "sim"):
-        with where.running_on(device):
+        with suite_device.running_on(device):
             pipe = piped("qwen3", seed=3, **options)
             results = list(pipe.generate(prompts, NEW, sampling=Sampling(**sampling)))
             found.append([(one.index, one.sample, one.token_ids, one.finish_reason) for one in results])
@@ -242,20 +242,20 @@ def test_forwards_and_chains_are_recorded() -> None:
 
 
 @pytest.fixture
-def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Shelf]:
+def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graphs.RecordingCache]:
     """The shelves of recordings that are made in a test: target, its chains, draft, its chains."""
-    made: list[graphs.Shelf] = []
+    made: list[graphs.RecordingCache] = []
 
-    class Noted(graphs.Shelf):
+    class Noted(graphs.RecordingCache):
         def __init__(self, record: Any) -> None:
             super().__init__(record)
             made.append(self)
 
-    monkeypatch.setattr(graphs, "Shelf", Noted)
+    monkeypatch.setattr(graphs, "RecordingCache", Noted)
     return made
 
 
-def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.Shelf]) -> None:
+def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.RecordingCache]) -> None:
     """Drafts of any number of rows have recordings of 1, 2, 4 or all rows; rows that are not in the batch are not written to."""
     target, draft = pair("fake")
     asked = harness.requests(harness.random_prompts([3] * 7, 61, seed=2), [8, 20, 32, 44, 56, 68, 80])
@@ -267,7 +267,7 @@ def test_chains_are_recorded_by_buckets_of_rows(shelves: list[graphs.Shelf]) -> 
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.Shelf]) -> None:
+def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.RecordingCache]) -> None:
     """Recordings of the target compute buckets of real tokens alone where rows draft unequally, and the tokens are exact."""
     target = pair("qwen3")[0]
     budget = Budget(3, 7) if tree else Budget(4)
@@ -278,7 +278,7 @@ def test_drafts_of_unequal_length_are_recorded(tree: bool, shelves: list[graphs.
     assert {key[6] for key in shelves[0]._kept} > {None}
 
 
-def test_recordings_are_bounded(shelves: list[graphs.Shelf], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_bounded(shelves: list[graphs.RecordingCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """The recordings that were used last are kept, as many as the bound says; tokens stay exact while others are dropped."""
     monkeypatch.setattr(graphs, "MOST", 2)
     target, draft = pair("fake")
@@ -308,7 +308,7 @@ def test_packed_attention() -> None:
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(4, 4, 8), (6, 3, 16), (8, 1, 64)])
 def test_the_packed_kernel(dtype: torch.dtype, heads: int, key_heads: int, size: int) -> None:
     """The kernel agrees with masks, over windows and rows of any length, as the core's self-test asks of CUDA's."""
-    assert selftest.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
+    assert kernel_trial.error(Packed(), torch.device("sim"), dtype, heads, key_heads, size) < 3e-2
 
 
 def flash_arguments(**changed: Any) -> dict[str, Any]:
@@ -428,7 +428,7 @@ class Overwriting(Ragged):
 def test_a_slot_that_is_written_twice_is_wrong_on_the_device() -> None:
     """An alignment that counts on a CPU's order of writes decodes right there, and not on the device."""
     target, _ = pair("fake")
-    with where.running_on("cpu"):
+    with suite_device.running_on("cpu"):
         harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
     with pytest.raises(AssertionError):
         harness.check(harness.pipeline(target, None, align=Overwriting(), batch_size=3), asked())
@@ -438,7 +438,7 @@ def test_a_fault_that_mixes_devices_is_refused() -> None:
     """A drafter that looks tokens up by indices of the host decodes on a CPU, and is told on the device what it mixed."""
     target, _ = pair("fake")
     drafter = Faulty("places on the host", harness.truth(target, asked()))
-    with where.running_on("cpu"):
+    with suite_device.running_on("cpu"):
         harness.check(harness.pipeline(target, drafter, batch_size=3), asked())
     with pytest.raises(Exception, match=r"same device, got cpu, sim:0"):
         harness.decode(harness.pipeline(target, drafter, batch_size=3), asked())
@@ -484,7 +484,7 @@ def test_a_fault_inside_a_recorded_forward(fault: str, device: str) -> None:
     """A recording refuses a tensor made on the host, and bakes in a number of Python; a CPU shows neither."""
     target, counted = Unfit(fakes.fake_target().config).eval(), Counted()
     target.fault = fault
-    with where.running_on(device), warnings.catch_warnings(record=True) as told:
+    with suite_device.running_on(device), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         pipe = harness.pipeline(target, None, drafter="none", graphs="on", batch_size=3, observers=[counted])
         counted.model = pipe.target_model

@@ -14,17 +14,17 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from specframe_lab.commands.kinds import Arrivals, ListOf
+from specframe_lab.commands.option_types import Arrivals, ListOf
 from specframe_lab.commands.reproduce import PARTS
 from specframe_lab.reproduction import reproduce
 
 from specframe import Pipeline, Sampling, hookimpl
-from specframe.cli import cli, kinds
+from specframe.cli import cli, option_types
 from specframe.cli.sampling import sampling_options
 from specframe.errors import OptionError, SpecframeError
 from specframe.forward.graphs import RECORDINGS
 from specframe.models import loading as models
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry
 from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
 
@@ -271,7 +271,7 @@ def wrong(kind: click.ParamType) -> list[str]:
     match kind:
         case ListOf():
             return [*wrong(kind.of), "a,,b", ",", "x=1"]
-        case kinds.WholeNumber():
+        case option_types.WholeNumber():
             above = [] if math.isinf(kind.most) else [str(int(kind.most) + 1)]
             return [
                 "",
@@ -287,17 +287,17 @@ def wrong(kind: click.ParamType) -> list[str]:
                 str(int(kind.least) - 1),
                 *above,
             ]
-        case kinds.Number():
+        case option_types.Number():
             ends = ["-1"] if kind.least == 0 else []
             return ["", "x", "nan", "inf", "-inf", "1e999", "true", "0.1_0", "١", *ends, *(["0"] if kind.above else [])]
-        case kinds.DraftLength():
+        case option_types.DraftLength():
             return ["", "0", "-1", "2.5", "1e3", "nan", "nope", "fixed,length", "fixed,length=1,length=2"]
-        case kinds.Strategy():
+        case option_types.Strategy():
             name = next(iter(registry().names(kind.role)), None)
             return ["", "nope", *([f"{name}{rest}" for rest in (",", ",x", ",=1", ",x=1,x=2")] if name else [])]
-        case kinds.OneOf():
+        case option_types.OneOf():
             return ["", "x", kind.words[0].upper()]
-        case kinds.Device():
+        case option_types.Device():
             return ["", "gpu", "cuda:", "cuda:x", "cuda:-1"]
         case Arrivals():
             return ["", "poisson:", "poisson:0", "poisson:nan", "nowhere.txt", "."]
@@ -309,7 +309,8 @@ def test_wrong_values_of_all_options() -> None:
     asked = [
         ([*words, f"{max(option.opts, key=len)}={value}"], option)
         for words, option in all_options()
-        if words != ("verify",) or not isinstance(getattr(option.type, "of", None), kinds.Strategy)  # told cell by cell
+        if words != ("verify",)
+        or not isinstance(getattr(option.type, "of", None), option_types.Strategy)  # told cell by cell
         for value in wrong(option.type)
     ]
     words = json.dumps([words for words, _ in asked])
@@ -325,7 +326,7 @@ def test_wrong_values_of_all_options() -> None:
 
 def test_every_option_has_a_kind() -> None:
     """An option that is added to a command is checked as it is read."""
-    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, kinds.Kind)] == []
+    assert [(words, one.name) for words, one in all_options() if not isinstance(one.type, option_types.Kind)] == []
 
 
 def test_words_are_those_that_are_known() -> None:
@@ -333,7 +334,7 @@ def test_words_are_those_that_are_known() -> None:
     words = {
         one.name: one.type.words
         for words, one in all_options()
-        if words == ("run",) and isinstance(one.type, kinds.OneOf)
+        if words == ("run",) and isinstance(one.type, option_types.OneOf)
     }
     assert set(words["graphs"]) == set(RECORDINGS)
     assert set(words["dtype"]) == {"auto", *models.DTYPES, *models.DTYPES.values()}
@@ -345,9 +346,9 @@ def test_what_options_take_sampling_takes() -> None:
     ends: dict[str, list[Any]] = {}
     for option in sampling_options(click.Command("sampling")).params:
         kind = option.type
-        if isinstance(kind, kinds.Number):
+        if isinstance(kind, option_types.Number):
             ends[option.name] = [0.001 if kind.above else max(kind.least, -1e30), min(kind.most, 1e30)]
-        elif isinstance(kind, kinds.WholeNumber):
+        elif isinstance(kind, option_types.WholeNumber):
             ends[option.name] = [kind.least, int(min(kind.most, 100))]
     assert len(ends) >= 11
     for name, values in ends.items():

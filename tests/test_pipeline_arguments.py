@@ -18,7 +18,7 @@ from specframe.engine.requests import Asked
 from specframe.errors import SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
-from specframe.plugins.members import PROTOCOLS, members
+from specframe.plugins.protocols import PROTOCOLS, members
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -25,13 +25,14 @@ from specframe.cli import cli, watchdog
 from specframe.contracts.cache import Dense
 from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine import blame, guard
+from specframe.engine import error_words
+from specframe.engine.guards import roles
 from specframe.engine.guards.calls import RUNNING, longest_running
 from specframe.errors import ContractError, PluginError, SpecframeError, SpecframeWarning
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import OPTIONS
+from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.offers import OTHERS, ROLES
 from specframe.plugins.registry import Registry, add_entry, offer, registry
 
 TARGET = fakes.fake_target()
@@ -791,18 +792,18 @@ def test_no_number_is_read_from_a_device() -> None:
         choose=lambda *_: tensor(2),
         commit=lambda *_: transfer,
     )
-    assert guard.guard("drafter", returns).propose(batch, Budget(3)) is draft
-    assert guard.guard("verifier", returns).score(batch, draft) is scores
-    assert guard.guard("acceptance rule", returns).judge(batch, draft, scores) is verdict
-    assert guard.guard("acceptance rule", returns).choose(batch, 0, scores.logits_BTV[:, 0]).shape == (2,)
-    assert guard.guard("alignment", returns).commit(batch, draft, transfer) is transfer
+    assert roles.guard("drafter", returns).propose(batch, Budget(3)) is draft
+    assert roles.guard("verifier", returns).score(batch, draft) is scores
+    assert roles.guard("acceptance rule", returns).judge(batch, draft, scores) is verdict
+    assert roles.guard("acceptance rule", returns).choose(batch, 0, scores.logits_BTV[:, 0]).shape == (2,)
+    assert roles.guard("alignment", returns).commit(batch, draft, transfer) is transfer
 
 
 def test_a_guard_is_put_around_once() -> None:
     """A strategy that has its guard keeps it, and shows all that the strategy has."""
     rule = registry().make("acceptance rule", "synthetic,rate=0.5")
-    once = guard.guard("acceptance rule", rule)
-    assert guard.guard("acceptance rule", once) is once
+    once = roles.guard("acceptance rule", rule)
+    assert roles.guard("acceptance rule", once) is once
     assert (once.offers, once.__wrapped__) == (rule.offers, rule)
 
 
@@ -814,7 +815,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
         def propose(self, batch: Batch, budget: Budget) -> Draft:
             now = longest_running()
             assert now is not None
-            seen.append((blame.called(now[0].kind, now[0]).partition(".")[0], now[1]))
+            seen.append((error_words.called(now[0].kind, now[0]).partition(".")[0], now[1]))
             if budget.depth:
                 raise ValueError("enough")
             return super().propose(batch, budget)
@@ -846,7 +847,7 @@ def test_a_call_that_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
     """A call that has run for a minute is named once, with its strategy; a shorter one, and the next, are not."""
     now = 0.0
     dog = watchdog.Watchdog(lambda: now)
-    running = guard.guard("drafter", registry().make("drafter", "prompt-lookup"))
+    running = roles.guard("drafter", registry().make("drafter", "prompt-lookup"))
     monkeypatch.setitem(RUNNING, 0, None)
     assert dog.look() is None
     monkeypatch.setitem(RUNNING, 0, (running, "propose", 5.0))

@@ -16,8 +16,8 @@ from specframe.cli import cli
 from specframe.errors import OptionError, PluginError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases
 from specframe.models.pairs import choose
+from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, ModelAlias
 from specframe.plugins.hookspecs import hookimpl
-from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, ModelAlias
 from specframe.plugins.registry import (
     LIMIT_VARIABLE,
     Registry,

@@ -21,7 +21,7 @@ from specframe.contracts.drafts import Draft, Scores
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Sequence
 from specframe.engine import engine as engine_module
-from specframe.engine import retry
+from specframe.engine import memory_limits
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
@@ -187,7 +187,7 @@ def test_log_probabilities_go_on() -> None:
 
 def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After calm rounds one sequence more is tried, and each further lack doubles the wait."""
-    monkeypatch.setattr(retry, "CALM_FOR_ONE", 2)
+    monkeypatch.setattr(memory_limits, "CALM_FOR_ONE", 2)
     pipe, kv, _ = growing(36)
     rows, step = list[int](), Engine.step
     asked = harness.requests(harness.random_prompts([3] * 9, zoo.VOCABULARY), [20, 20, 20, 20, 4, 4, 4, 4, 4])
@@ -203,7 +203,7 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
         harness.check(pipe, asked)
     assert min(rows[2:14]) < 4
     assert max(rows[14:]) == 4
-    limits = retry.Limits(8)
+    limits = memory_limits.Limits(8)
     limits.give_way(8)
     limits.let_in(8, True)
     assert limits.live == 7

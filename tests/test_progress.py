@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from specframe.cli import cli
-from specframe.cli.manner import Manner
+from specframe.cli.display_settings import DisplaySettings
 from specframe.cli.progress import Rows
 from specframe.contracts.job import Job
 from specframe.observe.counts import RunReport
@@ -24,7 +24,7 @@ from specframe.plugins.registry import offer, registry
 FIGURES = RunReport(0, 0, 0, 1.0, 0, 0, 0, 0, 0.0, 0.0, {}, {}, 0.0, 0.0, 0, 0, 0)
 
 
-def drawn(manner: Manner, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+def drawn(manner: DisplaySettings, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what is drawn of two rows that were done before, and three more in four seconds, of nine."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -39,12 +39,12 @@ def drawn(manner: Manner, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> st
 
 def test_rows_that_are_decoded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal is shown how many rows are done of how many, how many a second of this run's own, and how long it takes yet."""
-    last = drawn(Manner(), True, monkeypatch).strip().splitlines()[-1]
+    last = drawn(DisplaySettings(), True, monkeypatch).strip().splitlines()[-1]
     assert re.search(r"decoding .* 5/9 0\.8 rows/s 0:00:04 left 0:00:0[4-6]", last), last
 
 
-@pytest.mark.parametrize(("manner", "terminal"), [(Manner(quiet=True), True), (Manner(), False)])
-def test_nothing_is_drawn(manner: Manner, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("manner", "terminal"), [(DisplaySettings(quiet=True), True), (DisplaySettings(), False)])
+def test_nothing_is_drawn(manner: DisplaySettings, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quiet run, and one whose standard error is no terminal, show none."""
     assert drawn(manner, terminal, monkeypatch).strip() == ""
 

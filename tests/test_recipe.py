@@ -12,7 +12,7 @@ from specframe_testing.fakes import fake_target
 
 from specframe import Pipeline, assisted
 from specframe.cli import cli
-from specframe.cli.names import LEFT_OPEN
+from specframe.cli.name_checks import LEFT_OPEN
 from specframe.errors import SpecframeError
 from specframe.plugins import recipe
 from specframe.plugins.compose import compose

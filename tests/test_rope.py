@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe import assisted
 from specframe.contracts.requests import Request
-from specframe.engine import groups
+from specframe.engine import rotary_groups
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.local import Local
@@ -170,7 +170,7 @@ def test_dynamic_factors_are_those_of_the_context(grown: bool) -> None:
 
 def test_neither_group_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a steady stream of requests of one group, those of the other are decoded after a bounded number of rounds, exactly."""
-    monkeypatch.setattr(groups, "TURN", 5)
+    monkeypatch.setattr(rotary_groups, "TURN", 5)
     target = model("phi3")
     prompts = harness.random_prompts((3,) * 12 + (BOUNDARY + 1,), zoo.VOCABULARY, seed=4)
     short, (long,) = harness.requests(prompts[:12], 6), harness.requests(prompts, 6)[12:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_testing import harness, where, zoo
+from specframe_testing import harness, suite_device, zoo
 from transformers import PreTrainedModel
 
 from specframe.forward.attention.packed import Packed
@@ -30,7 +30,7 @@ SCHEMES = {
 @pytest.fixture(autouse=True)
 def on_sim() -> Iterator[None]:
     """Have the harness use the simulated device."""
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         yield
 
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specframe_testing import fakes, harness, standard, states, where
+from specframe_testing import fakes, harness, standard, states, suite_device
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
@@ -195,7 +195,7 @@ def test_samples_of_a_draft_model_with_states(batch_size: int) -> None:
 def test_as_on_a_gpu() -> None:
     """On a device as strict as CUDA a run with states is exact, waits once a round and copies no more than without states."""
     asked = usual()
-    with where.running_on("sim"), watched_rounds() as watched:
+    with suite_device.running_on("sim"), watched_rounds() as watched:
         draft = states.fake_state_draft(TARGET)
         pipe = harness.pipeline(TARGET, draft, batch_size=2, draft_length=3, observers=[watched])
         harness.check(pipe, asked)

@@ -33,7 +33,7 @@ class RelayEngine:
     """An engine with the members of the protocol, and no others."""
 
     def __init__(self, inner: Engine) -> None:
-        self._inner, self.elsewhere, self.peak_kv_bytes = inner, 0, 0
+        self._inner, self.remote, self.peak_kv_bytes = inner, 0, 0
 
     @property
     def idle(self) -> bool:

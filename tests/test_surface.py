@@ -21,7 +21,7 @@ from specframe.cli import cli
 from specframe.contracts.requests import Chunk, Request, Result, SequenceMetrics
 from specframe.engine.requests import Asked, Requests
 from specframe.observe.counts import RunReport
-from specframe.plugins.offers import OTHERS, ROLES
+from specframe.plugins.entries import OTHERS, ROLES
 from specframe.plugins.registry import OWN, registry
 from specframe.text.sampling import Sampling
 
@@ -245,7 +245,7 @@ def test_no_strategys_name_in_the_core():
     names = (roles | known.models.keys()) - BOTH
     assert {"ragged", "goodput", "slab", "tiny"} <= names
     core = Path(specframe.__file__).parent
-    exempt = {core / "plugins" / "elsewhere.py"}  # what to install for a name that nothing offers
+    exempt = {core / "plugins" / "missing_packages.py"}  # what to install for a name that nothing offers
     paths = set(core.rglob("*.py")) - exempt
     sources = {path: path.read_text(encoding="utf-8") for path in paths}
     found = {str(path): names_in(source, names) for path, source in sources.items()}

@@ -15,7 +15,7 @@ from transformers import Gemma3Config, LlavaConfig, PreTrainedModel, Qwen3Config
 
 from specframe.contracts.requests import Result
 from specframe.engine.guards.calls import longest_running
-from specframe.forward import compiled, ongoing, rope
+from specframe.forward import compiled, current_forward, rope
 from specframe.forward.runner import ModelRunner
 
 PATIENCE = 5.0
@@ -117,7 +117,7 @@ def test_a_rotary_module_is_called_by_one_thread_at_a_time(monkeypatch: pytest.M
     forward = module.forward
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        locked.append(rope.LOCKS[module].locked() or id(target.config) in ongoing._reserved)
+        locked.append(rope.LOCKS[module].locked() or id(target.config) in current_forward._reserved)
         return forward(*arguments, **options)
 
     monkeypatch.setattr(module, "forward", noted)
@@ -163,7 +163,7 @@ def test_a_configuration_is_tried_alone() -> None:
     entered = threading.Event()
 
     def probe() -> None:
-        with ongoing.alone(target.config):
+        with current_forward.alone(target.config):
             target.config.sliding_window = 2
             entered.set()
             waiting.wait(0.2)
@@ -187,7 +187,7 @@ def test_a_configuration_is_tried_alone() -> None:
 
 def test_a_model_in_training_goes_back_after_the_last() -> None:
     """Who stops decoding first leaves the model in evaluation mode for who still decodes."""
-    from specframe.forward.evaluating import evaluating
+    from specframe.forward.evaluation_mode import evaluating
 
     target = zoo.build("qwen3").train()
     first, second = evaluating(target), evaluating(target)
@@ -203,13 +203,15 @@ def test_configurations_are_written_once_a_round_and_are_their_own_between_round
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A round of five forwards changes two configurations, and whoever looks between two rounds finds them unchanged."""
-    target, usual, values = zoo.build("qwen3"), ongoing.write, list[Any]()
+    target, usual, values = zoo.build("qwen3"), current_forward.write, list[Any]()
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=4)
     chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
     next(chunks), next(chunks)
-    monkeypatch.setattr(ongoing, "write", lambda owner, name, value: (values.append(value), usual(owner, name, value)))
+    monkeypatch.setattr(
+        current_forward, "write", lambda owner, name, value: (values.append(value), usual(owner, name, value))
+    )
     next(chunks)
-    assert values == [ongoing.NAME] * 2 + ["sdpa"] * 2
+    assert values == [current_forward.NAME] * 2 + ["sdpa"] * 2
     assert pipe.target_model.config._attn_implementation == "sdpa"
     list(chunks)
 
@@ -226,8 +228,8 @@ def test_a_configuration_is_read_and_written_as_attributes_are(made: type) -> No
 
     ours, theirs = made(), made()
     ours._attn_implementation = theirs._attn_implementation = "eager"
-    assert ongoing.read(ours, "_attn_implementation") == "eager"
-    ongoing.write(ours, "_attn_implementation", "sdpa")
+    assert current_forward.read(ours, "_attn_implementation") == "eager"
+    current_forward.write(ours, "_attn_implementation", "sdpa")
     theirs._attn_implementation = "sdpa"
     assert held(ours) == held(theirs) == ["sdpa"] * len(held(ours))
-    assert ongoing.read(ours, "_attn_implementation") == "sdpa"
+    assert current_forward.read(ours, "_attn_implementation") == "sdpa"

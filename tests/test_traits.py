@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from specframe_testing.conformance import DrafterSuite
 
 from specframe.cli import cli
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, add_entry, registry
 from specframe.plugins.traits import REQUIRED, Traits, signature_of, traits_of
 

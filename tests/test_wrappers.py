@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from specframe_std.acceptance.greedy import Greedy
 
-from specframe.engine.guard import guard
-from specframe.engine.guards.placing import GuardedLayout
+from specframe.engine.guards.roles import guard
+from specframe.engine.guards.storage import GuardedLayout
 from specframe.probes.tap import Listener, Tap
 from specframe.values import Wrapper, unwrapped
 

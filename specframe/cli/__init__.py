@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 import specframe
-from specframe.cli.endings import ending
-from specframe.cli.kinds import called
 from specframe.cli.loading_bars import only_in_terminals
+from specframe.cli.option_types import called
+from specframe.cli.signals import ending
 from specframe.cli.variables import PREFIX, warn_of_misspelt
 from specframe.cli.watchdog import watched
 from specframe.errors import (
@@ -27,11 +27,11 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins.elsewhere import NAMES, installed
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
+from specframe.plugins.missing_packages import NAMES, installed
 from specframe.plugins.registry import OWN, registry
 
-ELSEWHERE = NAMES["command"]
+DISTRIBUTIONS = NAMES["command"]
 """Commands of distributions that may not be installed. They are listed even if their distribution is missing."""
 
 PASSING = (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError, SpecframeError)
@@ -44,14 +44,14 @@ class CommandLine(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return specframe's own commands, those of plugins, and those of distributions that are not installed."""
         known = [name for name in registry().entries.get("command", {}) if " " not in name]
-        return list(dict.fromkeys([*known, *(name for name in ELSEWHERE if " " not in name)]))
+        return list(dict.fromkeys([*known, *(name for name in DISTRIBUTIONS if " " not in name)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; an unknown name is answered with the known ones."""
         known = registry()
         if cmd_name not in known.names("command"):
             if known.lack("command", cmd_name):
-                return missing(cmd_name, ELSEWHERE[cmd_name])
+                return missing(cmd_name, DISTRIBUTIONS[cmd_name])
             if not known.excuse(cmd_name):
                 raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
         return load(cmd_name)
@@ -124,7 +124,7 @@ class Extended(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return its own commands, and those of plugins."""
-        names = dict.fromkeys([*registry().entries.get("command", {}), *ELSEWHERE])
+        names = dict.fromkeys([*registry().entries.get("command", {}), *DISTRIBUTIONS])
         further = [name.partition(" ")[2] for name in names if name.startswith(f"{self.name} ")]
         return [*super().list_commands(ctx), *further]
 
@@ -135,7 +135,7 @@ class Extended(click.Group):
         known, full = registry(), f"{self.name} {cmd_name}"
         if full in known.names("command"):
             return load(full)
-        return missing(full, ELSEWHERE[full]) if known.lack("command", full) else None
+        return missing(full, DISTRIBUTIONS[full]) if known.lack("command", full) else None
 
 
 def load(name: str) -> click.Command:

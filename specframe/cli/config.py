@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specframe.cli.kinds import CONFIG, Kind
+from specframe.cli.option_types import CONFIG, Kind
 from specframe.errors import OptionError, UnknownNameError
 from specframe.files import contents, decoded
 

@@ -16,7 +16,7 @@ from specframe.text.prompts import Prompt
 
 if TYPE_CHECKING:
     from specframe.cli.display import Display
-    from specframe.cli.endings import Screen
+    from specframe.cli.signals import Screen
     from specframe.contracts.requests import Request, Result
     from specframe.pipeline import Pipeline
     from specframe.text.generation import Settings

@@ -20,7 +20,7 @@ from specframe.observe.watch import Watcher
 from specframe.text.prompts import Prompt
 
 if TYPE_CHECKING:
-    from specframe.cli.manner import Manner
+    from specframe.cli.display_settings import DisplaySettings
 
 FIGURES = (
     "sequences",
@@ -53,7 +53,7 @@ class Display(Watcher):
     The display is an observer: the bar moves with every round.
     """
 
-    def __init__(self, total: int, done: int, manner: Manner) -> None:
+    def __init__(self, total: int, done: int, manner: DisplaySettings) -> None:
         self._out, self._err = Console(stderr=manner.err, highlight=False), Console(stderr=True, highlight=False)
         self._manner = manner
         self._bar = progress_bar(self._err, hidden=manner.stream or manner.quiet)

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from specframe.cli.config import read_config
-from specframe.cli.kinds import Device, DraftLength, File, Kind, LoadOptions, Model, OneOf, Strategy, WholeNumber
+from specframe.cli.option_types import Device, DraftLength, File, Kind, LoadOptions, Model, OneOf, Strategy, WholeNumber
 from specframe.errors import OptionError, PluginError
 from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
 from specframe.plugins.registry import registry

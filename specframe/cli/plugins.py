@@ -11,7 +11,7 @@ from specframe.cli import Extended
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
 from specframe.plugins.compose import VIEWS
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe.plugins.traits import REQUIRED, Traits
 

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from specframe.cli.manner import Manner
+    from specframe.cli.display_settings import DisplaySettings
 
 
 def progress_bar(console: Console, hidden: bool) -> Progress:
@@ -52,7 +52,7 @@ class Rows:
         console: where it is drawn.
     """
 
-    def __init__(self, manner: Manner, console: Console | None = None) -> None:
+    def __init__(self, manner: DisplaySettings, console: Console | None = None) -> None:
         self._bar = progress_bar(console or Console(stderr=True, highlight=False), manner.quiet)
         self._first, self._begun = 0, 0.0
 

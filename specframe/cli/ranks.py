@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from specframe.cli.endings import status_of
+from specframe.cli.signals import status_of
 from specframe.errors import sentence
 from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import is_auto

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli import jobs
+from specframe.cli import file_jobs
 from specframe.cli.decoding import Decoding, Work
-from specframe.cli.endings import Screen
-from specframe.cli.kinds import File, OneOf, Strategy, WholeNumber
-from specframe.cli.manner import Manner
-from specframe.cli.names import check_names
+from specframe.cli.display_settings import DisplaySettings
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, verdict
 from specframe.cli.sampling import Parameters, sampling_options, taken
+from specframe.cli.signals import Screen
 from specframe.errors import OptionError
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
@@ -117,11 +117,11 @@ def run(
         check_names(options, anywhere=True)
         manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
         given = taken(options)
-        if executor := jobs.taking_files(options["executor"]):
+        if executor := file_jobs.taking_files(options["executor"]):
             settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
             settings |= given | {"max_new_tokens": max_new_tokens, "chat": chat or None}
             named = {name: value for name, value in given.items() if value is not None}
-            job = jobs.job(
+            job = file_jobs.job(
                 options["executor"],
                 given | {"prompt": prompt, "limit": limit, "stream": stream},
                 prompts=prompts,
@@ -133,7 +133,7 @@ def run(
                 max_new_tokens=max_new_tokens,
                 chat=chat,
             )
-            failed, figures = jobs.decode(executor, job, manner)
+            failed, figures = file_jobs.decode(executor, job, manner)
             write_report(report, figures)
             ctx.exit(int(failed > 0))
         asked = ranks.shared(lambda: gathered(ranks, prompt, prompts, limit))
@@ -166,12 +166,12 @@ def check_places(output: str | None, resume: bool, report: str | None) -> None:
         raise OptionError(f"--report: expected another place than --output has, got {report!r} for both")
 
 
-def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bool, verbose: bool) -> Manner:
+def asked_manner(output: str | None, report: str | None, stream: bool, quiet: bool, verbose: bool) -> DisplaySettings:
     """Return the display settings. JSON on standard output sends everything else to standard error."""
     if quiet and verbose:
         raise OptionError("--quiet and --verbose: expected one of them, got both")
     completions = output != "-" and not (quiet and output)
-    return Manner(stream, quiet, verbose, completions, err="-" in (output, report))
+    return DisplaySettings(stream, quiet, verbose, completions, err="-" in (output, report))
 
 
 def destination(output: str | None, resume: bool, asked: Iterable[Prompt], settings: Record) -> Results:
@@ -209,7 +209,7 @@ def gathered(ranks: Ranks, arguments: tuple[str, ...], path: str | None, limit: 
     return [*asked] if ranks.several else asked
 
 
-def decode_all(work: Work, results: Results, options: Record, manner: Manner, screen: Screen) -> Outcome:
+def decode_all(work: Work, results: Results, options: Record, manner: DisplaySettings, screen: Screen) -> Outcome:
     """Decode the missing continuations, show and store them, and return the outcome."""
     from specframe.cli.display import Display
 
@@ -237,7 +237,7 @@ def decode_all(work: Work, results: Results, options: Record, manner: Manner, sc
     return outcome
 
 
-def show(outcome: Outcome, manner: Manner) -> None:
+def show(outcome: Outcome, manner: DisplaySettings) -> None:
     """Print the outcome of a run."""
     from specframe.cli.display import show_conditions, show_figures
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli.kinds import Number, Text
+from specframe.cli.option_types import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.text.prompts import Prompt

@@ -35,7 +35,7 @@ class Engine(Protocol):
 
     peak_kv_bytes: int
     """The most bytes that all caches have held."""
-    elsewhere: int
+    remote: int
     """Sequences that other processes decode at once, between its steps too; 0: this process decodes."""
 
     @property
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Release the caches. Requests that have not finished are forgotten."""
 
 
-class Agrees(Protocol):
+class Agreement(Protocol):
     """What an engine asks of the executor that opened it."""
 
     offers: frozenset[str]
@@ -71,7 +71,7 @@ class Agrees(Protocol):
         """Return rank 0's value, on every rank. The engine asks where ranks could part: by a clock, or by what was measured."""
 
 
-class Executor(Agrees, Protocol):
+class Executor(Agreement, Protocol):
     """Decides in which processes the models of a run are, and on which devices.
 
     Where several processes decode the same rows, each is a rank: it has an engine of its own, and all take the same steps.
@@ -88,8 +88,8 @@ class Executor(Agrees, Protocol):
         """
 
 
-class ElsewhereExecutor(Executor, Protocol):
-    """An executor that runs models in other processes than the one whose prompts they decode. It offers "elsewhere"."""
+class RemoteExecutor(Executor, Protocol):
+    """An executor that runs models in other processes than the one whose prompts they decode. It offers "remote"."""
 
     def home(self, recipe: object) -> object:
         """Return the options of the parts of this process, which make requests of prompts; asked before anything is loaded.
@@ -174,7 +174,7 @@ class FilesExecutor(Executor, Protocol):
 
 
 ABILITIES: Mapping[str, type] = {
-    "elsewhere": ElsewhereExecutor,
+    "remote": RemoteExecutor,
     "loading": LoadingExecutor,
     "ranks": RankedExecutor,
     "datasets": MappingExecutor,

@@ -12,7 +12,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
 from specframe.devices.memory import with_room
 from specframe.drop_in.call import Call
-from specframe.drop_in.reading import read, wanted
+from specframe.drop_in.model_outputs import read, wanted
 from specframe.observe.logprobs import joined
 from specframe.observe.watch import Watcher
 

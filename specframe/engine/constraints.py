@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specframe.contracts.constraints import Constraint, Guide
 from specframe.contracts.requests import Request
-from specframe.engine.guard import guard
+from specframe.engine.guards.roles import guard
 from specframe.errors import PromptError, SpecframeError
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from specframe.contracts.drafts import Check
-from specframe.contracts.engine import Agrees, Clock, RankedExecutor
+from specframe.contracts.engine import Agreement, Clock, RankedExecutor
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -23,18 +23,18 @@ from specframe.devices import kinds
 from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
-from specframe.engine.blame import called
-from specframe.engine.groups import Groups
-from specframe.engine.guard import guard, guarded, numbers_check
-from specframe.engine.guards.guard import of_part
+from specframe.engine.encoding import require_ids, taken
+from specframe.engine.error_words import called
+from specframe.engine.guards.base import of_part
+from specframe.engine.guards.roles import guard, guarded, numbers_check
+from specframe.engine.installed_observers import installed_observers
+from specframe.engine.memory_limits import Limits, too_small
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
-from specframe.engine.prompts import require_ids, taken
-from specframe.engine.retry import Limits, too_small
-from specframe.engine.tolerated import installed_observers
+from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.bitwise.mode import bitwise
-from specframe.forward.evaluating import evaluating
+from specframe.forward.evaluation_mode import evaluating
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -75,8 +75,8 @@ class Engine:
     memory runs out, and with twice as many when it has sufficed for a while. Greedy tokens, and those of rules whose tokens are
     the same whatever was drafted, stay as they are.
 
-    Requests whose prompts need other rotary factors than those being decoded wait, for :data:`specframe.engine.groups.TURN` rounds
-    and until what is being decoded then has ended.
+    Requests whose prompts need other rotary factors than those being decoded wait, for
+    :data:`specframe.engine.rotary_groups.TURN` rounds and until what is being decoded then has ended.
 
     Every request ends once, whatever a step raises: a round counts as a whole or not at all, and what it has ended is reported
     before an error of those who are told of it. The step after an error opens the caches anew, and goes on.
@@ -96,10 +96,10 @@ class Engine:
         parts: Parts,
         observers: Rows[Observer],
         clock: Clock,
-        executor: Agrees,
+        executor: Agreement,
         installed: bool = True,
     ) -> None:
-        self.peak_kv_bytes = self.elsewhere = 0
+        self.peak_kv_bytes = self.remote = 0
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
         self._context = parts.runner.decoding

@@ -12,8 +12,8 @@ from specframe.contracts.model import Model
 from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
+from specframe.forward.open_stores import Stores
 from specframe.forward.runner import ModelRunner
-from specframe.forward.stores import Stores
 from specframe.models import loading, vocabulary
 from specframe.models.load_options import keywords
 from specframe.models.pairs import check_location, choose, is_model

@@ -15,10 +15,10 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import HandClock
-from specframe.engine.blame import called
+from specframe.engine.error_words import called
 from specframe.engine.gains import gains
 from specframe.engine.token_rows import TokenRows
-from specframe.engine.waiting import Key, Queue
+from specframe.engine.waiting_queue import Key, Queue
 from specframe.errors import ModelError
 from specframe.text.constraints import NONE_ALLOWED
 

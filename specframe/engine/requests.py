@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
+from specframe.engine.encoding import Prompt, is_ids, listed, require_ids, token_ids, tokenized
 from specframe.engine.parts import Parts
-from specframe.engine.prompts import Prompt, is_ids, listed, require_ids, token_ids, tokenized
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, shown
 from specframe.models.loading import stop_token_ids
 from specframe.plugins.arguments import seconds

@@ -17,7 +17,7 @@ import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
 from specframe.forward.attention.interface import attend
-from specframe.forward.ongoing import ONGOING, own
+from specframe.forward.current_forward import CURRENT, own
 
 OPERATOR = "specframe::attend"
 BACKEND = "inductor"
@@ -71,7 +71,7 @@ def _update_and_attend(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    cache, module = ONGOING.get().cache, cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
+    cache, module = CURRENT.get().cache, cast("torch.nn.Module", types.SimpleNamespace(layer_idx=layer))
     if cache is not None:  # None: another thread has compiled the model for itself
         key, value = cache.update(key, value, layer)
     return attend(module, query, key, value, mask, scaling, sliding_window=window)[0]

@@ -108,7 +108,7 @@ class Buffers:
             mine.key_order_BS[:keys, :extent].copy_(given.key_order_BS)
 
 
-class Shelf:
+class RecordingCache:
     """Recordings by key: made the second time a key comes up, until one cannot be made; at most :data:`MOST` are kept."""
 
     def __init__(self, record: Callable[..., Recording]) -> None:
@@ -177,7 +177,7 @@ class Recorded:
     ) -> None:
         self._forward, self._rows, self._slots, self._pack = forward, rows, slots, pack
         self._leaves_out = leaves_out
-        self.recordings = Shelf(record)
+        self.recordings = RecordingCache(record)
 
     def __call__(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         """Return the scores of the last ``keep`` tokens of a block, with the hidden states of these numbers."""
@@ -312,7 +312,7 @@ class RecordedChain:
         pack: bool = False,
     ) -> None:
         self._forward, self._layout, self._rows, self._slots, self._pack = forward, layout, rows, slots, pack
-        self.recordings = Shelf(record)
+        self.recordings = RecordingCache(record)
 
     def __call__(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> tuple[torch.Tensor, int]:
         """Return the tokens chosen, (B, count), and in how many rows forwards have computed them."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
-from specframe.forward.ongoing import own
+from specframe.forward.current_forward import own
 
 Forwards = Mapping[torch.nn.Module, Callable[..., Any]]
 

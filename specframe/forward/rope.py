@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.forward.ongoing import own
+from specframe.forward.current_forward import own
 
 LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
 """The lock of each rotary module that takes one of two sets of factors."""

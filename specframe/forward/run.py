@@ -20,8 +20,8 @@ from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
+from specframe.forward.open_stores import OpenStore, Stores
 from specframe.forward.states import RowStates
-from specframe.forward.stores import OpenStore, Stores
 from specframe.values import unwrapped
 
 

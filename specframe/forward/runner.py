@@ -21,11 +21,11 @@ from specframe.errors import ModelError, PromptError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.bitwise import order
-from specframe.forward.feeding import NOTHING, Feeder
+from specframe.forward.current_forward import attending
 from specframe.forward.hidden import Taps
-from specframe.forward.ongoing import attending
-from specframe.forward.selftests import SelfTests
+from specframe.forward.model_trials import SelfTests
 from specframe.forward.states import taking
+from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.unpadded import LaidBlock, Unpadded, pays
 
 COMPILING_PAYS = 100_000
@@ -35,7 +35,7 @@ SMALL_LAYER = 1_000_000
 """Parameters of a layer up to which compiling shortens it on a CPU; larger ones are bound by their matrices."""
 
 
-class ModelRunner(Feeder):
+class ModelRunner(TransformersModel):
     """Runs a model's blocks: a feeder that tests its model before use, and chooses how it attends and how layers run."""
 
     def __init__(self, model: PreTrainedModel, role: str) -> None:

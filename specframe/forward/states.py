@@ -23,7 +23,7 @@ from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, Sta
 from specframe.devices.kinds import on_device
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
-from specframe.plugins.members import require_members
+from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe.rows import Moves, RowMap
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specframe.errors import ModelError, PluginError, UnknownNameError, sentence
 from specframe.files import replace
 from specframe.models.local import CONFIG, holds, state
-from specframe.plugins.offers import ModelAlias, the_one
+from specframe.plugins.entries import ModelAlias, the_one
 from specframe.plugins.registry import is_plugin_folder, registry
 
 HOME_VARIABLE = "SPECFRAME_HOME"

@@ -10,7 +10,7 @@ from typing import Any
 from specframe.errors import ModelError, OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
 from specframe.models import aliases
 from specframe.models.local import configuration, require_model_folder
-from specframe.plugins.elsewhere import HEADS, SIGNS
+from specframe.plugins.missing_packages import HEADS, SIGNS
 from specframe.plugins.recipe import PLAIN
 from specframe.plugins.registry import parse_specification, registry
 
@@ -144,7 +144,7 @@ def is_model(given: Any) -> bool:
     """
     if not any(hasattr(owner, "kv_shapes") for owner in (type(given), given)):
         return False
-    from specframe.plugins.members import require_members  # it knows protocols, and so torch
+    from specframe.plugins.protocols import require_members  # it knows protocols, and so torch
 
     require_members("model", given, "target", "a name or ")
     return True

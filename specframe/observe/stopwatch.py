@@ -13,7 +13,7 @@ from specframe.devices import kinds
 from specframe.devices.kinds import Event
 from specframe.observe.watch import Watcher
 
-ELSEWHERE = "elsewhere"
+REMOTE = "remote"
 """The stage in which other processes decode, and this one waits for them. Their own stages are told of."""
 
 
@@ -88,7 +88,7 @@ class Stopwatch(Watcher):
         while self._slices:
             self._slices[0][2].synchronize()
             self._read(*self._slices.popleft())
-        return {stage: seconds for stage, seconds in self._stages.items() if stage != ELSEWHERE}
+        return {stage: seconds for stage, seconds in self._stages.items() if stage != REMOTE}
 
     def _cut(self, event: Callable[[], Event], stage: str | None) -> None:
         """End the device's slice of time since the last event, which belongs to ``stage``, with a new event."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Rows
 from typing import Any
 
 from specframe.errors import OptionError, UnknownNameError, shown
-from specframe.plugins.members import require_members
+from specframe.plugins.protocols import require_members
 from specframe.values import entries, number
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Registry, parse_specification
 from specframe.values import of_type, unwrapped
@@ -88,7 +88,7 @@ def strategy(registry: Registry, kind: str, given: Any) -> Any:
     Raises:
         PluginError, OptionError: what was made, or given, has not the members that its role asks for.
     """
-    from specframe.plugins.members import fault, require_members  # they know protocols, and so torch
+    from specframe.plugins.protocols import fault, require_members  # they know protocols, and so torch
 
     if not isinstance(given, str):
         number = "a whole number of at least 1, " if kind == "draft-length policy" else ""

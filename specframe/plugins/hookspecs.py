@@ -145,7 +145,7 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
     """Offer defaults: they are the strategies, and the model, that are used where a user names none.
 
     Called: once per process, at discovery.
-    Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.offers.PURPOSES`, and the
+    Argument: ``register(purpose, specification)``; the purposes are those of :data:`specframe.plugins.entries.PURPOSES`, and the
     specification is a registered name, with or without options, as in ``"name,key=value"``.
     Must: register a strategy that is lossless, where the purpose does not say otherwise.
     Must not: register a default for a purpose that another installed plugin has one for: a user then has to name the strategy.
@@ -206,7 +206,7 @@ def specframe_register_executors(register: Register) -> None:
     Argument: ``register(name, factory)``; the factory makes an :class:`specframe.contracts.engine.Executor`. What it can do besides
     it offers: one that decides how models are loaded is a :class:`specframe.contracts.engine.LoadingExecutor`, one of several
     processes that decode the same rows a :class:`specframe.contracts.engine.RankedExecutor`, one that runs models in other
-    processes an :class:`specframe.contracts.engine.ElsewhereExecutor`.
+    processes an :class:`specframe.contracts.engine.RemoteExecutor`.
     Must: return the same value from ``agree`` on every rank; give the tokens that the executor ``local`` gives.
     Must not: start a process or open a connection before a method of it is called.
     """

@@ -25,8 +25,8 @@ from specframe.errors import (
     sentence,
     shown,
 )
-from specframe.plugins import builtin, elsewhere, hookspecs, versions
-from specframe.plugins.offers import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
+from specframe.plugins import builtin, hookspecs, missing_packages, versions
+from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
 from specframe.plugins.traits import REQUIRED, declared
 from specframe.values import check_annotated, parse_value, unwrapped
 
@@ -109,14 +109,14 @@ class Registry:
             kind: a kind of strategy, or "model".
             name: what was asked for.
         """
-        return self.without(f"{kind} {name!r}", elsewhere.NAMES.get(kind, {}).get(name))
+        return self.without(f"{kind} {name!r}", missing_packages.NAMES.get(kind, {}).get(name))
 
     def without(self, what: str, distribution: str | None) -> str | None:
         """Return why a part of a distribution is not there; None: the distribution is loaded as a whole, or is None."""
         fault = self.failures.get(distribution or "")
         if distribution is None or (distribution in self.distributions and not fault):
             return None
-        return elsewhere.why(what, distribution, fault, LIMIT_VARIABLE)
+        return missing_packages.why(what, distribution, fault, LIMIT_VARIABLE)
 
     def fail(self, distribution: str, fault: str) -> None:
         """Record a fault of a distribution."""

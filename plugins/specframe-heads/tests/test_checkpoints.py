@@ -17,7 +17,7 @@ from specframe_testing.heads import checkpoints
 
 from specframe.errors import ModelError, OptionError, PluginError
 from specframe.models.pairs import choose
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import parse_specification, registry
 
 MAKERS = {

@@ -24,7 +24,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.engine.prompts import Prompt, is_ids, tokenized
+from specframe.engine.encoding import Prompt, is_ids, tokenized
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
 from specframe.forward.bitwise.mode import bitwise
 from specframe.models import loading as models
@@ -38,7 +38,7 @@ from specframe.reference import reference_decode
 from specframe.text.noise import Stream, gumbel
 from specframe.text.sampling import Sampling
 from specframe_lab.grid import COMPARABLE_RULE, Cell, Grid
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 
 Kind = Literal["tie", "bug"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 from click.testing import CliRunner, Result
-from specframe_lab import loading
+from specframe_lab import grid_models
 from specframe_lab.commands.dry_run import duration
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Settings, compare, steps
@@ -24,7 +24,7 @@ from specframe_lab.comparison.gauges import Branches, Positions
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import brief_names, cases
 from specframe_lab.grid import checked, expand
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 from specframe_lab.report import page
 from specframe_testing import fakes, harness, zoo
 
@@ -467,7 +467,7 @@ def test_models_are_loaded_once(pair: dict[str, str], monkeypatch: pytest.Monkey
             loaded.append((name, role))
         return load(name, role, *where, **how)
 
-    monkeypatch.setattr(loading.models, "load_model", counting)
+    monkeypatch.setattr(grid_models.models, "load_model", counting)
     compare(checked(expand({**pair, **GRID})), Settings(PROMPTS, 4, 1, warm_up=0), "out")
     assert sorted(loaded) == [(pair["drafter"], "draft"), (pair["target"], "target")]
 
@@ -477,7 +477,7 @@ def test_load_options_tell_models_and_plain_decoding_apart(
 ) -> None:
     """Each value of a grid has models of its own, and schemes on them are held against plain decoding of the same."""
     loaded: list[dict[str, object]] = []
-    monkeypatch.setattr(loading.models, "load_model", lambda *_, options: loaded.append(options) or object())
+    monkeypatch.setattr(grid_models.models, "load_model", lambda *_, options: loaded.append(options) or object())
     grid = checked(expand({**pair, "load_options": "none,none,use_safetensors=true"}))
     models_of = LoadedModels()
     assert len({id(models_of.target(cell)) for cell in [*grid.cells, *grid.cells]}) == 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.results import RESULTS
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 from specframe_lab.reproduction import page as reproduction
 from specframe_lab.reproduction import published
 from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop

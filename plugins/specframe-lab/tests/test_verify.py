@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, decodings, verify
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from specframe.errors import OptionError, PluginError, SpecframeWarning, sentence, shown
 from specframe.observe.counts import RunReport
-from specframe_ray.again import forget_failures, noted
-from specframe_ray.alike import difference, versions
 from specframe_ray.figures import Tally, merged
+from specframe_ray.machine_versions import difference, versions
+from specframe_ray.retries import forget_failures, noted
 from specframe_ray.rows import ID, Input, Piece, block
 from specframe_ray.worker import Asked, Decode
 

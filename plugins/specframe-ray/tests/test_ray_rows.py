@@ -22,15 +22,15 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from specframe_ray import job, watch
-from specframe_ray.again import forget_failures
-from specframe_ray.alike import difference
 from specframe_ray.executor import SETTINGS, Ray, claim
 from specframe_ray.figures import merged
 from specframe_ray.hub import kept_rows
+from specframe_ray.machine_versions import difference
+from specframe_ray.retries import forget_failures
 from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 
 from specframe.cli import cli
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
 from specframe.files import claimed
 from specframe.observe.counts import RunReport

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from specframe.cli.kinds import Number, Text, WholeNumber
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import Number, Text, WholeNumber
 from specframe.cli.options import pipeline_options, whole
 from specframe.cli.ranks import ranks_of
 from specframe.errors import OptionError, SpecframeWarning

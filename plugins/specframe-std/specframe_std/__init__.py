@@ -259,7 +259,7 @@ def specframe_register_executors(register: Register) -> None:
         "workers",
         "specframe_std.executors.workers.executor:Workers",
         summary="Decodes in worker processes of this machine, each with models of its own.",
-        offers={"elsewhere"},
+        offers={"remote"},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_std.drafters.early_exit import EarlyExit, first_layers
-from specframe_testing import fakes, harness, where, zoo
+from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from transformers import PreTrainedModel
 
@@ -122,7 +122,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(accept: str) -> None:
 @pytest.mark.parametrize(("align", "graphs"), [*itertools.product(("ragged", "exspec"), ("on", "off"))])
 def test_on_the_device(align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         pipe = piped(target("qwen3"), align=align, graphs=graphs)
         for _ in range(2):
             harness.check(pipe, asked())
@@ -131,7 +131,7 @@ def test_on_the_device(align: str, graphs: str) -> None:
 
 def test_memory_that_runs_out_halves_the_batch() -> None:
     """A halved batch begins again with the same layers on the new cache."""
-    with where.running_on("sim"):
+    with suite_device.running_on("sim"):
         pipe = piped(target("qwen3"), batch_size=6)
         MEMORY.peak[0] = MEMORY.used[0]
         harness.check(pipe, asked())

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
-from specframe_std.executors import heads, place
+from specframe_std.executors import launch, shardable
 from specframe_std.executors.tp import TensorParallel
 from specframe_testing import harness, zoo
 from specframe_testing.conformance import ExecutorSuite
@@ -361,10 +361,10 @@ def test_heads_are_counted_before_weights_are_read(config: dict[str, Any], ranks
     made: Any = types.SimpleNamespace(**usual | plan | config)
     made.get_text_config = lambda: made
     if told is None:
-        heads.require_divisible("target", made, ranks)
+        shardable.require_divisible("target", made, ranks)
         return
     with pytest.raises(ModelError, match=told):
-        heads.require_divisible("target", made, ranks)
+        shardable.require_divisible("target", made, ranks)
 
 
 class TestTensorParallel(ExecutorSuite):
@@ -376,7 +376,7 @@ class TestTensorParallel(ExecutorSuite):
         store = tmp_path_factory.mktemp("rank") / "store"
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
         yield
-        place.leave()
+        launch.leave()
 
     def make(self) -> str:
         return "tp"

@@ -22,7 +22,7 @@ from workers_objects import After, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
-from specframe.engine import feed
+from specframe.engine import request_stream
 from specframe.engine.arrivals import HandClock
 from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
 from specframe.observe.watch import Watch, Watcher
@@ -89,7 +89,7 @@ def test_results_are_those_of_one_process(pipes: tuple[Pipeline, Pipeline], how:
 
 def test_requests_that_are_read_meanwhile(pipes: tuple[Pipeline, Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are read while workers decode have the results of one process, and the time it takes counts."""
-    monkeypatch.setattr(feed, "AHEAD", 1)
+    monkeypatch.setattr(request_stream, "AHEAD", 1)
     settings = pipes[0].requests.setting(Sampling(), 6)
     given, most, jumps = 0, 0, 40.0
     clock = time.perf_counter

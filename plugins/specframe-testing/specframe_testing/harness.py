@@ -28,7 +28,7 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
-from specframe_testing import where
+from specframe_testing import suite_device
 from specframe_testing.constraints import OneByOne
 
 Prompts = Sequence[Sequence[int]]
@@ -41,7 +41,7 @@ _origin: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.
 
 def device() -> torch.device:
     """Return the device that suites run on, which ``pytest --specframe-device NAME`` names."""
-    return pick_device(where.NAME)
+    return pick_device(suite_device.NAME)
 
 
 def placed(model: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from specframe_testing import where
+from specframe_testing import suite_device
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and tell the suites their device."""
-    where.NAME = config.getoption("specframe_device")
+    suite_device.NAME = config.getoption("specframe_device")
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

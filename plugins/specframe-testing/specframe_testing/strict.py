@@ -16,7 +16,7 @@ from typing import Any
 from specframe.contracts import cache, roles, run
 from specframe.contracts.attention import AttentionBackend
 from specframe.plugins.compose import Composition
-from specframe.plugins.members import OFFERED, PROTOCOLS
+from specframe.plugins.protocols import OFFERED, PROTOCOLS
 
 OWN = "specframe.contracts."
 """The package of the protocols."""

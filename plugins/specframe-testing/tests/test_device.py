@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_testing.device import kind
-from specframe_testing.device.ledger import ALLOCATION, COPY, LEDGER, WAIT, count
+from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT, count
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 
@@ -29,7 +29,7 @@ def sim(*values: float) -> torch.Tensor:
 
 def events(act: Callable[[], Any]) -> tuple[int, int]:
     """Return the waits and copies of an act."""
-    with LEDGER.watched() as seen:
+    with COUNTERS.watched() as seen:
         act()
     return count(seen, WAIT), count(seen, COPY)
 
@@ -129,7 +129,7 @@ def test_waits_and_copies_are_counted(name: str) -> None:
 
 def test_events_say_where() -> None:
     """An event has the file and line of the code outside of torch that caused it."""
-    with LEDGER.watched() as seen:
+    with COUNTERS.watched() as seen:
         torch.zeros(1, device=SIM).item()
     found = [event for event in seen if event.kind == WAIT]
     assert [event.what for event in found] == ["item"]
@@ -140,7 +140,7 @@ def test_events_say_where() -> None:
 
 def test_refused_where_it_is_said() -> None:
     """Inside a block that refuses waits, one is an error that says what, where and why."""
-    with LEDGER.refused(WAIT, where="in a loop"), pytest.raises(RuntimeError, match=r"item.*test_device.*in a loop"):
+    with COUNTERS.refused(WAIT, where="in a loop"), pytest.raises(RuntimeError, match=r"item.*test_device.*in a loop"):
         torch.zeros(1, device=SIM).item()
     torch.zeros(1, device=SIM).item()
 
@@ -191,10 +191,10 @@ def test_the_first_of_several_writes_to_one_place_stands(way: str) -> None:
 def test_allocations_are_counted() -> None:
     """A new tensor is an allocation; a view and a write are none."""
     made = torch.zeros(4, device=SIM)
-    with LEDGER.watched() as seen:
+    with COUNTERS.watched() as seen:
         made[1:].add_(1)
     assert count(seen, ALLOCATION) == 0
-    with LEDGER.watched() as seen:
+    with COUNTERS.watched() as seen:
         made + 1
     assert count(seen, ALLOCATION) == 1
 

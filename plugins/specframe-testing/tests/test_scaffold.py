@@ -16,7 +16,7 @@ from specframe_testing.scaffold.templates import TEMPLATES
 from specframe.cli import cli
 from specframe.errors import OptionError, UnknownNameError
 from specframe.plugins.compose import OPTIONS
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import registry
 
 pytest_plugins = ["pytester"]

@@ -112,10 +112,10 @@ def path_fault(nodes: int, accepted: np.ndarray, path: np.ndarray, parents: np.n
         return f"nodes from 0 to {nodes - 1} in path_BT", first_beyond(path[means_BK], nodes - 1)
     nodes_BK = np.where(means_BK, path, 0)
     before_BK = nodes_BK - 1 if parents is None else parents[np.arange(len(parents))[:, None], nodes_BK]
-    astray_BK = means_BK & (before_BK != np.pad(nodes_BK[:, :-1], ((0, 0), (1, 0)), constant_values=-1))
-    if not astray_BK.any():
+    wrong_BK = means_BK & (before_BK != np.pad(nodes_BK[:, :-1], ((0, 0), (1, 0)), constant_values=-1))
+    if not wrong_BK.any():
         return None
-    row = int(astray_BK.any(1).argmax())
+    row = int(wrong_BK.any(1).argmax())
     return "a path_BT in which each node is a child of the node before it", path[row, : accepted[row]].tolist()
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
 from specframe.contracts.cache import KVShape, Placement
 from specframe.errors import ModelError
-from specframe.forward.ongoing import own
+from specframe.forward.current_forward import own
 from specframe.values import unwrapped
 
 PREFILL_TOKENS = 4096

@@ -20,7 +20,7 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Dense, KVView, Placement
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
-from specframe.forward.attention.selftest import agrees
+from specframe.forward.attention.kernel_trial import agrees
 
 BLOCK = 128
 """Queries and slots of a block."""

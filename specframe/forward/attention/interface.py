@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from specframe.contracts.attention import Attend
 from specframe.contracts.cache import Dense, KVView
 from specframe.errors import ModelError
-from specframe.forward.ongoing import NAME, ONGOING
+from specframe.forward.current_forward import CURRENT, NAME
 
 
 class Watched:
@@ -61,7 +61,7 @@ def attend(
         window = options.get("sliding_window")
         return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
     biased = options.get("position_bias") is not None
-    state = ONGOING.get()
+    state = CURRENT.get()
     if (laid := state.unpadded) is not None:
         query = laid.heads(query)
     if state.attends is not None:

@@ -16,7 +16,7 @@ import torch
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Dense, KVView, Placement
 from specframe.devices import kinds
-from specframe.forward.attention.selftest import HALF, agrees
+from specframe.forward.attention.kernel_trial import HALF, agrees
 
 LARGEST_HEAD = 256
 """Size of the largest head that flash attention takes; sizes are multiples of 8."""

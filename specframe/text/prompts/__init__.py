@@ -3,7 +3,7 @@
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe.text.prompts.entries import KEYS
 from specframe.text.prompts.files import from_arguments, from_file, opened
+from specframe.text.prompts.lazy import Prompts
 from specframe.text.prompts.prompt import Given, Prompt, text_fault
-from specframe.text.prompts.reading import Prompts
 
 __all__ = ["BUILT_IN", "KEYS", "Given", "Prompt", "Prompts", "from_arguments", "from_file", "opened", "text_fault"]

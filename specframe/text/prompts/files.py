@@ -16,8 +16,8 @@ import attrs
 from specframe.errors import OptionError, PromptError
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
+from specframe.text.prompts.lazy import Prompts, Text
 from specframe.text.prompts.prompt import Prompt, checked
-from specframe.text.prompts.reading import Prompts, Text
 from specframe.values import parse_value
 
 Reader = Callable[[Text, str, int | None], Prompts]

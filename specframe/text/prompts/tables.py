@@ -15,8 +15,8 @@ from typing import Any
 
 from specframe.errors import OptionError, sentence
 from specframe.text.prompts.entries import KEYS, from_entry
+from specframe.text.prompts.lazy import Prompts, Spool
 from specframe.text.prompts.prompt import Prompt
-from specframe.text.prompts.reading import Prompts, Spool
 
 PREFIX = "hf:"
 """Prefix of a data set's name, which tells the name from a file's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specframe.cli.kinds import Model
+from specframe.cli.option_types import Model
 from specframe.cli.options import DTYPES, whole
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError

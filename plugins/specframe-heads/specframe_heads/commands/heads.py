@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.kinds import Device, File, Model, Number, OneOf
+from specframe.cli.option_types import Device, File, Model, Number, OneOf
 from specframe.cli.options import whole
 
 if TYPE_CHECKING:

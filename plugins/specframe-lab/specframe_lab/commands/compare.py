@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.kinds import File, OneOf
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.files import claimed
 from specframe.values import LARGEST_SEED
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
-from specframe_lab.commands.kinds import Arrivals, Slo
 from specframe_lab.commands.leaving_out import tell_left_out
+from specframe_lab.commands.option_types import Arrivals, Slo
 
 if TYPE_CHECKING:
     from specframe_lab.comparison.compare import Progress, Settings

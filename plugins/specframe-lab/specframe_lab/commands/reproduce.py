@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from specframe.cli.kinds import File, OneOf, WholeNumber
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import File, OneOf, WholeNumber
 from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
 from specframe.errors import OptionError
 from specframe.files import claimed
@@ -17,7 +17,7 @@ from specframe.text.prompts import BUILT_IN
 from specframe_lab.commands.compare import telling
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import Remembered, hush, readable
-from specframe_lab.commands.kinds import Arrivals, ListOf
+from specframe_lab.commands.option_types import Arrivals, ListOf
 
 if TYPE_CHECKING:
     from collections.abc import Callable

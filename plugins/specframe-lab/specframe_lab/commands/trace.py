@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.kinds import File
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import File
 from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
@@ -19,7 +19,7 @@ from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell
-    from specframe_lab.loading import LoadedModels
+    from specframe_lab.grid_models import LoadedModels
     from specframe_lab.trace.frames import SchemeTrace
 
 MOST_PROMPTS = 16
@@ -94,7 +94,7 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
 def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Output, command: str) -> int:
     """Record every combination, write the page, say what moved, and return how many there are on the page."""
     from specframe_lab.grid import varying
-    from specframe_lab.loading import LoadedModels
+    from specframe_lab.grid_models import LoadedModels
     from specframe_lab.trace.page import render, token_text
 
     hush()

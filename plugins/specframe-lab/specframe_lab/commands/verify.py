@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.kinds import File
-from specframe.cli.names import check_names
+from specframe.cli.name_checks import check_names
+from specframe.cli.option_types import File
 from specframe.cli.options import CUT, PROMPTS, names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
@@ -18,8 +18,8 @@ from specframe.files import Output
 from specframe.text.prompts import Given
 from specframe_lab.commands.dry_run import DRY_RUN
 from specframe_lab.commands.grids import TEMPERATURE, grid_options, hush, readable, sampled
-from specframe_lab.commands.kinds import Unusable
 from specframe_lab.commands.leaving_out import tell_left_out
+from specframe_lab.commands.option_types import Unusable
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell, Grid

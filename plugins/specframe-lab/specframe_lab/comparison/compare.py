@@ -15,7 +15,7 @@ import attrs
 
 from specframe.cli.environment import environment
 from specframe.contracts.engine import Clock
-from specframe.engine.prompts import Prompt
+from specframe.engine.encoding import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
@@ -26,7 +26,7 @@ from specframe_lab.comparison.gauges import Branches, Positions, Waits
 from specframe_lab.comparison.results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.grid import Grid
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 from specframe_lab.serving.clock import PassClock
 from specframe_lab.serving.metrics import of_request
 from specframe_lab.serving.service import Service

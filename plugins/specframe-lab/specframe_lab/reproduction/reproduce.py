@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import torch
 
-from specframe.engine.prompts import Prompt
+from specframe.engine.encoding import Prompt
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
@@ -29,7 +29,7 @@ from specframe_lab.comparison.compare import Progress, Settings, Step
 from specframe_lab.comparison.results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import PLAIN, PLAIN_NAME, Case, explicit
 from specframe_lab.grid import Cell
-from specframe_lab.loading import LoadedModels
+from specframe_lab.grid_models import LoadedModels
 from specframe_lab.verify import Reference, encode
 
 ASSISTED = "assisted"

@@ -58,7 +58,7 @@ class Client:
     """
 
     def __init__(self, engine: Engine, moments: Moments, most: int | None) -> None:
-        self.peak_kv_bytes, self.elsewhere = 0, engine.elsewhere
+        self.peak_kv_bytes, self.remote = 0, engine.remote
         self._engine, self._moments, self._most = engine, moments, most
         self._held: list[Request] = []
         self._flying: set[Key] = set()

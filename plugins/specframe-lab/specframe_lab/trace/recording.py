@@ -22,7 +22,7 @@ from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
-from specframe.forward.feeding import attention_windows
+from specframe.forward.transformers_model import attention_windows
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ModelError, SpecframeError, SpecframeWarning, sentence
-from specframe_std.executors.links import Links
+from specframe_std.executors.process_groups import Links
 
 MEMORY, FAULT, LEFT = "memory", "fault", "left"
 """Why a rank did not come to the end of a block: its device's memory ran out, it raised an error, its program ended."""

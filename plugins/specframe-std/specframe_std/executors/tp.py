@@ -60,14 +60,14 @@ class TensorParallel:
     @property
     def _ranks(self) -> Ranks:
         require_started()
-        from specframe_std.executors.place import joined
+        from specframe_std.executors.launch import joined
 
         return joined(self._timeout)
 
     def device(self, recipe: Any) -> torch.device:
         """Return the device of this process's number on its machine, or the CPU where there is no CUDA."""
         require_started()
-        from specframe_std.executors.place import device
+        from specframe_std.executors.launch import device
 
         if recipe.bitwise:
             raise OptionError(
@@ -81,29 +81,29 @@ class TensorParallel:
 
     def load(self, role: str, config: Any, read: Callable[..., Any]) -> Any:
         """Return a model, split over the ranks where it is to be."""
-        from specframe_std.executors import heads, split
+        from specframe_std.executors import shardable, sharding
 
         ranks = self._ranks
         if role not in self._sharded or ranks.size == 1:
             with ranks.joint():
                 return read()
         with ranks.joint():
-            heads.require_divisible(role, config, ranks.size)
+            shardable.require_divisible(role, config, ranks.size)
             if importlib.util.find_spec("accelerate") is None:
                 raise ModelError(
                     "executor tp: transformers splits models with the package accelerate: pip install accelerate"
                 )
             with ranks.links.aside():
-                model = read(distributed_config=split.configuration(ranks.size))
-                names = split.groups(model, role, ranks.size)
-            ranks.add(split.checksum(model))
+                model = read(distributed_config=sharding.configuration(ranks.size))
+                names = sharding.groups(model, role, ranks.size)
+            ranks.add(sharding.checksum(model))
         ranks.links.include(names)
         return model
 
     def open(self, recipe: Any, parts: Any, observers: Rows[Observer], clock: Clock) -> Engine:
         """Return this rank's engine."""
         from specframe.engine.engine import Engine as Whole
-        from specframe_std.executors.compared import Compared
+        from specframe_std.executors.token_checksums import Compared
 
         return Whole(plain(recipe), parts, [*observers, Compared(self._ranks)], clock, self)
 

@@ -9,10 +9,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.engine.guard import guard
+from specframe.engine.guards.roles import guard
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import OPTIONS, strategy
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import parse_specification, registry
 from specframe.values import unwrapped
 from specframe_testing import fakes, harness

@@ -14,7 +14,7 @@ from specframe.contracts.requests import Request
 from specframe.plugins.registry import registry
 from specframe.reference import reference_decode
 from specframe.text.sampling import Sampling
-from specframe_testing import fakes, harness, standard, where
+from specframe_testing import fakes, harness, standard, suite_device
 from specframe_testing.conformance.base import Suite
 from specframe_testing.conformance.decoding import LENGTHS, fake_pair
 from specframe_testing.constraints import OneByOne
@@ -86,7 +86,7 @@ class ConstraintSuite(Suite):
     def test_as_on_a_gpu(self) -> None:
         """On a device as strict as CUDA the tokens are the same."""
         expected = self.expected()
-        with where.running_on("sim"):
+        with suite_device.running_on("sim"):
             assert self.decoded() == expected
 
     @pytest.mark.filterwarnings("ignore:specframe.OneByOne")  # it is tried on tokens that are not allowed

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe_testing import fakes, harness, where, zoo
+from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.conformance.base import pytest_generate_surroundings
 from specframe_testing.conformance.stops import Stopping
 from specframe_testing.device.rounds import watched_rounds
@@ -69,7 +69,7 @@ class DecodingSuite(Stopping):
     def test_as_on_a_gpu(self) -> None:
         """On a device as strict as CUDA (:mod:`specframe_testing.device`) a run is exact, and no round waits too often."""
         target, draft = fake_pair()
-        with where.running_on("sim"), watched_rounds() as watched:
+        with suite_device.running_on("sim"), watched_rounds() as watched:
             pipe = self.pipeline(target, draft, batch_size=2, observers=[watched])
             self.verify(pipe, usual_requests(target))
             watched.rounds.clear()  # a model is tried out in its first run

@@ -17,7 +17,7 @@ from specframe.contracts.model import PLAIN, How, Model
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.errors import ModelError
-from specframe.plugins.members import require_members
+from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe_testing import fakes, harness, standard
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT

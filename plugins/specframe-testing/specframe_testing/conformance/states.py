@@ -19,7 +19,7 @@ from specframe.contracts.round import Batch
 from specframe.contracts.states import StateBackend, StateStore
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
-from specframe.plugins.members import require_members
+from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness, standard, states

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.blame import called
+from specframe.engine.error_words import called
 from specframe_testing import fakes, harness, standard, zoo
 from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 

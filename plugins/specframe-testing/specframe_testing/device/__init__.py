@@ -8,7 +8,7 @@ copies to the device are counted, with the file and line they happen in. Functio
 Of several values that are written to one place at once the first one stands, where a CPU keeps the last one and a GPU any.
 
 ==================================================  ===========================================================
-:mod:`specframe_testing.device.ledger`              waits, copies and allocations: count them, or refuse them
+:mod:`specframe_testing.device.counters`              waits, copies and allocations: count them, or refuse them
 :mod:`specframe_testing.device.rounds`              the events of each round of a run
 :mod:`specframe_testing.device.memory`              memory in use, and a limit of it
 :mod:`specframe_testing.device.tensor`              the tensors

@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 
 from specframe.devices.kinds import Cuda, Kind, Traffic
 from specframe_testing.device import indexed, packed
-from specframe_testing.device.ledger import COPY, LEDGER, WAIT
+from specframe_testing.device.counters import COPY, COUNTERS, WAIT
 from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten
 
@@ -45,7 +45,7 @@ class Module(backend_registration._DummyBackendModule):
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for the device."""
-        LEDGER.note(WAIT, "synchronize")
+        COUNTERS.note(WAIT, "synchronize")
 
 
 class SimEvent:
@@ -64,7 +64,7 @@ class SimEvent:
 
     def synchronize(self) -> None:
         """Wait for the mark."""
-        LEDGER.note(WAIT, "event")
+        COUNTERS.note(WAIT, "event")
 
     def elapsed_time(self, end_event: SimEvent) -> float:
         """Return the milliseconds from this mark to a later one."""
@@ -90,11 +90,11 @@ class Simulated(Kind):
 
     def synchronise(self, device: torch.device) -> None:
         """Wait for the device."""
-        LEDGER.note(WAIT, "synchronize")
+        COUNTERS.note(WAIT, "synchronize")
 
     def traffic(self) -> Traffic:
         """Return what has been counted."""
-        return Traffic(LEDGER.totals[WAIT], LEDGER.totals[COPY])
+        return Traffic(COUNTERS.totals[WAIT], COUNTERS.totals[COPY])
 
 
 def on_sim(operator: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe_testing.device.ledger import COPY, LEDGER, WAIT
+from specframe_testing.device.counters import COPY, COUNTERS, WAIT
 from specframe_testing.device.operators import Rules
 
 Outputs = tuple[torch.Tensor, ...]
@@ -63,7 +63,7 @@ def recording() -> Iterator[Tape]:
     """Record the operations of this thread inside the block; waits and copies from the host are refused."""
     made = _CURRENT.tape = Tape()
     try:
-        with LEDGER.refused(WAIT, COPY, where="while a graph is recorded"):
+        with COUNTERS.refused(WAIT, COPY, where="while a graph is recorded"):
             yield made
     finally:
         _CURRENT.tape = None

@@ -10,7 +10,7 @@ import attrs
 
 from specframe.contracts.reports import RoundReport
 from specframe.observe.watch import Watcher
-from specframe_testing.device.ledger import COPY, LEDGER, WAIT, Event, count
+from specframe_testing.device.counters import COPY, COUNTERS, WAIT, Event, count
 
 
 @attrs.frozen
@@ -61,5 +61,5 @@ class Rounds(Watcher):
 @contextlib.contextmanager
 def watched_rounds() -> Iterator[Rounds]:
     """Hand out an observer for a pipeline that decodes inside the block."""
-    with LEDGER.watched() as events:
+    with COUNTERS.watched() as events:
         yield Rounds(events)

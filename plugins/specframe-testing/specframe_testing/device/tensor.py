@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specframe_testing.device.ledger import ALLOCATION, COPY, LEDGER, WAIT
+from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT
 from specframe_testing.device.memory import Block
 from specframe_testing.device.operators import Rules, aten, rules
 from specframe_testing.device.recording import tape
@@ -73,7 +73,7 @@ class SimTensor(torch.Tensor):
 
 def allocated(index: int, inner: torch.Tensor) -> Block:
     """Return a new allocation for a tensor."""
-    LEDGER.note(ALLOCATION, "tensor")
+    COUNTERS.note(ALLOCATION, "tensor")
     return Block(index, inner.numel() * inner.itemsize)
 
 
@@ -136,9 +136,9 @@ def check(func: Any, own: Rules, args: Any, operands: Operands) -> None:
         names = ", ".join(sorted({str(one.device) for one in (*operands.sims, *loose)}))
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, got {names}")
     if own.wait:
-        LEDGER.note(WAIT, own.wait)
+        COUNTERS.note(WAIT, own.wait)
     if own.indexed and by_mask(args):
-        LEDGER.note(WAIT, "index by a mask")
+        COUNTERS.note(WAIT, "index by a mask")
 
 
 def by_mask(args: Any) -> bool:
@@ -151,9 +151,9 @@ def by_mask(args: Any) -> bool:
 
 def sent(what: str, waits: bool = True) -> None:
     """Count a copy from the host, which waits for the device unless it is told not to."""
-    LEDGER.note(COPY, what)
+    COUNTERS.note(COPY, what)
     if waits:
-        LEDGER.note(WAIT, f"{what}, without non_blocking")
+        COUNTERS.note(WAIT, f"{what}, without non_blocking")
 
 
 def copied(func: Any, args: Any, operands: Operands) -> Any:
@@ -170,7 +170,7 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
     if source.device.type != "sim":
         sent("from the host", waits=not non_blocking)
     elif target.type != "sim":
-        LEDGER.note(WAIT, "copy to the host")
+        COUNTERS.note(WAIT, "copy to the host")
     with torch.inference_mode(False), torch.no_grad():
         found = func(*inner_args, **inner_kwargs)
     if (recorder := tape()) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specframe.cli.kinds import OneOf
+from specframe.cli.option_types import OneOf
 from specframe_testing.scaffold import package
 from specframe_testing.scaffold.templates import TEMPLATES
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from specframe.plugins.compose import OPTIONS
-from specframe.plugins.offers import ROLES
+from specframe.plugins.entries import ROLES
 
 
 @attrs.frozen

@@ -15,11 +15,11 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
+from specframe.engine.encoding import require_ids, taken
+from specframe.engine.installed_observers import installed_observers
 from specframe.engine.parts import Parts
-from specframe.engine.prompts import require_ids, taken
-from specframe.engine.tolerated import installed_observers
 from specframe.errors import PromptError, SpecframeWarning, sentence
-from specframe.observe.stopwatch import ELSEWHERE
+from specframe.observe.stopwatch import REMOTE
 from specframe.observe.watch import Watch
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -96,7 +96,7 @@ class DispatchingEngine:
         try:
             self._run = processes.begin(parts)
             self._workers = [Assignment(process) for process in processes.processes]
-            self.elsewhere = rows * len(self._workers)
+            self.remote = rows * len(self._workers)
             for worker in self._workers:
                 processes.open(worker.process, recipe, parts)
             while not all(worker.ready for worker in self._workers):
@@ -155,7 +155,7 @@ class DispatchingEngine:
             return None
         report = None
         try:
-            with self._watch.stage(ELSEWHERE):
+            with self._watch.stage(REMOTE):
                 report = self._dispatch() or self._listen(self._patience())
             self._tell(report)
         except BaseException as error:

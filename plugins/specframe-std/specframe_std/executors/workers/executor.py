@@ -27,7 +27,7 @@ class Workers:
         count: number of processes, each on a GPU of its own where there are several.
     """
 
-    offers = frozenset({"elsewhere"})
+    offers = frozenset({"remote"})
 
     def __init__(self, count: int = 2) -> None:
         self.count = whole("count", count, 1)

@@ -15,7 +15,7 @@ from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices import kinds
-from specframe.engine.blame import called, got, steps, told
+from specframe.engine.error_words import called, got, steps, told
 from specframe.engine.guards.calls import RUNNING, passes
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError

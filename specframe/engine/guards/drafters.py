@@ -7,8 +7,8 @@ from typing import Any
 from specframe.contracts.drafts import Budget, Draft, Numbers, Transfer
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch
-from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard, on_host, readable, writes
+from specframe.engine.error_words import got
+from specframe.engine.guards.base import Guard, on_host, readable, writes
 from specframe.engine.guards.numbers import draft_fault
 
 

@@ -86,7 +86,7 @@ class Ledger:
             self._refused = around
 
 
-LEDGER = Ledger()
+COUNTERS = Ledger()
 """The one of this program."""
 
 

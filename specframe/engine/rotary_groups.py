@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from specframe.contracts.requests import Request
 from specframe.engine.pool import Pool
-from specframe.engine.waiting import Key
+from specframe.engine.waiting_queue import Key
 
 TURN = 128
 """Rounds of one group, while requests of the other wait, after which it takes up no more: about those of a sequence of 400 tokens.

@@ -14,8 +14,8 @@ from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import StateStore
-from specframe.engine.blame import got
-from specframe.engine.guards.guard import STORES, Guard, GuardedPart, members_of, on_host, readable
+from specframe.engine.error_words import got
+from specframe.engine.guards.base import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
 from specframe.values import Wrapper
 

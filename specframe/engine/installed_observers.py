@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from specframe.contracts.reports import RoundReport
-from specframe.engine.blame import told
+from specframe.engine.error_words import told
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.plugins.compose import strategy
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import Registry
 
 
-class Tolerated:
+class TolerantObserver:
     """Guard of a plugin's observer. After an error the observer is not called again, and the run goes on."""
 
     def __init__(self, observer: Any, entry: Entry) -> None:
@@ -55,12 +55,12 @@ class Tolerated:
         self._tell("round", report)
 
 
-def installed_observers(known: Registry) -> list[Tolerated]:
+def installed_observers(known: Registry) -> list[TolerantObserver]:
     """Return an observer of each kind that plugins offer; one that cannot be made is warned of and left out."""
     made = []
     for entry in known.of("observer"):
         try:
-            made.append(Tolerated(strategy(known, "observer", entry.name), entry))
+            made.append(TolerantObserver(strategy(known, "observer", entry.name), entry))
         except SpecframeError as fault:
             warnings.warn(f"{entry} is left out: {fault}", SpecframeWarning, stacklevel=2)
     return made

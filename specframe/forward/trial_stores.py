@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
-from specframe.forward.ongoing import alone
+from specframe.forward.current_forward import alone
 from specframe.forward.views import in_pages
 
 

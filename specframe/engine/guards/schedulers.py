@@ -7,8 +7,8 @@ from typing import Any
 from specframe.contracts.engine import Engine, Value
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch
-from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard, members_of
+from specframe.engine.error_words import got
+from specframe.engine.guards.base import Guard, members_of
 
 
 class GuardedScheduler(Guard):

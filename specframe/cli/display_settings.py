@@ -6,7 +6,7 @@ import attrs
 
 
 @attrs.frozen
-class Manner:
+class DisplaySettings:
     """Display settings: which parts a run shows, and on which stream."""
 
     stream: bool = False

@@ -9,8 +9,8 @@ import torch
 
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.requests import Request
-from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard
+from specframe.engine.error_words import got
+from specframe.engine.guards.base import Guard
 
 
 class GuardedConstraint(Guard):

@@ -15,10 +15,10 @@ from specframe.contracts.cache import KVShape, Placement
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
-from specframe.forward.feeding import NOTHING, Feeder
-from specframe.forward.ongoing import own
-from specframe.forward.probing import Reordered, Scratch, narrowed, uneven
+from specframe.forward.current_forward import own
 from specframe.forward.states import RowStates, taking
+from specframe.forward.transformers_model import NOTHING, TransformersModel
+from specframe.forward.trial_stores import Reordered, Scratch, narrowed, uneven
 from specframe.forward.unpadded import Unpadded
 from specframe.models.precision import eps
 from specframe.values import unwrapped
@@ -43,7 +43,7 @@ class SelfTests:
         feeder: calls the model.
     """
 
-    def __init__(self, feeder: Feeder) -> None:
+    def __init__(self, feeder: TransformersModel) -> None:
         self._feeder = feeder
         self.attending: list[int] = []
         """The numbers of the layers with keys and values, known with :attr:`kv_shapes`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specframe.forward.ongoing import Changed, owned
+from specframe.forward.current_forward import Changed, owned
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.errors import OptionError, shown
-from specframe.forward.ongoing import own
+from specframe.forward.current_forward import own
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from specframe.contracts.drafts import Check, Numbers, Transfer
-from specframe.engine.guards.constraining import GuardedConstraint
-from specframe.engine.guards.dealing import GuardedExecutor, GuardedScheduler
-from specframe.engine.guards.drafting import GuardedDrafter, GuardedPolicy
-from specframe.engine.guards.guard import Guard
-from specframe.engine.guards.judging import GuardedRule, GuardedVerifier
-from specframe.engine.guards.placing import GuardedAlignment, GuardedAttention, GuardedBackend
+from specframe.engine.guards.base import Guard
+from specframe.engine.guards.constraints import GuardedConstraint
+from specframe.engine.guards.drafters import GuardedDrafter, GuardedPolicy
+from specframe.engine.guards.schedulers import GuardedExecutor, GuardedScheduler
+from specframe.engine.guards.storage import GuardedAlignment, GuardedAttention, GuardedBackend
+from specframe.engine.guards.verifiers import GuardedRule, GuardedVerifier
 from specframe.plugins.compose import Composition
 
 GUARDS: dict[str, type[Guard]] = {

@@ -11,7 +11,7 @@ from specframe.contracts.reports import Progress
 from specframe.contracts.requests import Request, Result
 from specframe.engine.results import Results
 from specframe.errors import PromptError
-from specframe.observe.stopwatch import ELSEWHERE
+from specframe.observe.stopwatch import REMOTE
 
 AHEAD = 1024
 """Unfinished requests that an engine has, or more where it has many rows. A run of fewer has them all from its start."""
@@ -21,7 +21,7 @@ MARGIN = 1.25
 each."""
 
 
-class Feed:
+class RequestStream:
     """Gives an engine requests, a limited number ahead of those that have finished.
 
     A request that is longer than all before it needs other caches. It waits until the others have finished: tokens of a rule that
@@ -39,7 +39,7 @@ class Feed:
         self, engine: Engine, asked: Iterable[Rows[Request | Result]], results: Results, rows: int, context: int
     ) -> None:
         self._engine, self._asked, self._results, self._context = engine, iter(asked), results, context
-        self._ahead = max(AHEAD, 4 * (engine.elsewhere or rows))
+        self._ahead = max(AHEAD, 4 * (engine.remote or rows))
         self._unfinished = self._room = 0
         self._begun = False
         self._held: Rows[Request | Result] = ()
@@ -69,14 +69,14 @@ class Feed:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Have the clock of the run go on inside the block where others decode meanwhile."""
-        if not (self._engine.elsewhere and self._begun):
+        if not (self._engine.remote and self._begun):
             yield
             return
-        self._results.clock.enter(ELSEWHERE)
+        self._results.clock.enter(REMOTE)
         try:
             yield
         finally:
-            self._results.clock.leave(ELSEWHERE)
+            self._results.clock.leave(REMOTE)
 
     def _taken(self) -> list[Result] | None:
         """Give the engine the requests of one prompt; return the results of those that it cannot decode.

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from specframe.cli import cli
 from specframe.errors import PluginError
 from specframe.pipeline import Pipeline
-from specframe.plugins import elsewhere
+from specframe.plugins import missing_packages
 from specframe.plugins.registry import LIMIT_VARIABLE, Registry, offer, registry
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -31,7 +31,7 @@ def _anew() -> Iterator[None]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have none of the further distributions loaded, as if only specframe and specframe-std were installed."""
     monkeypatch.setenv(LIMIT_VARIABLE, "std")
-    monkeypatch.setattr(elsewhere, "installed", lambda distribution: False)
+    monkeypatch.setattr(missing_packages, "installed", lambda distribution: False)
     registry.cache_clear()
 
 
@@ -41,7 +41,7 @@ def test_the_names_are_those_that_are_registered(monkeypatch: pytest.MonkeyPatch
     found = Registry()
     for name in ("heads", "lab", "ray", "serve", "testing", "tiny"):
         offer(found, importlib.import_module(f"specframe_{name}"), f"specframe-{name}")
-    for kind, names in elsewhere.NAMES.items():
+    for kind, names in missing_packages.NAMES.items():
         offers: Any = found.models if kind == "model" else found.entries[kind]
         every = {name: one.distribution for name, (one,) in offers.items()}
         assert names == every, kind
@@ -85,7 +85,7 @@ def test_a_name_of_a_part_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Error: drafter 'medusa' is part of specframe-heads, which was skipped: plugin 'heads'" in done.stderr
 
 
-@pytest.mark.parametrize("sign", elsewhere.SIGNS)
+@pytest.mark.parametrize("sign", missing_packages.SIGNS)
 def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a head is not taken for a language model where nothing that is installed runs heads."""
     alone(monkeypatch)
@@ -103,5 +103,5 @@ def test_the_checkpoint_of_a_head_says_what_runs_it(sign: str, tmp_path: Path, m
 def test_nothing_is_said_of_what_is_loaded() -> None:
     """No name of the table is lacking where its distribution is loaded."""
     known = registry()
-    lacking = {name for kind, names in elsewhere.NAMES.items() for name in names if known.lack(kind, name)}
+    lacking = {name for kind, names in missing_packages.NAMES.items() for name in names if known.lack(kind, name)}
     assert lacking <= {"ray"}  # it has an environment of its own

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import click
 
-from specframe.cli.manner import Manner
+from specframe.cli.display_settings import DisplaySettings
 from specframe.contracts.job import Job
 from specframe.errors import OptionError
 from specframe.files import MARK
@@ -50,7 +50,7 @@ def job(executor: str, given: dict[str, Any], **asked: Any) -> Job:
     return Job(**asked)
 
 
-def decode(executor: Any, asked: Job, manner: Manner) -> tuple[int, str]:
+def decode(executor: Any, asked: Job, manner: DisplaySettings) -> tuple[int, str]:
     """Decode a job's files; return the number of rows that failed, and the figures as JSON."""
     from specframe.cli.display import show_figures
     from specframe.cli.progress import Rows

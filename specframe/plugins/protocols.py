@@ -73,7 +73,7 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
     The object's methods are not called, so that wrong parameters of a method do not show here.
 
     Args:
-        kind: a role of :data:`specframe.plugins.offers.ROLES`, or "observer".
+        kind: a role of :data:`specframe.plugins.entries.ROLES`, or "observer".
         given: the object.
         also: what else could be given, as "a name or ".
     """
@@ -111,7 +111,7 @@ def require_members(kind: str, given: Any, called: str | None = None, also: str 
     """Raise :class:`OptionError` unless an object has the members that a kind's protocol asks for, of their types.
 
     Args:
-        kind: a role of :data:`specframe.plugins.offers.ROLES`, or "observer".
+        kind: a role of :data:`specframe.plugins.entries.ROLES`, or "observer".
         given: the object.
         called: what the message calls it; None: its kind.
         also: what else could be given, as "a name or ".

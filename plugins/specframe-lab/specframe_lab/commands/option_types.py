@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specframe.cli.kinds import Kind, Text, called
+from specframe.cli.option_types import Kind, Text, called
 from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 

@@ -8,8 +8,8 @@ import torch
 
 from specframe.contracts.drafts import Draft, Numbers, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.blame import got
-from specframe.engine.guards.guard import Guard, on_host, readable
+from specframe.engine.error_words import got
+from specframe.engine.guards.base import Guard, on_host, readable
 from specframe.engine.guards.numbers import unlike_draft, verdict_fault
 
 

@@ -17,8 +17,8 @@ from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
+from specframe.forward.current_forward import CurrentForward, by_interface, own, running, using
 from specframe.forward.hidden import Forwards
-from specframe.forward.ongoing import Ongoing, by_interface, own, running, using
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
 from specframe.forward.unpadded import Unpadded
@@ -28,7 +28,7 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()
 
 
-class Feeder:
+class TransformersModel:
     """Calls a causal language model on explicit positions and masks, over a cache that is a KV store.
 
     Args:
@@ -122,7 +122,7 @@ class Feeder:
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
         cache = StoreCache(store, extent, self.dense, unpadded, numbers)
         shown = Unwritten(extent) if compiles else cache
-        state = Ongoing(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
+        state = CurrentForward(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
         with compiling, running(self.config, state, self.interface):
             output = self.module(
                 input_ids=ids_BT,

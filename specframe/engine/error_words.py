@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specframe.errors import sentence, shown
-from specframe.plugins.offers import Entry
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe.values import unwrapped
 

@@ -19,7 +19,7 @@ import pytest
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
-from specframe.cli.endings import Screen, ending
+from specframe.cli.signals import Screen, ending
 from specframe.errors import OptionError
 
 RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]

@@ -29,7 +29,7 @@ transformers, in every round."""
 
 
 @attrs.frozen(eq=False)
-class Ongoing:
+class CurrentForward:
     """The state of one forward."""
 
     attends: Attend | None = None
@@ -44,7 +44,7 @@ class Ongoing:
     """The mask of the latest layer, and the same for the heads that share keys; None: outside of forwards."""
 
 
-ONGOING: ContextVar[Ongoing] = ContextVar("specframe.forward", default=Ongoing())  # noqa: B039 - it is never written to
+CURRENT: ContextVar[CurrentForward] = ContextVar("specframe.forward", default=CurrentForward())  # noqa: B039 - it is never written to
 """The forward under way in this thread; an empty state outside of forwards."""
 
 
@@ -237,7 +237,7 @@ class running:  # noqa: N801 - it is called as a function
         interface: whether the model attends :func:`by_interface`.
     """
 
-    def __init__(self, config: Any, state: Ongoing, interface: bool = True) -> None:
+    def __init__(self, config: Any, state: CurrentForward, interface: bool = True) -> None:
         self._config, self._state, self._interface = config, state, interface
 
     def __enter__(self) -> None:
@@ -249,10 +249,10 @@ class running:  # noqa: N801 - it is called as a function
                 _change(config, "_attn_implementation", _ours)
             for module in modules:
                 _change(module, "forward", _by_thread)
-        self._before = ONGOING.set(self._state)
+        self._before = CURRENT.set(self._state)
 
     def __exit__(self, *_: object) -> None:
-        ONGOING.reset(self._before)
+        CURRENT.reset(self._before)
         with _lock:
             for module in self._state.forwards:
                 _restore(module, "forward")
@@ -271,6 +271,6 @@ def _by_thread(module: torch.nn.Module) -> Callable[..., Any]:
     usual = module.forward
 
     def forward(*arguments: Any, **options: Any) -> Any:
-        return ONGOING.get().forwards.get(module, usual)(*arguments, **options)
+        return CURRENT.get().forwards.get(module, usual)(*arguments, **options)
 
     return forward

@@ -177,7 +177,7 @@ class Strategy(Text):
         Raises:
             OptionError: no strategy has the name, or a key is given twice.
         """
-        from specframe.plugins.offers import PURPOSES
+        from specframe.plugins.entries import PURPOSES
         from specframe.plugins.registry import parse_specification, registry
 
         text = super().convert(value, param, ctx)
