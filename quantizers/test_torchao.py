@@ -17,7 +17,7 @@ from transformers import TorchAoConfig
 from specframe import Pipeline
 from specframe.errors import SpecframeError
 from specframe.models.load_options import configs
-from specframe.models.precision import STEP, eps, quantised
+from specframe.models.precision import STEP, eps, quantised_weights
 from specframe.probes.ties import Scales
 
 PROMPTS = harness.random_prompts((5, 9, 3, 14), 300, seed=1)
@@ -37,8 +37,8 @@ def test_quantised_weights_are_decoded_exactly(align: str) -> None:
     """Both models are quantised, and the precision is that of their dtype."""
     pipe, found, wanted = decoded(WEIGHTS, align=align, dtype="float32")
     assert pipe.draft_model is not None
-    assert [*quantised(pipe.target_model)]
-    assert [*quantised(pipe.draft_model)]
+    assert [*quantised_weights(pipe.target_model)]
+    assert [*quantised_weights(pipe.draft_model)]
     assert found == wanted
 
 
@@ -46,7 +46,7 @@ def test_a_config_that_was_made_is_taken() -> None:
     """Options that need objects are given in Python."""
     given = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig(granularity=PerGroup(32)))}
     pipe, found, wanted = decoded(given, dtype="float32")
-    assert next(quantised(pipe.target_model)).block_size == [1, 32]
+    assert next(quantised_weights(pipe.target_model)).block_size == [1, 32]
     assert found == wanted
 
 

@@ -94,7 +94,7 @@ SHOWN = 60
 """Most characters of a value shown in an error, so that the sentence stays readable."""
 
 
-def shown(value: object) -> str:
+def literal(value: object) -> str:
     """Return a value as part of a sentence, with its type if the text does not show the type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"

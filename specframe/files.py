@@ -93,7 +93,7 @@ class Output:
 
         The file is opened by name for every line, so that a file moved away meanwhile is not written to.
         """
-        left = encoded(line + "\n")
+        left = encode_text(line + "\n")
         with self.faults(more), self.path.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
             try:
@@ -115,7 +115,7 @@ class Output:
         self.holds()
         beside = Output(self.path.with_name(f".{self.path.name}.lock"), self.option)
         with self.faults():
-            lock = acquired(beside.path)
+            lock = acquire_lock(beside.path)
         if isinstance(lock, str):
             raise OptionError(
                 f"{self.option}: {self.name} is being written by another run{lock}: wait for its end, or name another"
@@ -128,7 +128,7 @@ class Output:
             os.close(lock)
 
 
-def opened(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file or a pipe; raise :class:`OSError` for a device, since devices such as /dev/zero have no end."""
     if stat.S_ISCHR(os.stat(path).st_mode) and not os.path.samefile(path, os.devnull):
         raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(path))
@@ -137,7 +137,7 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 def contents(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a file or a pipe; raise :class:`OSError` for a device."""
-    with opened(path) as file:
+    with open_file(path) as file:
         return file.read()
 
 
@@ -151,7 +151,7 @@ def replace(path: Path, content: str | bytes | Iterable[bytes]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")  # each thread has its own
     try:
         with draft.open("wb") as file:
-            for part in (encoded(content),) if isinstance(content, str | bytes) else content:
+            for part in (encode_text(content),) if isinstance(content, str | bytes) else content:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
@@ -162,7 +162,7 @@ def replace(path: Path, content: str | bytes | Iterable[bytes]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def acquired(path: Path) -> int | str:
+def acquire_lock(path: Path) -> int | str:
     """Lock a file and return its descriptor, which holds the lock until it is closed.
 
     If another process has the lock, return a text that names the process, empty if its number is unknown.
@@ -187,7 +187,7 @@ def acquired(path: Path) -> int | str:
     return descriptor
 
 
-def put(path: Path, content: str | bytes, mark: str = MARK) -> None:
+def write_page(path: Path, content: str | bytes, mark: str = MARK) -> None:
     """Write a page or a figure with the mark; raise :class:`OptionError` if a foreign file would be replaced."""
     output = Output(path)
     output.refuse_foreign(mark)
@@ -195,7 +195,7 @@ def put(path: Path, content: str | bytes, mark: str = MARK) -> None:
 
 
 @contextlib.contextmanager
-def claimed(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
+def claim_folder(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
     """Create a folder if it is missing, and lock it for this process.
 
     Args:
@@ -203,14 +203,14 @@ def claimed(folder: str, results: str, pages: Iterable[str]) -> Iterator[None]:
         results: name of the results file, which the lock protects.
         pages: names of files written at the end. A foreign file of such a name is refused now.
     """
-    there = made(folder)
+    there = make_folder(folder)
     for page in pages:
         Output(there / page).refuse_foreign()
     with Output(there / results).locked():
         yield
 
 
-def made(folder: str | os.PathLike[str], option: str = "--output") -> Path:
+def make_folder(folder: str | os.PathLike[str], option: str = "--output") -> Path:
     """Return a folder, which is created if it is missing."""
     if not os.fspath(folder) or "\0" in os.fspath(folder):
         raise OptionError(f"{option}: expected the name of a folder, got {os.fspath(folder)!r}")
@@ -262,11 +262,11 @@ class Utf8:
         self.take(b"", last=True)
 
 
-def decoded(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Return the text of UTF-8 bytes, a byte-order mark left out; raise :class:`ValueError` with what is no text in them."""
     return Utf8().take(data, last=True)
 
 
-def encoded(content: str | bytes) -> bytes:
+def encode_text(content: str | bytes) -> bytes:
     """Return text as UTF-8 bytes, with half surrogate pairs as escapes; return bytes unchanged."""
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content

@@ -14,13 +14,13 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
 from specframe.engine.chunks import Chunks
-from specframe.engine.encoding import Prompt, listed
+from specframe.engine.encoding import Prompt, as_list
 from specframe.engine.guards.roles import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
 from specframe.engine.request_stream import RequestStream, rounds
 from specframe.engine.requests import Asked, Requests
 from specframe.engine.results import Results, in_order
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
 from specframe.plugins.compose import Composition, strategy
@@ -220,7 +220,7 @@ class Pipeline:
             OptionError: the target's tokenizer has no chat template, or as :meth:`generate`.
         """
         require_template(self.tokenizer)
-        return self.generate([as_chat(one) for one in listed(chats)], max_new_tokens, **asked)
+        return self.generate([as_chat(one) for one in as_list(chats)], max_new_tokens, **asked)
 
     def as_completed(
         self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]
@@ -255,7 +255,7 @@ class Pipeline:
         """
         if "datasets" not in self.executor.offers:
             raise OptionError(
-                f"map: expected an executor that maps data sets, such as ray of specframe-ray, got {shown(self.recipe.executor)}"
+                f"map: expected an executor that maps data sets, such as ray of specframe-ray, got {literal(self.recipe.executor)}"
             )
         whole("max_new_tokens", max_new_tokens, 1)
         recipe = attrs.evolve(self.recipe, batch_size=self.batch_size, seed=self.seed)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 
 LARGEST_SEED = 2**64 - 1
 """Largest seed: that of torch.manual_seed. Random numbers are hashes of 64 bits."""
@@ -29,7 +29,7 @@ def whole(name: str, value: Any, least: float = -math.inf, most: float = math.in
         OptionError: ``value`` is no such number; true and false are not numbers.
     """
     if not whole_within(value, least, most):
-        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {shown(value)}")
+        raise OptionError(f"{name}: expected a whole number{bound(least, most)}, got {literal(value)}")
     return value
 
 
@@ -40,7 +40,7 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
         OptionError: ``value`` is no such number; true, false and nan are not accepted.
     """
     if not number_within(value, least, most, above):
-        raise OptionError(f"{name}: expected {a_number(value, least, most, above)}, got {shown(value)}")
+        raise OptionError(f"{name}: expected {a_number(value, least, most, above)}, got {literal(value)}")
     return float(value)
 
 
@@ -58,11 +58,11 @@ def number_within(value: Any, least: float = -math.inf, most: float = math.inf, 
 def flag(name: str, value: Any) -> bool:
     """Return true or false; raise :class:`OptionError` for anything else."""
     if not of_type(value, bool):
-        raise OptionError(f"{name}: expected true or false, got {shown(value)}")
+        raise OptionError(f"{name}: expected true or false, got {literal(value)}")
     return value
 
 
-def read(text: str, kind: type[int] | type[float]) -> float:
+def read_number(text: str, kind: type[int] | type[float]) -> float:
     """Return the number written in a text; raise :class:`ValueError` unless the text is in ASCII digits.
 
     Python's own conversion would also accept ``1_0`` and the digits of other scripts.
@@ -78,7 +78,7 @@ def parse_value(text: str) -> bool | int | float | str:
         return text.lower() == "true"
     for kind in (int, float):
         try:
-            return read(text, kind)
+            return read_number(text, kind)
         except ValueError:
             continue
     return text
@@ -129,7 +129,7 @@ def check_annotated(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     for name, kinds in known.items():
         if name in given and not any(of_type(given[name], kind) for kind in kinds):
             words = " or ".join(KINDS[kind] for kind in kinds if kind in KINDS)
-            raise OptionError(f"{name}: expected {words}, got {shown(given[name])}")
+            raise OptionError(f"{name}: expected {words}, got {literal(given[name])}")
 
 
 def plain_annotations(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
@@ -163,6 +163,6 @@ class Wrapper:
         return getattr(self.__wrapped__, name)
 
 
-def unwrapped(strategy: Any) -> Any:
+def unwrap_guards(strategy: Any) -> Any:
     """Return a strategy without the guards around it."""
     return inspect.unwrap(strategy)

@@ -17,7 +17,7 @@ from specframe.forward import graphs
 from specframe.forward.attention import choice, flex, kernel_trial, packed
 from specframe.forward.current_forward import by_interface
 from specframe.forward.runner import ModelRunner
-from specframe.forward.trial_stores import uneven
+from specframe.forward.trial_stores import uneven_placement
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
@@ -158,7 +158,7 @@ def test_models_that_need_their_masks_keep_them(
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=3, draft_length=3)
     harness.check(pipe, asked)
     use = choice.Choice(pipe.parts.runner.attention, pipe.composition.attention)
-    assert use.way(uneven(None, 20, torch.device("cpu"))) is None
+    assert use.way(uneven_placement(None, 20, torch.device("cpu"))) is None
     assert not use.packs
     assert use._sparing is None
 

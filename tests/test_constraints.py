@@ -23,7 +23,7 @@ from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
-from specframe.contracts.constraints import Drafted, packed
+from specframe.contracts.constraints import Drafted, pack_masks
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.engine.arrivals import HandClock
@@ -33,7 +33,7 @@ from specframe.errors import ContractError, OptionError, PromptError, UnknownNam
 from specframe.observe.watch import Watcher
 from specframe.plugins.registry import add_entry, registry
 from specframe.reference import reference_decode
-from specframe.text.constraints import NONE_ALLOWED, unpacked
+from specframe.text.constraints import NONE_ALLOWED, unpack_masks
 
 SIZE, EOS = 61, 0
 TARGET = fakes.fake_target(SIZE)
@@ -263,7 +263,7 @@ class High(Even):
     def masks(self, states: Any, drafted: Drafted) -> torch.Tensor:
         """Return one mask for all places."""
         allowed = np.arange(states[0].size) >= 70
-        return packed(np.broadcast_to(allowed, (len(states), drafted.count, len(allowed))))
+        return pack_masks(np.broadcast_to(allowed, (len(states), drafted.count, len(allowed))))
 
 
 def test_a_drafter_that_knows_nothing_that_is_allowed() -> None:
@@ -531,13 +531,13 @@ def test_masks_are_bits_in_ascending_order() -> None:
     """Token id i is bit i % 32 of number i // 32, whatever the number of ids."""
     for size in (1, 31, 32, 33, 61, 64, 100):
         allowed = np.random.default_rng(size).random((3, 2, size)) < 0.5
-        bits = packed(allowed)
+        bits = pack_masks(allowed)
         assert bits.shape == (3, 2, -(-size // 32))
         assert bits.dtype == torch.int32
         again = [[[bool(int(row[i // 32]) >> (i % 32) & 1) for i in range(size)] for row in place] for place in bits]
         assert again == allowed.tolist()
-        assert unpacked(bits, torch.device("cpu"))[..., :size].tolist() == allowed.tolist()
-        assert not unpacked(bits, torch.device("cpu"))[..., size:].any()
+        assert unpack_masks(bits, torch.device("cpu"))[..., :size].tolist() == allowed.tolist()
+        assert not unpack_masks(bits, torch.device("cpu"))[..., size:].any()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from specframe_lab.report import page as report_page
 from specframe import files
 from specframe.cli import cli
 from specframe.errors import OptionError
-from specframe.files import ENDS, MARK, Output, claimed, decoded, made, put
+from specframe.files import ENDS, MARK, Output, claim_folder, decode_text, make_folder, write_page
 from specframe.models import loading as models
 
 HOLDER = """
@@ -112,11 +112,11 @@ def test_the_mark_is_found_at_both_ends() -> None:
     """A file is its maker's by a mark near its start or end; an empty one is nobody's."""
     for content in (MARK + "x" * 3 * ENDS, "x" * 3 * ENDS + MARK, ""):
         Path("page").write_text(content)
-        put(Path("page"), f"{MARK}, again")
+        write_page(Path("page"), f"{MARK}, again")
         assert Path("page").read_text() == f"{MARK}, again"
     Path("page").write_text("x" * ENDS + MARK + "x" * ENDS)
     with pytest.raises(OptionError, match="page was not made by specframe and is left as it is: name another, or "):
-        put(Path("page"), MARK)
+        write_page(Path("page"), MARK)
     assert Path("page").read_text() == "x" * ENDS + MARK + "x" * ENDS
 
 
@@ -178,7 +178,7 @@ def test_a_lock_file_that_was_deleted_meanwhile_is_no_lock(tmp_path: Path, monke
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    descriptor = files.acquired(path)
+    descriptor = files.acquire_lock(path)
     assert isinstance(descriptor, int)
     assert os.path.samestat(path.stat(), os.fstat(descriptor))
     os.close(descriptor)
@@ -277,7 +277,7 @@ def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, mon
         2,
         f"Error: --output: out/{page} was not made by specframe and is left as it is: name another, or delete it\n",
     )
-    with claimed("busy", "results.jsonl", []):
+    with claim_folder("busy", "results.jsonl", []):
         result = invoke(command, "--output", "busy")
     assert result.exit_code == 2
     assert result.stderr.startswith(
@@ -288,8 +288,8 @@ def test_foreign_pages_and_busy_folders_are_refused(command: str, page: str, mon
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
     """A folder of results is made with those above it."""
-    assert made("a/b").is_dir()
-    assert made(tmp_path / "a/b").is_dir()
+    assert make_folder("a/b").is_dir()
+    assert make_folder(tmp_path / "a/b").is_dir()
 
 
 def test_names_of_models_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_prompts_with_a_name_too_long(name: str) -> None:
 @pytest.mark.parametrize("data", [b"", "é\n".encode(), b"\xef\xbb\xbf\xc3\xa9\n"])
 def test_text_is_utf_8(data: bytes) -> None:
     """Bytes in UTF-8 are text, with or without a byte-order mark, which is no part of it."""
-    assert decoded(data) == data.decode().lstrip("\ufeff")
+    assert decode_text(data) == data.decode().lstrip("\ufeff")
 
 
 @pytest.mark.parametrize(
@@ -405,4 +405,4 @@ def test_text_is_utf_8(data: bytes) -> None:
 def test_other_bytes_are_no_text(data: bytes, told: str) -> None:
     """The error names the first byte or character that is no text, and its place."""
     with pytest.raises(ValueError, match=f"^{told}$"):
-        decoded(data)
+        decode_text(data)

@@ -314,7 +314,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
             return
         if isinstance(fault, Killed):
             with self.path.open("ab") as file:
-                file.write(files.encoded(line)[: int(share * len(line))])
+                file.write(files.encode_text(line)[: int(share * len(line))])
             raise fault
         with self.faults(more):
             raise fault
@@ -323,7 +323,7 @@ def interrupting(draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal left
         content = content if isinstance(content, str | bytes) else b"".join(content)
         if left <= 0 and path.name == "out.jsonl" and isinstance(fault, Killed):
-            path.with_name(f".{path.name}.0.part").write_bytes(files.encoded(content)[: int(share * len(content))])
+            path.with_name(f".{path.name}.0.part").write_bytes(files.encode_text(content)[: int(share * len(content))])
             raise fault
         replace(path, content)
 

@@ -31,7 +31,7 @@ def _anew() -> Iterator[None]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have none of the further distributions loaded, as if only specframe and specframe-std were installed."""
     monkeypatch.setenv(LIMIT_VARIABLE, "std")
-    monkeypatch.setattr(missing_packages, "installed", lambda distribution: False)
+    monkeypatch.setattr(missing_packages, "is_installed", lambda distribution: False)
     registry.cache_clear()
 
 

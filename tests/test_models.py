@@ -41,7 +41,7 @@ from specframe.errors import ModelError, OptionError, UnknownNameError
 from specframe.models import aliases
 from specframe.models import loading as models
 from specframe.models.pairs import choose
-from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, shared
+from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, share_vocabulary
 from specframe.plugins.entries import Entry, ModelAlias
 from specframe.plugins.registry import Registry
 
@@ -619,14 +619,14 @@ def test_vocabularies_that_differ_draft_through_text() -> None:
     """One vocabulary takes the drafter for models; two take text, for which both tokenizers are needed."""
     swapped = ALPHABET | {"a": ALPHABET["b"], "b": ALPHABET["a"]}
     own, other = tokenizer_of(ALPHABET), tokenizer_of(swapped)
-    assert shared(sized(300), sized(300), own, own)
-    assert not shared(sized(300), sized(300), own, other)
-    assert shared(sized(300), sized(300), None, other)
+    assert share_vocabulary(sized(300), sized(300), own, own)
+    assert not share_vocabulary(sized(300), sized(300), own, other)
+    assert share_vocabulary(sized(300), sized(300), None, other)
     with pytest.raises(ModelError, match=r"32000 ids in the target.*needs both tokenizers, and the target has none"):
-        shared(sized(32000), sized(300), None, other)
+        share_vocabulary(sized(32000), sized(300), None, other)
     few = tokenizer_of({token: index for token, index in ALPHABET.items() if token != "T"})
     with pytest.raises(ModelError, match=r"the vocabularies differ.*the draft has one that changes text"):
-        shared(sized(300), sized(300), own, few)
+        share_vocabulary(sized(300), sized(300), own, few)
 
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------

@@ -815,7 +815,7 @@ def test_nothing_is_running_after_a_run(known: Registry) -> None:
         def propose(self, batch: Batch, budget: Budget) -> Draft:
             now = longest_running()
             assert now is not None
-            seen.append((error_words.called(now[0].kind, now[0]).partition(".")[0], now[1]))
+            seen.append((error_words.strategy_name(now[0].kind, now[0]).partition(".")[0], now[1]))
             if budget.depth:
                 raise ValueError("enough")
             return super().propose(batch, budget)
@@ -868,7 +868,7 @@ def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(watchdog, "PACE", 0.001)
     monkeypatch.setattr(watchdog.Watchdog, "look", lambda self: told.set() or "a line")
     before = set(threading.enumerate())
-    with watchdog.watched():
+    with watchdog.watchdog():
         assert told.wait(30)
         watching = set(threading.enumerate()) - before
     for thread in watching:

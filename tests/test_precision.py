@@ -10,7 +10,7 @@ from specframe_testing import harness, zoo
 from transformers import PreTrainedModel
 
 from specframe.forward.runner import ModelRunner
-from specframe.models.precision import STEP, eps, quantised
+from specframe.models.precision import STEP, eps, quantised_weights
 from specframe.probes.ties import Scales, roundings
 
 FINE = torch.finfo(torch.float32).eps
@@ -47,11 +47,11 @@ def int8(model: PreTrainedModel, dynamic: bool) -> PreTrainedModel:
 def test_a_quantised_model_is_told_by_its_tensors() -> None:
     """Matrices of integers, or of eight bits, count; embeddings, masks of truth values and ids do not."""
     plain = zoo.build("gpt2")
-    assert not [*quantised(plain)]
+    assert not [*quantised_weights(plain)]
     assert eps(plain) == FINE
     assert eps(zoo.build("gpt2").bfloat16()) == torch.finfo(torch.bfloat16).eps
     coarse = int8(zoo.build("llama"), dynamic=True)
-    assert len([*quantised(coarse)]) == 14
+    assert len([*quantised_weights(coarse)]) == 14
     assert eps(coarse) == STEP
     assert roundings(coarse) == pytest.approx(roundings(zoo.build("llama")) * STEP / FINE)
 
@@ -59,11 +59,11 @@ def test_a_quantised_model_is_told_by_its_tensors() -> None:
 def test_weights_that_say_that_activations_are_not_quantised_leave_the_precision() -> None:
     """Where every quantised weight says so, as torchao's do, the model is held to its dtype."""
     model = int8(zoo.build("llama"), dynamic=False)
-    for weight in quantised(model):
+    for weight in quantised_weights(model):
         weight.act_quant_kwargs = None  # type: ignore[attr-defined]
     assert eps(model) == FINE
     assert roundings(model) == roundings(zoo.build("llama"))
-    next(quantised(model)).act_quant_kwargs = object()  # type: ignore[attr-defined]
+    next(quantised_weights(model)).act_quant_kwargs = object()  # type: ignore[attr-defined]
     assert eps(model) == STEP
 
 

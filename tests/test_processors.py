@@ -19,7 +19,7 @@ from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.text import processors
-from specframe.text.formulas import FORMULAS, PresencePenalty, Reads, kind_of, planned
+from specframe.text.formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.generation import Settings
 from specframe.text.prefixes import paths
 from specframe.text.sampling import shape
@@ -159,7 +159,7 @@ def test_every_formula_has_a_case() -> None:
 def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
     """All places of ragged rows shaped together have the scores that each has by itself, in chains and trees."""
     _, make = CASES[name]
-    given = [planned([make(max(1, length - 3))], True, (3,) * (row % 3) * lead) for row, length in enumerate(LENGTHS)]
+    given = [plan_of([make(max(1, length - 3))], True, (3,) * (row % 3) * lead) for row, length in enumerate(LENGTHS)]
     batch = batch_of(given)
     drafted_BN, parents_BN = drafts(len(batch), tree)
     for places in (NODES + 1, 2, 1):
@@ -173,8 +173,8 @@ def test_one_call_is_as_many_calls(name: str, tree: str, lead: bool) -> None:
 @pytest.mark.parametrize("tree", TREES)
 def test_a_single_place(tree: str) -> None:
     """One row's last place alone, as a drafter's steps and plain decoding have it, is shaped as it is among others."""
-    own = planned([lambda ids, scores: (scores + ids.sum()).double(), hf.TopKLogitsWarper(4)], True, (3, 3))
-    for plan in (own, *(planned([make(6)], True, (1,)) for _, make in CASES.values())):
+    own = plan_of([lambda ids, scores: (scores + ids.sum()).double(), hf.TopKLogitsWarper(4)], True, (3, 3))
+    for plan in (own, *(plan_of([make(6)], True, (1,)) for _, make in CASES.values())):
         batch = batch_of([plan])
         drafted_BN, parents_BN = drafts(1, tree)
         logits_BTV = logits(1, 1)
@@ -186,7 +186,7 @@ def test_a_single_place(tree: str) -> None:
 def test_the_cases_have_an_effect(name: str) -> None:
     """A processor that changes nothing would be equal to anything."""
     _, make = CASES[name]
-    batch = batch_of([planned([make(max(1, length - 3))], True) for length in LENGTHS])
+    batch = batch_of([plan_of([make(max(1, length - 3))], True) for length in LENGTHS])
     drafted_BN, _ = drafts(len(batch), "chain")
     logits_BTV = logits(len(batch), NODES + 1)
     assert not torch.equal(shape(batch, drafted_BN, logits_BTV), logits_BTV)
@@ -196,7 +196,7 @@ def test_the_cases_have_an_effect(name: str) -> None:
 def test_one_call_for_a_kind(name: str, called: Counter[type]) -> None:
     """However many rows and places have it, a processor is called once; one that goes by counts once for each effect."""
     kind, make = CASES[name]
-    batch = batch_of([planned([make(max(1, length - 3))], True) for length in LENGTHS * 5])
+    batch = batch_of([plan_of([make(max(1, length - 3))], True) for length in LENGTHS * 5])
     drafted_BN, _ = drafts(len(batch), "chain")
     shape(batch, drafted_BN, logits(len(batch), NODES + 1))
     expected = {"decay": NODES + 1, "bias": 3, "bad-words": 4}.get(name, 1)
@@ -220,8 +220,8 @@ def test_what_is_not_one_formula_is_called_for_each_place() -> None:
     ignoring.prompt_ignore_length = torch.tensor([2])  # older versions do not take it as an argument
     for one in (Own(0.5), noting, ignoring, hf.NoRepeatNGramLogitsProcessor(1)):
         assert kind_of(one) is None
-    plans = [planned([Own(0.5), ignoring, hf.NoRepeatNGramLogitsProcessor(1)], True) for _ in LENGTHS]
-    batch = batch_of([*plans[:-1], planned([noting], True)])
+    plans = [plan_of([Own(0.5), ignoring, hf.NoRepeatNGramLogitsProcessor(1)], True) for _ in LENGTHS]
+    batch = batch_of([*plans[:-1], plan_of([noting], True)])
     drafted_BN, parents_BN = drafts(len(batch), "trees")
     logits_BTV = logits(len(batch), NODES + 1)
     shaped_BTV = shape(batch, drafted_BN, logits_BTV, parents_BN)
@@ -247,7 +247,7 @@ def test_rows_with_different_plans(tree: str, called: Counter[type]) -> None:
     """Each row's processors are applied in the row's own order, and what rows have in common is called once."""
     made = [[CASES[name][1](max(1, LENGTHS[row] - 3)) for name in names] for row, names in MIXED.items()]
     made[4].append(lambda ids, scores: scores + ids.shape[1])
-    batch = batch_of([planned(one, True) for one in made])
+    batch = batch_of([plan_of(one, True) for one in made])
     drafted_BN, parents_BN = drafts(len(batch), tree)
     logits_BTV = logits(len(batch), NODES + 1)
     shaped_BTV = shape(batch, drafted_BN, logits_BTV, parents_BN)
@@ -272,7 +272,7 @@ def test_other_parameters_are_another_kind() -> None:
     ]
     kinds = [kind_of(one) for one in others]
     assert len(set(kinds)) == len(others)
-    batch = batch_of([planned([one], True) for one in others])
+    batch = batch_of([plan_of([one], True) for one in others])
     drafted_BN, _ = drafts(len(batch), "chain")
     logits_BTV = logits(len(batch), NODES + 1)
     assert same(shape(batch, drafted_BN, logits_BTV), one_by_one(batch, drafted_BN, logits_BTV))
@@ -288,7 +288,7 @@ def test_a_call_is_shown_no_more_than_fits_into_memory(monkeypatch: pytest.Monke
         shown.append(ids.numel())
         return usual(self, ids, scores)
 
-    batch = batch_of([planned([penalty(1.3)], True) for _ in LENGTHS])
+    batch = batch_of([plan_of([penalty(1.3)], True) for _ in LENGTHS])
     drafted_BN, _ = drafts(len(batch), "chain")
     logits_BTV = logits(len(batch), NODES + 1)
     expected = one_by_one(batch, drafted_BN, logits_BTV)

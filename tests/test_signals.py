@@ -19,7 +19,7 @@ import pytest
 
 from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
-from specframe.cli.signals import Screen, ending
+from specframe.cli.signals import Screen, exit_on_signals
 from specframe.errors import OptionError
 
 RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]
@@ -104,7 +104,7 @@ def test_an_error_after_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str
 def test_an_error_without_a_signal_stays_one() -> None:
     """Errors that are not of standard output are passed on: those of files, and those of the code."""
     for error in (ValueError("no"), FileNotFoundError(errno.ENOENT, "no", "file"), OSError(errno.ENOSPC, "no", "f")):
-        with pytest.raises(type(error)), ending():
+        with pytest.raises(type(error)), exit_on_signals():
             raise error
 
 

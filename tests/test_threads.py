@@ -163,7 +163,7 @@ def test_a_configuration_is_tried_alone() -> None:
     entered = threading.Event()
 
     def probe() -> None:
-        with current_forward.alone(target.config):
+        with current_forward.exclusive_config(target.config):
             target.config.sliding_window = 2
             entered.set()
             waiting.wait(0.2)
@@ -187,10 +187,10 @@ def test_a_configuration_is_tried_alone() -> None:
 
 def test_a_model_in_training_goes_back_after_the_last() -> None:
     """Who stops decoding first leaves the model in evaluation mode for who still decodes."""
-    from specframe.forward.evaluation_mode import evaluating
+    from specframe.forward.evaluation_mode import evaluation_mode
 
     target = zoo.build("qwen3").train()
-    first, second = evaluating(target), evaluating(target)
+    first, second = evaluation_mode(target), evaluation_mode(target)
     with contextlib.ExitStack() as one, contextlib.ExitStack() as other:
         one.enter_context(first)
         other.enter_context(second)
@@ -203,12 +203,12 @@ def test_configurations_are_written_once_a_round_and_are_their_own_between_round
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A round of five forwards changes two configurations, and whoever looks between two rounds finds them unchanged."""
-    target, usual, values = zoo.build("qwen3"), current_forward.write, list[Any]()
+    target, usual, values = zoo.build("qwen3"), current_forward.write_value, list[Any]()
     pipe = harness.pipeline(target, zoo.good_draft(target), batch_size=2, draft_length=4)
     chunks = pipe.stream(harness.random_prompts([5, 5], target.config.vocab_size), 12)
     next(chunks), next(chunks)
     monkeypatch.setattr(
-        current_forward, "write", lambda owner, name, value: (values.append(value), usual(owner, name, value))
+        current_forward, "write_value", lambda owner, name, value: (values.append(value), usual(owner, name, value))
     )
     next(chunks)
     assert values == [current_forward.NAME] * 2 + ["sdpa"] * 2
@@ -228,8 +228,8 @@ def test_a_configuration_is_read_and_written_as_attributes_are(made: type) -> No
 
     ours, theirs = made(), made()
     ours._attn_implementation = theirs._attn_implementation = "eager"
-    assert current_forward.read(ours, "_attn_implementation") == "eager"
-    current_forward.write(ours, "_attn_implementation", "sdpa")
+    assert current_forward.read_value(ours, "_attn_implementation") == "eager"
+    current_forward.write_value(ours, "_attn_implementation", "sdpa")
     theirs._attn_implementation = "sdpa"
     assert held(ours) == held(theirs) == ["sdpa"] * len(held(ours))
-    assert current_forward.read(ours, "_attn_implementation") == "sdpa"
+    assert current_forward.read_value(ours, "_attn_implementation") == "sdpa"

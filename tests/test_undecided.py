@@ -11,7 +11,7 @@ from specframe_testing import harness, zoo
 from transformers import LogitsProcessor
 
 from specframe import Pipeline, Sampling
-from specframe.text.sampling import undecided
+from specframe.text.sampling import undecided_places
 
 TARGET = zoo.build("llama", eos_token_id=None)
 DRAFT = zoo.good_draft(TARGET)
@@ -96,7 +96,7 @@ def test_infinity_is_a_choice_of_ones_own_processors() -> None:
         batch: Any = SimpleNamespace(sequences=[SimpleNamespace(request=asked[0])])
         scores_BTV = torch.zeros(1, 4, 3)
         scores_BTV[0, 1, 2], scores_BTV[0, 2, 0], scores_BTV[0, 3] = float("inf"), float("nan"), float("-inf")
-        found[name] = undecided(batch, scores_BTV)[0].tolist()
+        found[name] = undecided_places(batch, scores_BTV)[0].tolist()
     assert found == {"own": [False, False, True, True], "none": [False, True, True, True]}
 
 

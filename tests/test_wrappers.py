@@ -12,7 +12,7 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe.engine.guards.roles import guard
 from specframe.engine.guards.storage import GuardedLayout
 from specframe.probes.tap import Listener, Tap
-from specframe.values import Wrapper, unwrapped
+from specframe.values import Wrapper, unwrap_guards
 
 AROUND: dict[str, Any] = {
     "guard": lambda: guard("acceptance rule", Greedy()),
@@ -29,7 +29,7 @@ def test_a_copy_is_around_the_same_kind_of_object(kind: str, way: Any) -> None:
     made = way(one)
     assert type(made) is type(one)
     assert made is not one
-    assert type(unwrapped(made)) is Greedy
+    assert type(unwrap_guards(made)) is Greedy
     assert made.offers == Greedy.offers
 
 
@@ -42,4 +42,4 @@ def test_an_object_that_says_how_it_is_copied_keeps_its_wrapper() -> None:
 
     made = copy.deepcopy(guard("acceptance rule", Own()))
     assert isinstance(made, Wrapper)
-    assert unwrapped(made) == "a copy of its own"
+    assert unwrap_guards(made) == "a copy of its own"

@@ -14,21 +14,21 @@ import click
 
 import specframe
 from specframe.cli.loading_bars import only_in_terminals
-from specframe.cli.option_types import called
-from specframe.cli.signals import ending
+from specframe.cli.option_types import source_of
+from specframe.cli.signals import exit_on_signals
 from specframe.cli.variables import PREFIX, warn_of_misspelt
-from specframe.cli.watchdog import watched
+from specframe.cli.watchdog import watchdog
 from specframe.errors import (
     OptionError,
     PluginError,
     SpecframeError,
     SpecframeWarning,
     UnknownNameError,
+    literal,
     sentence,
-    shown,
 )
 from specframe.plugins.entries import Entry
-from specframe.plugins.missing_packages import NAMES, installed
+from specframe.plugins.missing_packages import NAMES, is_installed
 from specframe.plugins.registry import OWN, registry
 
 DISTRIBUTIONS = NAMES["command"]
@@ -58,13 +58,13 @@ class CommandLine(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the arguments; a signal meanwhile is handled as during a command."""
-        with ending():
+        with exit_on_signals():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an interrupted command ends with one sentence and its own exit status."""
         try:
-            with ending(), watched():
+            with exit_on_signals(), watchdog():
                 warn_of_misspelt(ctx)
                 return super().invoke(ctx)
         except click.BadParameter as fault:
@@ -77,7 +77,7 @@ class CommandLine(click.Group):
             entry = registry().entry("command", ctx.invoked_subcommand)
             if entry.distribution == OWN:
                 raise
-            raise PluginError(told(entry, error)) from error
+            raise PluginError(error_text(entry, error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; a user's error is one sentence on standard error and exit status 2."""
@@ -97,7 +97,7 @@ def refused_flag(fault: click.BadParameter) -> OptionError | None:
     option, ctx = fault.param, fault.ctx
     if ctx is None or not isinstance(option, click.Option) or not option.is_flag:
         return None
-    return OptionError(f"{called(option, ctx)}: expected true or false, got {option.resolve_envvar_value(ctx)!r}")
+    return OptionError(f"{source_of(option, ctx)}: expected true or false, got {option.resolve_envvar_value(ctx)!r}")
 
 
 @contextlib.contextmanager
@@ -144,13 +144,13 @@ def load(name: str) -> click.Command:
         entry = registry().entry("command", name)
         command = entry.factory
         if not isinstance(command, click.Command):
-            raise PluginError(f"{entry}: expected a click.Command, got {shown(command)}")
+            raise PluginError(f"{entry}: expected a click.Command, got {literal(command)}")
     except PluginError as error:
         return broken(name, error)
     return command
 
 
-def told(entry: Entry, error: Exception) -> str:
+def error_text(entry: Entry, error: Exception) -> str:
     """Return the error of a plugin's command as text, with the distribution and the code line."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {sentence(error)}, at {where.filename}:{where.lineno}"
@@ -163,7 +163,7 @@ def missing(name: str, distribution: str) -> click.Command:
     if distribution in registry().failures:
         return broken(name, fault)
     return broken(
-        name, fault, "(left out)" if installed(distribution) else f"(not installed: pip install {distribution})"
+        name, fault, "(left out)" if is_installed(distribution) else f"(not installed: pip install {distribution})"
     )
 
 

@@ -9,7 +9,7 @@ import click
 
 from specframe.cli.option_types import CONFIG, Kind
 from specframe.errors import OptionError, UnknownNameError
-from specframe.files import contents, decoded
+from specframe.files import contents, decode_text
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -18,15 +18,15 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
         return
     known = {option.name: option for option in options_of(ctx.command)}
     taken: dict[str, Any] = {}
-    for entries in (common(ctx, path), own(ctx, path)):
+    for entries in (common(ctx, path), section_of(ctx, path)):
         found: dict[str, Any] = {}
         for key, value in entries.items():
             name = key.replace("-", "_")
             if name not in known:
-                raise unknown(ctx, path, key, [str(other).replace("_", "-") for other in known])
+                raise unknown_key(ctx, path, key, [str(other).replace("_", "-") for other in known])
             if name in found:
                 raise OptionError(f"{path}: {key} is given twice: expected one value")
-            found[name] = checked(f"{path}: {key}", value, known[name])
+            found[name] = option_value(f"{path}: {key}", value, known[name])
         taken |= found
     ctx.meta[CONFIG] = path
     ctx.default_map = {**(ctx.default_map or {}), **taken}
@@ -47,7 +47,7 @@ def common(ctx: click.Context, path: str) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if not isinstance(value, dict)}
 
 
-def own(ctx: click.Context, path: str) -> dict[str, Any]:
+def section_of(ctx: click.Context, path: str) -> dict[str, Any]:
     """Return the command's own section."""
     section: dict[str, Any] = load_toml(path).get(str(ctx.command.name), {})
     return section
@@ -59,7 +59,7 @@ def commands_beside(ctx: click.Context) -> list[str]:
     return group.list_commands(ctx) if isinstance(group, click.Group) else [str(ctx.command.name)]
 
 
-def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:
+def unknown_key(ctx: click.Context, path: str, key: str, known: list[str]) -> OptionError | UnknownNameError:
     """Return the error for a key that is no option of the command; it names the commands with this option."""
     from specframe.cli import cli
 
@@ -75,7 +75,7 @@ def unknown(ctx: click.Context, path: str, key: str, known: list[str]) -> Option
     return UnknownNameError(f"option in {path}", key, known)
 
 
-def checked(place: str, value: Any, option: click.Option) -> Any:
+def option_value(place: str, value: Any, option: click.Option) -> Any:
     """Return a value in the option's form: a list for an option of several values, true or false for a flag."""
     several = option.multiple or (isinstance(option.type, Kind) and option.type.several)
     parts = value if isinstance(value, list) and several else [value]
@@ -84,11 +84,11 @@ def checked(place: str, value: Any, option: click.Option) -> Any:
         expected = "true or false" if option.is_flag else "a text or a number"
         got = next((part for part in parts if not isinstance(part, str | int | float)), parts[0])
         several_too = ", or a list of them" if several else ""
-        raise OptionError(f"{place}: expected {expected}{several_too}, got {named(got)}")
+        raise OptionError(f"{place}: expected {expected}{several_too}, got {type_name(got)}")
     return parts if option.multiple else value
 
 
-def named(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Return the type of a TOML value in words; true and false as themselves."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -98,7 +98,7 @@ def named(value: Any) -> str:
 def load_toml(path: str) -> dict[str, Any]:
     """Return the content of a TOML file."""
     try:
-        return tomllib.loads(decoded(contents(path)).replace("\r\n", "\n"))
+        return tomllib.loads(decode_text(contents(path)).replace("\r\n", "\n"))
     except OSError as error:
         raise OptionError(f"--config: {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML

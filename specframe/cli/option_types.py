@@ -12,15 +12,15 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from specframe.devices import names
-from specframe.errors import OptionError, SpecframeError, UnknownNameError, shown
+from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal
 from specframe.plugins.recipe import PLAIN
-from specframe.values import a_number, bound, number_within, read, whole_within
+from specframe.values import a_number, bound, number_within, read_number, whole_within
 
 CONFIG = "specframe.config"
 """Key of the configuration file's path in a context's ``meta``."""
 
 
-def called(param: click.Parameter | None, ctx: click.Context | None, otherwise: str = "value") -> str:
+def source_of(param: click.Parameter | None, ctx: click.Context | None, otherwise: str = "value") -> str:
     """Return the source of an option's value for messages: its name, its environment variable, or its configuration key."""
     if param is None or param.name is None:
         return otherwise
@@ -41,7 +41,7 @@ class Kind(click.ParamType):
 
     def refuse(self, expected: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         """Raise :class:`OptionError` with the value's source, the expected and the given value."""
-        raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}")
+        raise OptionError(f"{source_of(param, ctx, self.name)}: expected {expected}, got {literal(value)}")
 
     def known(self) -> Iterable[str]:
         """Return the values that the shell offers."""
@@ -74,7 +74,7 @@ class WholeNumber(Kind):
 def number_of(value: Any, kind: type[int] | type[float]) -> Any:
     """Return the number that a text stands for; a value that is no text, or a text of no number, as it is."""
     try:
-        return read(value, kind) if isinstance(value, str) else value
+        return read_number(value, kind) if isinstance(value, str) else value
     except ValueError:
         return value
 
@@ -189,9 +189,9 @@ class Strategy(Text):
                 registry().entry(self.role, name)
         except UnknownNameError:
             fault = UnknownNameError(self.role, name, [*self.known()])
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         return text
 
 
@@ -209,7 +209,7 @@ class LoadOptions(Text):
         try:
             parse_specification(text)
         except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         return text
 
 
@@ -227,7 +227,7 @@ class DraftLength(Strategy):
         if not whole_within(number, 1):
             hint = f"; for plain decoding there is --drafter {PLAIN}" if number == 0 else ""
             expected = "a whole number of at least 1 or a policy's name"
-            raise OptionError(f"{called(param, ctx, self.name)}: expected {expected}, got {shown(value)}{hint}")
+            raise OptionError(f"{source_of(param, ctx, self.name)}: expected {expected}, got {literal(value)}{hint}")
         return str(value)
 
 

@@ -151,7 +151,7 @@ def draft_length(default: str) -> Callable[..., Any]:
     )
 
 
-def chosen(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
+def choice_option(name: str, metavar: str, kind: Kind, meaning: str) -> Callable[..., Any]:
     """Return an option with a default word."""
     default = getattr(DEFAULTS, name.removeprefix("--"))
     return click.option(name, metavar=metavar, type=kind, cls=Open, default=default, show_default=True, help=meaning)
@@ -161,8 +161,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 """Values of --dtype."""
 
 PLACE = (
-    chosen("--device", "D", Device(), "cpu, cuda or cuda:N."),
-    chosen("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
+    choice_option("--device", "D", Device(), "cpu, cuda or cuda:N."),
+    choice_option("--dtype", "T", OneOf(*DTYPES), "float32, bfloat16 or float16."),
     click.option(
         "--load-options",
         metavar="Q",
@@ -175,11 +175,11 @@ PLACE = (
 """Options for device and precision, and others of loading."""
 
 EXECUTION = (
-    chosen(
+    choice_option(
         "--attention", "A", Strategy("attention backend", "auto"), "An attention backend, as packed, flex or masked."
     ),
-    chosen("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
-    chosen("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
+    choice_option("--graphs", "G", OneOf(*GRAPHS), "Record CUDA graphs: on or off."),
+    choice_option("--layers", "L", OneOf(*LAYERS), "Decoder layers: eager, compiled or auto."),
     click.option(
         "--bitwise",
         is_flag=True,
@@ -189,7 +189,7 @@ EXECUTION = (
 )
 """Options for the execution of forwards. They do not change the output."""
 
-EXECUTOR = chosen(
+EXECUTOR = choice_option(
     "--executor",
     "E",
     Strategy("executor", "auto"),

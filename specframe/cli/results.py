@@ -31,7 +31,7 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
     metrics["draft_acceptance_rate"] = result.metrics.draft_acceptance_rate
     kept = {
         "index": result.index,
-        **named(prompt),
+        **prompt_id(prompt),
         "prompt": prompt.text,
         "text": result.text,
         "token_ids": result.token_ids,
@@ -48,13 +48,13 @@ def record(result: Result, prompt: Prompt, samples: int = 1) -> Record:
     return kept | {"error": error} if error else kept
 
 
-def named(prompt: Prompt) -> Record:
+def prompt_id(prompt: Prompt) -> Record:
     """Return the prompt's own ``id``, if its entry has one: a number or a text as it is, anything else as its text."""
     own = prompt.parameters.get("id")
     return {} if own is None else {"id": own if isinstance(own, str | int | float) else str(own)}
 
 
-def parsed(line: bytes, place: str) -> Record:
+def parse_record(line: bytes, place: str) -> Record:
     """Return the record in a line; raise :class:`OptionError` if the line holds no record."""
     expected = {"index": int, "prompt": str, "finish_reason": str, "settings": dict}
     try:
@@ -189,7 +189,7 @@ class ResultFile(Results):
 
     def _kept(self, line: bytes, place: str) -> Record:
         """Return the record in a line after checking that it was made as this run's are."""
-        kept = parsed(line, place)
+        kept = parse_record(line, place)
         for key, value in self._settings.items():
             if kept["settings"].get(key) != value:
                 then, now = ("the default" if v is None else v for v in (kept["settings"].get(key), value))
@@ -218,7 +218,7 @@ class ResultFile(Results):
         with contextlib.closing(ResumeIndex()) as lines:
             with self.output.faults():
                 for number, place, line in whole_lines(self.output.path):
-                    lines.add(key(parsed(line, f"{self.output.name} line {number}")), place)
+                    lines.add(key(parse_record(line, f"{self.output.name} line {number}")), place)
             self.output.replace(lines.read(self.output.path))
 
 

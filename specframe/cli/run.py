@@ -20,7 +20,7 @@ from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, verdict
-from specframe.cli.sampling import Parameters, sampling_options, taken
+from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen
 from specframe.errors import OptionError
 from specframe.files import Output
@@ -116,7 +116,7 @@ def run(
         check_places(output, resume, report)
         check_names(options, anywhere=True)
         manner = asked_manner(output, report, stream=stream, quiet=quiet, verbose=verbose)
-        given = taken(options)
+        given = take_options(options)
         if executor := file_jobs.taking_files(options["executor"]):
             settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
             settings |= given | {"max_new_tokens": max_new_tokens, "chat": chat or None}
@@ -136,7 +136,7 @@ def run(
             failed, figures = file_jobs.decode(executor, job, manner)
             write_report(report, figures)
             ctx.exit(int(failed > 0))
-        asked = ranks.shared(lambda: gathered(ranks, prompt, prompts, limit))
+        asked = ranks.shared(lambda: collect_prompts(ranks, prompt, prompts, limit))
         settings = {key: value for key, value in options.items() if key not in NO_SETTINGS}
         settings |= given | {"max_new_tokens": max_new_tokens} | {"chat": chat or None}
         screen = Screen(needed=output in (None, "-"))
@@ -200,10 +200,10 @@ def gather(arguments: tuple[str, ...], path: str | None, limit: int | None = Non
     asked = prompt_sources.from_arguments(texts[:limit])
     left = None if limit is None else limit - len(asked)
     first = Prompts(lambda: iter(asked))
-    return first if path is None or left == 0 else first.then(prompt_sources.opened(path, left))
+    return first if path is None or left == 0 else first.then(prompt_sources.open_prompts(path, left))
 
 
-def gathered(ranks: Ranks, arguments: tuple[str, ...], path: str | None, limit: int | None) -> Iterable[Prompt]:
+def collect_prompts(ranks: Ranks, arguments: tuple[str, ...], path: str | None, limit: int | None) -> Iterable[Prompt]:
     """Return the prompts of a run: a list where there are several ranks, which share it."""
     asked = gather(arguments, path, limit)
     return [*asked] if ranks.several else asked

@@ -38,9 +38,9 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
         greedy: whether no prompt has a temperature.
         inherited: what prompts take from the generation config.
     """
-    from specframe.models.pairs import choose, named
+    from specframe.models.pairs import choose, chosen_name
     from specframe.plugins.recipe import own_budget
-    from specframe.text.generation import told
+    from specframe.text.generation import settings_text
 
     target, strategy, draft_model = choose(options["target"], options["drafter"])
     use = pipe.parts.strategies(pipe.recipe, greedy)
@@ -48,7 +48,7 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
         "accept": pipe.recipe.rule(greedy, use.drafter),
         "draft_length": pipe.recipe.length(use.rule, use.drafter if own_budget(use.drafter) else strategy),
         "target": target,
-        "drafter": named(options["drafter"], strategy, draft_model),
+        "drafter": chosen_name(options["drafter"], strategy, draft_model),
         "schedule": options["schedule"] or use.alignment.scheduler,
         "kv": options["kv"] or use.alignment.kv,
     }
@@ -57,7 +57,7 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
     names = {role: chosen[role] for role in roles}
     if given := options.get("load_options"):
         names["load_options"] = given
-    return {"lossless": bool(use.lossless)} | names | place | {"generation_config": told(inherited)}
+    return {"lossless": bool(use.lossless)} | names | place | {"generation_config": settings_text(inherited)}
 
 
 def verdict(combined: Facts) -> str:

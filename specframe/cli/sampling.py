@@ -61,7 +61,7 @@ SAMPLING = (
 sampling_options = with_options(SAMPLING)
 
 
-def taken(options: dict[str, Any]) -> dict[str, Any]:
+def take_options(options: dict[str, Any]) -> dict[str, Any]:
     """Remove the sampling options from a command's options and return them; options not given are None."""
     if ctx := click.get_current_context(silent=True):
         refuse_idle(ctx, "logprobs", "output", "log-probabilities are written to its file and shown nowhere else")

@@ -75,7 +75,7 @@ def status_of(error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """End an interrupted command with at most one line and the exit status that a shell expects.
 
     An error after a signal counts as caused by the signal, since C code may turn the signal's exception into another.
@@ -96,7 +96,7 @@ def ending() -> Iterator[None]:
             silence()
             if isinstance(error, BrokenPipeError):
                 sys.exit(UNREAD)
-            raise unwritten(error) from error
+            raise write_error(error) from error
 
 
 def leave(number: signal.Signals, more: str = "") -> None:
@@ -111,7 +111,7 @@ def of_screen(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in SCREEN_FAULTS
 
 
-def unwritten(error: BaseException, more: str = "") -> OptionError:
+def write_error(error: BaseException, more: str = "") -> OptionError:
     """Return the error that standard output cannot be written, with the reason."""
     return OptionError(f"standard output cannot be written: {getattr(error, 'strerror', None) or error}{more}")
 
@@ -153,4 +153,4 @@ class Screen:
     def check(self) -> None:
         """Raise :class:`OptionError` if something could not be printed, unless the reader has left."""
         if self.fault and not isinstance(self.fault, BrokenPipeError):
-            raise unwritten(self.fault, "; the results are where --output says")
+            raise write_error(self.fault, "; the results are where --output says")

@@ -36,7 +36,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
+def watchdog() -> Iterator[None]:
     """Check regularly while the block runs, in a thread that ends with the block."""
     over, dog = threading.Event(), Watchdog()
 

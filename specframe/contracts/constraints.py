@@ -88,7 +88,7 @@ class Guide:
     """Why the constraint cannot go on with the sequence."""
 
 
-def packed(allowed_V: np.ndarray) -> torch.Tensor:
+def pack_masks(allowed_V: np.ndarray) -> torch.Tensor:
     """Return whether tokens are allowed, bool (..., V), as masks, int32 (..., W)."""
     spare = -allowed_V.shape[-1] % 32
     padded = np.pad(allowed_V, [(0, 0)] * (allowed_V.ndim - 1) + [(0, spare)])

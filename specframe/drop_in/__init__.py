@@ -15,7 +15,7 @@ from specframe.drop_in.pipeline_cache import Kept, check
 from specframe.drop_in.plain import decode_plainly, obstacles
 from specframe.drop_in.rows import requests_of
 from specframe.drop_in.streams import Sink, sink_of
-from specframe.forward.evaluation_mode import evaluating
+from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
@@ -75,7 +75,7 @@ def assisted(
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         call = Call(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
         sink = sink_of(streamer, call)
-        with sink or contextlib.nullcontext(), TURN, evaluating(model):
+        with sink or contextlib.nullcontext(), TURN, evaluation_mode(model):
             call.require_decoding()
             if why := obstacles(call):
                 return decode_plainly(call, why, sink)

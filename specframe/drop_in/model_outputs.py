@@ -13,13 +13,13 @@ import torch
 from specframe.drop_in.call import Call
 
 
-def wanted(call: Call) -> bool:
+def asks_outputs(call: Call) -> bool:
     """Return whether the user sees values of the forwards: in the returned outputs, or in the user's own cache."""
     cache = call.inputs.get("past_key_values")
     return bool(call.config.return_dict_in_generate) or getattr(cache, "_is_user_defined", False)
 
 
-def read(call: Call, sequences_BS: torch.Tensor) -> dict[str, Any]:
+def read_outputs(call: Call, sequences_BS: torch.Tensor) -> dict[str, Any]:
     """Feed all tokens but the last into the cache that ``generate`` prepared.
 
     Returns:

@@ -12,8 +12,8 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Result
 from specframe.devices.memory import with_room
 from specframe.drop_in.call import Call
-from specframe.drop_in.model_outputs import read, wanted
-from specframe.observe.logprobs import joined
+from specframe.drop_in.model_outputs import asks_outputs, read_outputs
+from specframe.observe.logprobs import concatenate
 from specframe.observe.watch import Watcher
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StepOutputs(Watcher):
         """Return one (B, V) tensor for each of ``count`` generated tokens; None if ``generate`` was not asked for them."""
         if kind not in self._kinds:
             return None
-        values = [joined(self._kept[kind][row]) for row in range(rows)]
+        values = [concatenate(self._kept[kind][row]) for row in range(rows)]
         padded = torch.nn.utils.rnn.pad_sequence(values)
         return tuple(padded[:count].unbind(0))
 
@@ -55,7 +55,7 @@ def output(call: Call, results: list[Result], kept: StepOutputs) -> torch.Tensor
     for row, result in enumerate(results):
         new_BN[row, : len(result.token_ids)] = torch.tensor(result.token_ids)
     sequences = torch.cat([call.input_ids, new_BN], dim=1)
-    told = read(call, sequences) if wanted(call) else {}
+    told = read_outputs(call, sequences) if asks_outputs(call) else {}
     if not call.config.return_dict_in_generate:
         return sequences
     return GenerateDecoderOnlyOutput(

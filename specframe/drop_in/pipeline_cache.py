@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specframe.errors import OptionError, shown
-from specframe.forward.current_forward import own
+from specframe.errors import OptionError, literal
+from specframe.forward.current_forward import own_value
 from specframe.models.pairs import choose
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import compose
@@ -25,12 +25,13 @@ def check(draft: Any, draft_length: Any, align: Any, accept: Any, kv: Any) -> No
     if (isinstance(draft, str) and draft == "auto") or not (named or hasattr(draft, "propose")):
         raise OptionError(
             "draft: expected a loaded model, a directory or hub id of one, or a drafter by name or as an object, "
-            f"got {shown(draft)}"
+            f"got {literal(draft)}"
         )
     number = isinstance(draft_length, str | int) or draft_length is None
     if not number and not hasattr(draft_length, "budget"):
         raise OptionError(
-            f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', got {shown(draft_length)}"
+            f"draft_length: expected a whole number of at least 1, a policy's name or object, or 'auto', "
+            f"got {literal(draft_length)}"
         )
     _, drafter, _ = choose("target", draft)
     compose(registry(), Recipe(drafter=draft, align=align, accept=accept, kv=kv, draft_length=draft_length), drafter)
@@ -71,4 +72,4 @@ def state_of(given: Any) -> Any:
     if not isinstance(given, PreTrainedModel):
         return given
     config = given.config  # the vocabulary's size is in it
-    return given, given.device, given.dtype, own(config, "_attn_implementation"), config.to_dict()
+    return given, given.device, given.dtype, own_value(config, "_attn_implementation"), config.to_dict()

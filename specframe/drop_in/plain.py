@@ -30,7 +30,7 @@ IN_ORDER = (hf.UnbatchedClassifierFreeGuidanceLogitsProcessor, hf.SynthIDTextWat
 
 def obstacles(call: Call) -> list[str]:
     """Return the features of a call that rule out drafting, under the names of ``generate``."""
-    found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and not nothing(value))
+    found = sorted(name for name, value in call.inputs.items() if name not in UNDERSTOOD and not is_empty(value))
     found += [type(one).__name__ for one in call.processors if isinstance(one, IN_ORDER)]
     cache = call.inputs.get("past_key_values")
     checks = {
@@ -54,7 +54,7 @@ def obstacles(call: Call) -> list[str]:
     return unfit(call.processors, call.criteria, call.input_ids.to(call.model.device), vocabulary)
 
 
-def nothing(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Return whether an input is empty: None, or the empty dictionary of a model of images and text without an image."""
     return value is None or (isinstance(value, dict) and not value)
 

@@ -11,7 +11,7 @@ from transformers import generation as hf
 from specframe.contracts.requests import Request
 from specframe.drop_in.call import Call
 from specframe.pipeline import Pipeline
-from specframe.text.formulas import planned
+from specframe.text.formulas import plan_of
 from specframe.text.stopping import Criteria
 
 
@@ -49,7 +49,7 @@ def requests_of(pipe: Pipeline, call: Call) -> list[Request]:
     for index, ids in enumerate(prompts):
         lead = tuple(call.input_ids[index, : width - len(ids)].tolist())
         own = [for_row(processor, index, len(call)) for processor in call.processors]
-        plan = planned(own, greedy=not call.config.do_sample, lead=lead)
+        plan = plan_of(own, greedy=not call.config.do_sample, lead=lead)
         checks = (Criteria(others, lead, device),) if others else ()
         requests.append(
             Request(index, pipe.encode(ids), call.new, frozenset(stops), plan, stream=index, stop_checks=checks)

@@ -39,7 +39,7 @@ def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
         budget = within_reach(budget, batch, use.alignment)
     plain = [not sequence.request.speculate for sequence in batch.sequences]
     if any(plain):
-        budget = limited(budget, np.where(plain, 0, budget.depth))
+        budget = limit_depths(budget, np.where(plain, 0, budget.depth))
     return tight(budget)
 
 
@@ -63,10 +63,10 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     lost = (budget.depth - depths_B).sum() if chain else np.count_nonzero(depths_B == 0) * budget.nodes
     if lost < FILLER_PAYS * len(batch) * (budget.nodes + 1):
         return budget
-    return limited(budget, depths_B)
+    return limit_depths(budget, depths_B)
 
 
-def limited(budget: Budget, depths_B: np.ndarray) -> Budget:
+def limit_depths(budget: Budget, depths_B: np.ndarray) -> Budget:
     """Return the budget with rows that draft no deeper than this."""
     own_B = budget.depths_B
     return attrs.evolve(budget, depths_B=depths_B if own_B is None else np.minimum(own_B, depths_B))

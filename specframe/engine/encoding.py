@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from specframe.contracts.model import Model
 from specframe.contracts.requests import Request
-from specframe.errors import ModelError, OptionError, PromptError, sentence, shown
-from specframe.text.chat import is_chat, rendered
+from specframe.errors import ModelError, OptionError, PromptError, literal, sentence
+from specframe.text.chat import is_chat, render
 from specframe.text.prompts import text_fault
 from specframe.values import entries
 
@@ -20,7 +20,7 @@ Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
 
 
-def listed(prompts: Any) -> list[Any]:
+def as_list(prompts: Any) -> list[Any]:
     """Return prompts as a list; each of them is looked at later.
 
     Raises:
@@ -31,7 +31,7 @@ def listed(prompts: Any) -> list[Any]:
     asked = held or []
     if held is None or (asked and all(map(is_token_id, asked))):
         hint = ": put it in a list" if isinstance(prompts, str) or asked else ""
-        raise OptionError(f"prompts: {expected}, got {shown(prompts)}{hint}")
+        raise OptionError(f"prompts: {expected}, got {literal(prompts)}{hint}")
     return asked
 
 
@@ -39,10 +39,10 @@ def token_ids(prompt: Any) -> list[int]:
     """Return a prompt's token ids as plain numbers; raise :class:`PromptError` unless it is a list of whole numbers."""
     held = None if isinstance(prompt, bytes | Mapping | Set) else entries(plain(prompt))
     if held is None:
-        raise PromptError(f"expected a text, a list of token ids or a list of messages, got {shown(prompt)}")
+        raise PromptError(f"expected a text, a list of token ids or a list of messages, got {literal(prompt)}")
     ids = [plain(token) for token in held]
     if wrong := [token for token in ids if not is_token_id(token)]:
-        raise PromptError(f"the prompt holds {shown(wrong[0])}: expected token ids, which are whole numbers")
+        raise PromptError(f"the prompt holds {literal(wrong[0])}: expected token ids, which are whole numbers")
     return ids
 
 
@@ -61,14 +61,14 @@ def is_ids(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and not is_chat(prompt)
 
 
-def tokenized(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+def encode_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     """Return the token ids of a text or of messages, none of a blank text; raise :class:`PromptError` where that cannot be."""
     if tokenizer is None:
         raise ModelError(
             "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
         )
     if is_chat(prompt):
-        return rendered(prompt, tokenizer)
+        return render(prompt, tokenizer)
     if fault := text_fault(prompt):
         raise PromptError(fault)
     try:
@@ -77,7 +77,7 @@ def tokenized(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[in
         raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error
 
 
-def taken(request: Request) -> str:
+def duplicate_key(request: Request) -> str:
     """Return the sentence that refuses a request with the key of another one."""
     return f"request {request.index}, sample {request.sample}: expected a key of its own, got that of an unfinished request"
 

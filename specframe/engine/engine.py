@@ -23,10 +23,10 @@ from specframe.devices import kinds
 from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
-from specframe.engine.encoding import require_ids, taken
-from specframe.engine.error_words import called
+from specframe.engine.encoding import duplicate_key, require_ids
+from specframe.engine.error_words import strategy_name
 from specframe.engine.guards.base import of_part
-from specframe.engine.guards.roles import guard, guarded, numbers_check
+from specframe.engine.guards.roles import guard, guard_all, numbers_check
 from specframe.engine.installed_observers import installed_observers
 from specframe.engine.memory_limits import Limits, too_small
 from specframe.engine.parts import Parts
@@ -34,7 +34,7 @@ from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
 from specframe.forward.bitwise.mode import bitwise
-from specframe.forward.evaluation_mode import evaluating
+from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
@@ -43,7 +43,7 @@ from specframe.plugins.registry import registry
 from specframe.probes.invariants import Checks
 
 
-def alone() -> contextlib.AbstractContextManager[Callable[[], None]]:
+def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Return the context of a step where there is one rank."""
     return contextlib.nullcontext(lambda: None)
 
@@ -110,7 +110,7 @@ class Engine:
         plugins = installed_observers(registry()) if installed else []
         self._watch = Watch([*observers, *plugins, *checks])
         self._agree = guard("executor", executor).agree
-        self._joint = cast(RankedExecutor, executor).joint if "ranks" in executor.offers else alone
+        self._joint = cast(RankedExecutor, executor).joint if "ranks" in executor.offers else single_rank
         self._clock = AgreedClock(clock, self._agree)
         self._groups = Groups(self._pool)
         self._joined = False
@@ -148,7 +148,7 @@ class Engine:
         self._parts.constraints.require(request)
         group = self._parts.runner.group(request)
         if self._groups.holds(request.key):
-            raise PromptError(taken(request))
+            raise PromptError(duplicate_key(request))
         self._groups.add(group, request)
         self._joined = self._joined or self._opened is not None
         if self._opened and group == self._groups.current and not self._fits(self._opened, request):
@@ -262,7 +262,7 @@ class Engine:
         Ranks have no part in it: they do not know at which of them memory ran out, and when.
         """
         opened = self._opened
-        if not opened or not share_memory(opened.use) or self._joint is not alone or len(pool.live) < 2:
+        if not opened or not share_memory(opened.use) or self._joint is not single_rank or len(pool.live) < 2:
             return False
         self._limits.give_way(len(pool.live))
         key, left = pool.give_way().request.key, self._limits.live
@@ -301,7 +301,7 @@ class Engine:
     def _open(self, pool: Pool) -> Opened:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
-        use = guarded(self._parts.strategies(self._recipe, greedy), self._recipe.check)
+        use = guard_all(self._parts.strategies(self._recipe, greedy), self._recipe.check)
         check = numbers_check(use) if kinds.of(self._parts.runner.device).queues else None
         use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
@@ -309,7 +309,7 @@ class Engine:
         most = self._limits.of(use.scheduler.rows(self._limits.batch_size))
         rows = most if self._joined else min(most, pool.unfinished)
         pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
-        self._held.enter_context(evaluating(self._parts.target, self._parts.draft))
+        self._held.enter_context(evaluation_mode(self._parts.target, self._parts.draft))
         run = self._run(use, pool)
         pool.reserve, pool.release = run.reserve, run.forget
         self._held.callback(run.release)
@@ -369,8 +369,8 @@ class Engine:
             return
         self._undrawn_told = True
         warnings.warn(
-            f"{called('drafter', use.drafter)}: expected logits with a highest one, got nan or infinity; rows go on as if nothing "
-            "had been drafted there, so the tokens are drawn from the target's distribution all the same",
+            f"{strategy_name('drafter', use.drafter)}: expected logits with a highest one, got nan or infinity; rows go on "
+            "as if nothing had been drafted there, so the tokens are drawn from the target's distribution all the same",
             SpecframeWarning,
             stacklevel=3,
         )

@@ -8,26 +8,26 @@ from typing import Any
 
 import torch
 
-from specframe.errors import sentence, shown
+from specframe.errors import literal, sentence
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 
 
-def called(kind: str, strategy: Any) -> str:
+def strategy_name(kind: str, strategy: Any) -> str:
     """Return a strategy's name for errors: its role, and its registered name and distribution, if any."""
     if entry := registry().entry_of(kind, strategy):
         return str(entry)
-    made = type(unwrapped(strategy))
+    made = type(unwrap_guards(strategy))
     owners = {entry.distribution for entry in registry() if package_of(module_of(entry)) == package_of(made.__module__)}
     return f"{kind} {made.__qualname__}" + (f" of {owners.pop()}" if len(owners) == 1 else "")
 
 
-def got(value: Any) -> str:
+def value_words(value: Any) -> str:
     """Return a wrong value in words on one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return " ".join(shown(value).split())
+    return " ".join(literal(value).split())
 
 
 def package_of(module: str) -> str:
@@ -48,9 +48,9 @@ IDS_ON_CUDA = (
 """Advice added to the device's own message."""
 
 
-def told(error: BaseException, strategy: Any) -> str:
+def error_text(error: BaseException, strategy: Any) -> str:
     """Return an error in words, with the innermost place in the strategy's package that it passed through."""
-    package, at = package_of(type(unwrapped(strategy)).__module__), ""
+    package, at = package_of(type(unwrap_guards(strategy)).__module__), ""
     for step in steps(error):
         if package_of(step.tb_frame.f_globals.get("__name__", "")) == package:
             at = f", at {step.tb_frame.f_code.co_filename}:{step.tb_lineno}"

@@ -53,7 +53,7 @@ def gains(batch: Batch, draft: Draft, numbers: Numbers, held: np.ndarray, now: f
         if faults is not None and faults[row] < count:
             count, reason = faults[row], "error"
         if sequence.request.stop_checks:
-            place = checked(sequence, np.concatenate([held[row, :length], ids[:count]]), count)
+            place = stop_place(sequence, np.concatenate([held[row, :length], ids[:count]]), count)
             count, reason = (count, reason) if place is None else (place + 1, "stop")
         if count == stopped:
             reason = "eos"
@@ -79,7 +79,7 @@ def timed_out(sequence: Sequence, now: float) -> bool:
     return limit is not None and now - sequence.taken_up >= limit
 
 
-def checked(sequence: Sequence, ids: np.ndarray, count: int) -> int | None:
+def stop_place(sequence: Sequence, ids: np.ndarray, count: int) -> int | None:
     """Return the index of the fresh token at which a row's stop checks end it; None: it goes on.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specframe.contracts.reports import RoundReport
-from specframe.engine.error_words import told
+from specframe.engine.error_words import error_text
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.plugins.compose import strategy
 from specframe.plugins.entries import Entry
@@ -27,7 +27,7 @@ class TolerantObserver:
             getattr(watching, member)(*arguments)
         except (Exception, SystemExit) as error:  # a stranger's method may raise anything
             self._observer = None
-            why = f"{member}() raised {told(error, watching)}"
+            why = f"{member}() raised {error_text(error, watching)}"
             warnings.warn(f"{self._entry} is told nothing more: {why}", SpecframeWarning, stacklevel=2)
 
     def enter(self, stage: str) -> None:

@@ -21,7 +21,7 @@ from specframe.engine.pool import Pool
 from specframe.errors import SpecframeWarning
 from specframe.observe.watch import Watch
 from specframe.plugins.compose import Composition
-from specframe.text.sampling import shape, sharpen, undecided, undrawn
+from specframe.text.sampling import shape, sharpen, undecided_places, undrawn_rows
 
 
 def step(
@@ -75,7 +75,9 @@ def step(
         judged = verdict_of(use.rule, batch, draft, shaped)
         verdict = judged.within(draft)
         shaped_BTV = along(verdict, shaped.logits_BTV)
-        transfer = Transfer(draft, verdict, judged, undecided(batch, shaped_BTV), undrawn(batch, draft), check)
+        transfer = Transfer(
+            draft, verdict, judged, undecided_places(batch, shaped_BTV), undrawn_rows(batch, draft), check
+        )
     with watch.stage("align"):
         transfer = use.alignment.commit(batch, draft, transfer)
         target.settle(batch, transfer.kept)

@@ -60,9 +60,9 @@ class Parts:
         return self.composition if greedy else self.composition.sampling(registry(), recipe)
 
 
-def composed(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
+def compose_recipe(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
     """Return target, drafter and draft model of a recipe as :func:`specframe.models.pairs.choose` does, and its strategies."""
-    given = loading.unwrapped(recipe.target, "target"), loading.unwrapped(recipe.drafter, "draft")
+    given = loading.unwrap_model(recipe.target, "target"), loading.unwrap_model(recipe.drafter, "draft")
     target, drafter, draft = choose(*given)
     if recipe.constraint is not None:
         strategy(registry(), "constraint", recipe.constraint)
@@ -71,7 +71,7 @@ def composed(recipe: Recipe) -> tuple[Any, Any, Any, Composition]:
 
 def check_strategies(recipe: Recipe) -> None:
     """Raise a :class:`SpecframeError` where a recipe's names cannot be found or combined; no model is loaded."""
-    target, _, draft, _ = composed(recipe)
+    target, _, draft, _ = compose_recipe(recipe)
     keywords(recipe.load_options)
     for role, model in (("target", target), ("draft", draft)):
         if isinstance(model, str):
@@ -88,8 +88,8 @@ def parts_of(recipe: Recipe, executor: Executor | None = None) -> Parts:
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
     """
-    target, drafter, draft, use = composed(recipe)
-    device, load = placed(recipe, executor)
+    target, drafter, draft, use = compose_recipe(recipe)
+    device, load = device_and_loader(recipe, executor)
     dtype, options = loading.pick_dtype(recipe.dtype, device), keywords(recipe.load_options)
 
     def loaded(model: Any, role: str) -> PreTrainedModel:
@@ -121,7 +121,7 @@ def of_transformers(model: torch.nn.Module, option: str) -> PreTrainedModel:
     return model
 
 
-def placed(recipe: Recipe, executor: Executor | None) -> tuple[torch.device, loading.Load]:
+def device_and_loader(recipe: Recipe, executor: Executor | None) -> tuple[torch.device, loading.Load]:
     """Return the device of a recipe's models, and what loads them."""
     if executor is None or "loading" not in executor.offers:
         return loading.pick_device(recipe.device), loading.whole
@@ -133,7 +133,7 @@ def _fit_drafter(parts: Parts, drafter: str) -> None:
     """Have the drafter translate if the draft model has another vocabulary."""
     assert parts.draft is not None
     of_transformers(parts.target, "a target with a draft model")
-    if vocabulary.shared(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
+    if vocabulary.share_vocabulary(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
         parts.draft_context = getattr(parts.draft.config.get_text_config(), "max_position_embeddings", None)
         return
     if parse_specification(drafter)[1]:

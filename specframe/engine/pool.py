@@ -15,7 +15,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import HandClock
-from specframe.engine.error_words import called
+from specframe.engine.error_words import strategy_name
 from specframe.engine.gains import gains
 from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting_queue import Key, Queue
@@ -95,7 +95,7 @@ class Pool:
         It is another sequence then, to whoever keeps data per sequence: the given one has ended. So have samples that were to start
         from its row, which read the prompt themselves. A round that is under way with them counts for nothing.
         """
-        self._give_back([one for one in self.live if sequence in (one, copied(one))])
+        self._give_back([one for one in self.live if sequence in (one, parent_to_copy(one))])
 
     def give_way(self) -> Sequence:
         """Preempt the youngest sequence, for lack of memory, and return it.
@@ -121,7 +121,7 @@ class Pool:
         """Take a sequence from the live ones; it keeps the tokens that it has generated."""
         sequence.token_ids = self._held.generated(sequence)
         self.live = [one for one in self.live if one is not sequence]
-        if parent := copied(sequence):
+        if parent := parent_to_copy(sequence):
             parent.forks -= 1
         if self._held.row(sequence) is not None:
             self._ended.append(sequence)
@@ -349,7 +349,9 @@ class Pool:
     def _finish(self, batch: Batch, row: int, reason: FinishReason) -> Sequence:
         sequence = batch.sequences[row]
         if reason == "error" and sequence.guide:
-            sequence.error = sequence.error or f"{called('constraint', sequence.guide.constraint)}: {NONE_ALLOWED}"
+            sequence.error = (
+                sequence.error or f"{strategy_name('constraint', sequence.guide.constraint)}: {NONE_ALLOWED}"
+            )
         sequence.token_ids = self._held.generated(sequence)
         sequence.finish(reason)
         return sequence
@@ -360,7 +362,7 @@ def differ(some: list[Sequence], others: list[Sequence]) -> bool:
     return set(map(id, some)) != set(map(id, others))
 
 
-def copied(sequence: Sequence) -> Sequence | None:
+def parent_to_copy(sequence: Sequence) -> Sequence | None:
     """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
     return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
 

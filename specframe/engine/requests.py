@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 
 from specframe.contracts.requests import Request, Result, SequenceMetrics, StopCheck
 from specframe.engine.arrivals import checked_arrivals
-from specframe.engine.encoding import Prompt, is_ids, listed, require_ids, token_ids, tokenized
+from specframe.engine.encoding import Prompt, as_list, encode_prompt, is_ids, require_ids, token_ids
 from specframe.engine.parts import Parts
-from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, shown
+from specframe.errors import ModelError, OptionError, PromptError, SpecframeWarning, literal
 from specframe.models.loading import stop_token_ids
 from specframe.plugins.arguments import seconds
 from specframe.plugins.compose import able
@@ -65,7 +65,7 @@ class Requests:
         The arguments are those of :meth:`specframe.Pipeline.generate`.
         """
         whole("max_new_tokens", max_new_tokens, 1)
-        prompts = listed(given)
+        prompts = as_list(given)
         moments = [0.0] * len(prompts) if arrivals is None else checked_arrivals(seconds(arrivals), len(prompts))
         self.warn_of_settings()
         asked = one_each(sampling, len(prompts))
@@ -110,7 +110,7 @@ class Requests:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        ids = token_ids(prompt) if is_ids(prompt) else tokenized(prompt, self._parts.tokenizer)
+        ids = token_ids(prompt) if is_ids(prompt) else encode_prompt(prompt, self._parts.tokenizer)
         require_ids(ids, self._parts.runner)
         return ids
 
@@ -152,7 +152,7 @@ class Requests:
     def _checked(self, settings: Settings, max_new_tokens: int) -> Settings | OptionError:
         try:
             if settings.temperature:
-                self.require_sampling(f"temperature {shown(settings.temperature)}")
+                self.require_sampling(f"temperature {literal(settings.temperature)}")
             return settings.check(max_new_tokens, self._parts.runner.vocabulary)
         except OptionError as fault:
             return fault
@@ -200,6 +200,6 @@ def one_each(given: Any, count: int) -> list[Sampling]:
     if isinstance(given, Mapping | str) or not all(isinstance(one, Sampling) for one in samplings):
         samplings = []
     if isinstance(given, Mapping | str) or len(samplings) != count:
-        got = len(samplings) if samplings else shown(given)
+        got = len(samplings) if samplings else literal(given)
         raise OptionError(f"sampling: expected one for all or one for each of {count} prompts, got {got}")
     return samplings

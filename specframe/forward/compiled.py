@@ -17,7 +17,7 @@ import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
 from specframe.forward.attention.interface import attend
-from specframe.forward.current_forward import CURRENT, own
+from specframe.forward.current_forward import CURRENT, own_value
 
 OPERATOR = "specframe::attend"
 BACKEND = "inductor"
@@ -35,7 +35,7 @@ class Layers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.forwards: Mapping[torch.nn.Module, Callable[..., Any]] = {
-            layer: torch.compile(own(layer, "forward"), dynamic=True, backend=BACKEND)
+            layer: torch.compile(own_value(layer, "forward"), dynamic=True, backend=BACKEND)
             for layer in decoder_layers(model)
         }
 

@@ -69,13 +69,13 @@ _reserved: set[int] = set()
 """Ids of the configurations that somebody has, or waits to have, alone."""
 
 
-def own(owner: Any, name: str) -> Any:
+def own_value(owner: Any, name: str) -> Any:
     """Return the value of an attribute that an object has outside of forwards."""
     with _lock:
         return _own(owner, name)
 
 
-def owned(owners: Iterable[Any], name: str) -> list[Any]:
+def own_values(owners: Iterable[Any], name: str) -> list[Any]:
     """Return the values of an attribute that objects have outside of forwards."""
     with _lock:
         return [_own(owner, name) for owner in owners]
@@ -83,7 +83,7 @@ def owned(owners: Iterable[Any], name: str) -> list[Any]:
 
 def _own(owner: Any, name: str) -> Any:
     change = _changes.get((id(owner), name))
-    return read(owner, name) if change is None else change.own
+    return read_value(owner, name) if change is None else change.own
 
 
 class Changed:
@@ -111,13 +111,13 @@ class Changed:
                 _restore(owner, self._name)
 
 
-def read(owner: Any, name: str) -> Any:
+def read_value(owner: Any, name: str) -> Any:
     """Return the value of an attribute, as it is now."""
     held, key = object.__getattribute__(owner, "__dict__"), HELD.get(name)
     return held[key] if key in held else getattr(owner, name)
 
 
-def write(owner: Any, name: str, value: Any) -> None:
+def write_value(owner: Any, name: str, value: Any) -> None:
     """Set an attribute, as ``setattr`` does."""
     held, key = object.__getattribute__(owner, "__dict__"), HELD.get(name)
     if key in held and not has_parts(type(owner)):  # type: ignore[arg-type]  # these are written to as well
@@ -136,8 +136,8 @@ def _change(owner: Any, name: str, value: Callable[[Any], Any]) -> None:
     change = _changes.get((id(owner), name))
     if change is None:
         inherited = name not in HELD and name not in vars(owner) and not is_property(owner, name)
-        change = _changes[id(owner), name] = _Change(read(owner, name), inherited)
-        write(owner, name, value(owner))
+        change = _changes[id(owner), name] = _Change(read_value(owner, name), inherited)
+        write_value(owner, name, value(owner))
     change.users += 1
 
 
@@ -155,12 +155,12 @@ def _restore(owner: Any, name: str) -> None:
     if change.inherited:
         delattr(owner, name)
     else:
-        write(owner, name, change.own)
+        write_value(owner, name, change.own)
 
 
 @contextlib.contextmanager
-def using(config: Any) -> Iterator[None]:
-    """Keep a model's configuration from being had :func:`alone` inside the block."""
+def shared_config(config: Any) -> Iterator[None]:
+    """Keep a model's configuration from being had :func:`exclusive_config` inside the block."""
     with _lock:
         _use(config)
     try:
@@ -189,7 +189,7 @@ def _leave(config: Any) -> None:
 
 
 @contextlib.contextmanager
-def alone(config: Any) -> Iterator[None]:
+def exclusive_config(config: Any) -> Iterator[None]:
     """Have a model's configuration alone inside the block, after the forwards under way: it may be changed at will."""
     key = id(config)
     with _changing:
@@ -213,7 +213,7 @@ def by_interface(model: torch.nn.Module) -> bool:
     return any("ALL_ATTENTION_FUNCTIONS" in getattr(one, "__globals__", ()) for one in forwards)
 
 
-def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+def use_interface(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
     """Have models attend by the function called :data:`NAME` inside the block, those of the configurations set to ``sdpa``.
 
     The configurations are of models that attend :func:`by_interface`.
@@ -221,12 +221,12 @@ def attending(configs: Iterable[Any]) -> contextlib.AbstractContextManager[None]
     Every forward sees to that itself, in :func:`running`. Around several forwards the change is made once: transformers takes long
     to write to a configuration.
     """
-    sdpa = [config for config in configs if own(config, "_attn_implementation") == "sdpa"]
+    sdpa = [config for config in configs if own_value(config, "_attn_implementation") == "sdpa"]
     return Changed(sdpa, "_attn_implementation", _ours)
 
 
 class running:  # noqa: N801 - it is called as a function
-    """Runs a forward of the model of a configuration inside the block, which nobody has :func:`alone` meanwhile.
+    """Runs a forward of the model of a configuration inside the block, which nobody has :func:`exclusive_config` meanwhile.
 
     A model set to ``sdpa`` attends by the function called :data:`NAME`; others are left alone. It is a class, since every forward
     has such a block, and a generator's takes longer.

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import torch
 
-from specframe.forward.current_forward import Changed, owned
+from specframe.forward.current_forward import Changed, own_values
 
 
 @contextlib.contextmanager
-def evaluating(*models: torch.nn.Module | None) -> Iterator[None]:
+def evaluation_mode(*models: torch.nn.Module | None) -> Iterator[None]:
     """Put models in evaluation mode inside the block, and each of their modules back in the mode it was in; None is passed over.
 
     Modules go back after the last thread that decodes with them.
     """
     modules = [module for model in models if model is not None for module in model.modules()]
-    training = [module for module, so in zip(modules, owned(modules, "training"), strict=True) if so]
+    training = [module for module, so in zip(modules, own_values(modules, "training"), strict=True) if so]
     with Changed(training, "training", lambda _: False):
         yield

@@ -15,13 +15,13 @@ from specframe.contracts.cache import KVShape, Placement
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
-from specframe.forward.current_forward import own
-from specframe.forward.states import RowStates, taking
+from specframe.forward.current_forward import own_value
+from specframe.forward.states import RowStates, state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
-from specframe.forward.trial_stores import Reordered, Scratch, narrowed, uneven
+from specframe.forward.trial_stores import Reordered, Scratch, narrow_window, uneven_placement
 from specframe.forward.unpadded import Unpadded
 from specframe.models.precision import eps
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 
 PROBED_PAGE = 16
 """Slots of a page when a backend is tried that reads nothing else."""
@@ -140,7 +140,7 @@ class SelfTests:
         if layers := self._feeder.state_layers:
             states = RowStates(layers, len(ids_BT), self._feeder.device)
             states.feed(positions_BT)
-            options["forwards"] = {**options.get("forwards", NOTHING), **taking(layers, states)}
+            options["forwards"] = {**options.get("forwards", NOTHING), **state_forwards(layers, states)}
         with self._feeder.rope.decoding(False):
             return self._feeder.call(ids_BT, positions_BT, *arguments, **options)
 
@@ -162,7 +162,7 @@ class SelfTests:
         """
         places_BT, logits = self._places, []
         try:
-            with narrowed(self._feeder.config, window):
+            with narrow_window(self._feeder.config, window):
                 cache = DynamicCache(config=self._feeder.config)
                 for fed_BT in places_BT.tensor_split([-1], dim=1):
                     ids_BT = fed_BT % self._feeder.vocabulary
@@ -185,7 +185,7 @@ class SelfTests:
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
-        made, known = unwrapped(backend), _faults.setdefault(self._feeder.module, {})
+        made, known = unwrap_guards(backend), _faults.setdefault(self._feeder.module, {})
         key = (
             type(made),
             repr(vars(made) if hasattr(made, "__dict__") else made),
@@ -199,7 +199,7 @@ class SelfTests:
     def _fault(self, backend: AttentionBackend) -> str | None:
         narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
         slots = min(self._feeder.context, LARGEST_PROBE)
-        placement = uneven(narrowest, slots, self._feeder.device)
+        placement = uneven_placement(narrowest, slots, self._feeder.device)
         ids_BT, extent = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS.shape[1]
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
@@ -221,7 +221,7 @@ class SelfTests:
     def without_filler(self) -> bool:
         """Whether the model gives the same logits when the real tokens of all rows are laid in one row."""
         narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
-        placement = uneven(narrowest, min(self._feeder.context, LARGEST_PROBE), self._feeder.device)
+        placement = uneven_placement(narrowest, min(self._feeder.context, LARGEST_PROBE), self._feeder.device)
         laid = Unpadded((placement.order_BT >= 0).cpu().numpy(), self._feeder.device)
         try:
             rectangle, row = (self._fed(placement, instead) for instead in (None, laid))
@@ -254,7 +254,7 @@ class SelfTests:
     def require_agreement(self, layers: compiled.Layers) -> None:
         """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own."""
         expected = self._probed(Reordered(IN_ORDER))
-        if (attends := own(self._feeder.config, "_attn_implementation")) != "sdpa" or not layers:
+        if (attends := own_value(self._feeder.config, "_attn_implementation")) != "sdpa" or not layers:
             raise ModelError(f"expected layers with sdpa attention, found {attends}")
         if not (off := distance(self._probed(Reordered(IN_ORDER), layers), expected)) < self._tolerance:
             raise ModelError(f"compiled layers are off by {off:.2g} standard deviations of the logits")

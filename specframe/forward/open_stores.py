@@ -10,7 +10,7 @@ import torch
 from specframe.contracts.cache import KVBackend, KVShape, KVStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import StateStore
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 
 
 @attrs.frozen(eq=False)
@@ -37,7 +37,7 @@ class OpenStore:
 
     def suits(self, model: Model, kv: KVBackend) -> bool:
         """Return whether this was opened for a model as it is now, by this backend."""
-        same = self.model is unwrapped(model) and self.kv is unwrapped(kv)
+        same = self.model is unwrap_guards(model) and self.kv is unwrap_guards(kv)
         return same and self._shapes == model.kv_shapes and self._weights == weights(model)
 
 

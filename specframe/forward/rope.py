@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.requests import Request
-from specframe.forward.current_forward import own
+from specframe.forward.current_forward import own_value
 
 LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
 """The lock of each rotary module that takes one of two sets of factors."""
@@ -75,7 +75,7 @@ class Rope:
         """
         forwards = {}
         for module in self._modules:
-            usual = own(module, "forward")
+            usual = own_value(module, "forward")
             made = functools.partial(_beyond, usual, self._boundary) if self._long else usual
             forwards[module] = functools.partial(_alone, LOCKS.setdefault(module, threading.Lock()), made)
         return forwards

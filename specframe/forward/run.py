@@ -22,7 +22,7 @@ from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.open_stores import OpenStore, Stores
 from specframe.forward.states import RowStates
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 
 
 class Sessions:
@@ -110,7 +110,7 @@ class Run:
         record = RECORDINGS["off" if spread else self.graphs](model.device)
         how = How(self.attention, self.layers)
         if share is not None:
-            self._sharing.append(unwrapped(share).shared(model, how, record))
+            self._sharing.append(unwrap_guards(share).shared(model, how, record))
             return self._sharing[-1]
         backend, slots = kv or self.kv, self.capacity if capacity is None else capacity
         opened = self._opened(model, backend, slots, layout is None)
@@ -126,7 +126,7 @@ class Run:
         store = kv.open(model.kv_shapes, self.rows, slots, model.device)
         layers = model.state_layers if states else {}
         kept = self._states(layers, model.device) if layers else None
-        return OpenStore(unwrapped(model), unwrapped(kv), self.rows, slots, store, kept)
+        return OpenStore(unwrap_guards(model), unwrap_guards(kv), self.rows, slots, store, kept)
 
     def _counted(self, cached: CachedModel, opened: OpenStore) -> CachedModel:
         """Return a cache that was just opened, as one of the run's, with room for the sequences that are live."""
@@ -144,9 +144,9 @@ class Run:
 
     def close_cache(self, cached: contracts.CachedModel) -> None:
         """Release a cache before the run ends."""
-        self.caches.remove(unwrapped(cached))
-        del self._stores[id(unwrapped(cached))]
-        unwrapped(cached).release()
+        self.caches.remove(unwrap_guards(cached))
+        del self._stores[id(unwrap_guards(cached))]
+        unwrap_guards(cached).release()
 
     def _cached(
         self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any

@@ -21,10 +21,10 @@ from specframe.errors import ModelError, PromptError, SpecframeWarning
 from specframe.forward import compiled
 from specframe.forward.attention.choice import Attention, Choice
 from specframe.forward.bitwise import order
-from specframe.forward.current_forward import attending
+from specframe.forward.current_forward import use_interface
 from specframe.forward.hidden import Taps
 from specframe.forward.model_trials import SelfTests
-from specframe.forward.states import taking
+from specframe.forward.states import state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.unpadded import LaidBlock, Unpadded, pays
 
@@ -102,7 +102,7 @@ class ModelRunner(TransformersModel):
         ids_BT = block.ids_BT.clamp(max=self.vocabulary - 1)
         forwards = layers.forwards if layers else NOTHING
         if how.states is not None:
-            forwards = {**forwards, **taking(self.state_layers, how.states)}
+            forwards = {**forwards, **state_forwards(self.state_layers, how.states)}
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
@@ -110,7 +110,7 @@ class ModelRunner(TransformersModel):
         of_tokens, laid = block.extra, self._unpadded(block)
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
-        with order.attending(placement):
+        with order.ordered_attention(placement):
             logits_BTV = self.call(
                 ids_BT,
                 positions_BT,
@@ -188,7 +188,7 @@ class ModelRunner(TransformersModel):
 
     def session(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of several forwards, around which the model is set to our attention function once."""
-        return attending([self.config]) if self.interface else contextlib.nullcontext()
+        return use_interface([self.config]) if self.interface else contextlib.nullcontext()
 
     def layers(self, kind: str) -> compiled.Layers | None:
         """Return what runs the decoder layers in the forward about to start; None: they run as they are.

@@ -48,27 +48,27 @@ class StateLayer:
     @property
     def shape(self) -> StateShape:
         """The shape of its state."""
-        return checked(self.called, "shape", self.kind.shape, self.module)
+        return call_kind(self.called, "shape", self.kind.shape, self.module)
 
     def forward(self, state: LayerState) -> Callable[..., Any]:
         """Return what is called in the place of the module's ``forward``."""
-        forward = checked(self.called, "forward", self.kind.forward, self.module, state)
+        forward = call_kind(self.called, "forward", self.kind.forward, self.module, state)
 
         def function(*given: Any, **named: Any) -> Any:
-            return checked(self.called, "forward", forward, *given, **named)
+            return call_kind(self.called, "forward", forward, *given, **named)
 
         return function
 
     def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after taking in the first tokens, after checking their shapes."""
-        after = checked(self.called, "advance", self.kind.advance, self.module, before, inputs, counts_B)
+        after = call_kind(self.called, "advance", self.kind.advance, self.module, before, inputs, counts_B)
         shapes = [tuple(part.shape) for part in before]
         if (found := [tuple(getattr(part, "shape", ())) for part in after]) != shapes:
             raise ContractError(f"{self.called}: advance() must return parts of the shapes {shapes}, got {found}")
         return after
 
 
-def checked(called: str, member: str, function: Callable[..., Result], *given: Any, **named: Any) -> Result:
+def call_kind(called: str, member: str, function: Callable[..., Result], *given: Any, **named: Any) -> Result:
     """Return what a function of a kind of state returns; what it raises becomes a sentence, unless it is a lack of memory."""
     try:
         return function(*given, **named)
@@ -95,7 +95,7 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
         kind: StateKind = registry().make("state kind", name)
         told = str(registry().entry("state kind", name))
         require_members("state kind", kind, told)
-        for number, module in checked(told, "layers", kind.layers, model).items():
+        for number, module in call_kind(told, "layers", kind.layers, model).items():
             if number in found:
                 raise ModelError(
                     f"layer {number} of {called} is claimed by {found[number].called} and {told}: expected one"
@@ -104,7 +104,7 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
     return dict(sorted(found.items()))
 
 
-def taking(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
+def state_forwards(layers: Mapping[int, StateLayer], store: StateStore) -> dict[torch.nn.Module, Callable[..., Any]]:
     """Return what is called in the place of each layer's ``forward``, in the forward that a store of states expects."""
     return {layer.module: layer.forward(store.state(number)) for number, layer in layers.items()}
 
@@ -271,7 +271,7 @@ class RowStates:
         places_BP = places_BP.gather(1, shifted_BP.clamp(max=order_BP.shape[1] - 1))
         for number in self._fed[0].inputs:  # a model that shares the states has the first layers only
             given = zip(*(fed.inputs[number] for fed in self._fed), strict=True)
-            inputs = tuple(picked(torch.cat(parts, dim=1), places_BP) for parts in given)
+            inputs = tuple(pick_places(torch.cat(parts, dim=1), places_BP) for parts in given)
             now = self._now(number)
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
 
@@ -309,7 +309,7 @@ class RowStates:
         return sum(part.nbytes for part in self._tensors)
 
 
-def picked(values_BT: torch.Tensor, places_BP: torch.Tensor) -> torch.Tensor:
+def pick_places(values_BT: torch.Tensor, places_BP: torch.Tensor) -> torch.Tensor:
     """Return the values at places of each row, (B, P, ...), of (B, T, ...) ones."""
     places_BP = places_BP.to(values_BT.device)
     return values_BT[torch.arange(len(places_BP), device=places_BP.device)[:, None], places_BP]

@@ -17,7 +17,7 @@ from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
-from specframe.forward.current_forward import CurrentForward, by_interface, own, running, using
+from specframe.forward.current_forward import CurrentForward, by_interface, own_value, running, shared_config
 from specframe.forward.hidden import Forwards
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
@@ -44,8 +44,8 @@ class TransformersModel:
         self.module, self.role = model, role
         self.config = model.config.get_text_config()
         self.device, self.dtype = next(model.parameters()).device, model.dtype
-        with using(self.config):
-            self.state_layers = state_layers(model, f"the {role}") if unattending(self.config) else {}
+        with shared_config(self.config):
+            self.state_layers = state_layers(model, f"the {role}") if has_other_layers(self.config) else {}
             """The layers that keep a state, by their number."""
             self.windows = attention_windows(self.config, role, self.state_layers)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
@@ -57,7 +57,7 @@ class TransformersModel:
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
                 "the position of every token and keeps its keys and values where it is told"
             )
-        if (attends := own(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
+        if (attends := own_value(self.config, "_attn_implementation") or "").startswith(("flex", "flash")):
             raise ModelError(
                 f"{self} is set to {attends}, which takes no mask tensor: expected sdpa or eager, so load it with "
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
@@ -160,7 +160,7 @@ ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """The types of layers, as transformers has them, whose keys and values can forget rejected tokens."""
 
 
-def unattending(config: Any) -> bool:
+def has_other_layers(config: Any) -> bool:
     """Return whether a configuration has layers of a type that does not attend."""
     return not ATTENDING.issuperset(getattr(config, "layer_types", None) or ())
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
-from specframe.forward.current_forward import alone
+from specframe.forward.current_forward import exclusive_config
 from specframe.forward.views import in_pages
 
 
@@ -54,12 +54,12 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def narrowed(config: Any, window: int | None) -> Iterator[None]:
+def narrow_window(config: Any, window: int | None) -> Iterator[None]:
     """Have a model alone inside the block, where a sliding window is another one, if any: few tokens are then more than it.
 
     The model has to be had alone even where its window stays: what is called as it is knows no lock of its modules.
     """
-    with alone(config):
+    with exclusive_config(config):
         chosen = getattr(config, "sliding_window", None)
         if chosen is None or window is None:
             yield
@@ -71,7 +71,7 @@ def narrowed(config: Any, window: int | None) -> Iterator[None]:
             config.sliding_window = chosen
 
 
-def uneven(window: int | None, slots: int, device: torch.device) -> Placement:
+def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:
     """Return where the last tokens of three rows go whose slots are their places: one of two tokens, one of all slots, one between.
 
     More tokens are fed than the first row has, more are held than the window, and slots after a row's end hold noise.

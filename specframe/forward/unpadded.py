@@ -91,7 +91,7 @@ class Unpadded:
         """Return what the queries of each batch attend to, (B, T, H, D); there are several batches.
 
         ``attend``: (queries, keys, values, additive mask, repeated=) -> (B, T, H, D), see
-        :func:`specframe.forward.attention.interface.masked`.
+        :func:`specframe.forward.attention.interface.masked_attention`.
         """
         if self._masks[0] is not mask_B1TS:
             self._masks = (

@@ -75,7 +75,7 @@ class Unwritten(Cache):
         return self._extent
 
 
-def gathered(view: KVView, slots: int) -> Dense:
+def gather_slots(view: KVView, slots: int) -> Dense:
     """Return the keys and values of the first ``slots`` slots of every row as plain tensors (B, H, S, D); pages are copied."""
     if isinstance(view, Dense):
         return Dense(view.keys[:, :, :slots], view.values[:, :, :slots])

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specframe.errors import OptionError, SpecframeError, UnknownNameError, sentence, shown
+from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal, sentence
 from specframe.plugins.registry import parse_specification
 
 NAME, OBJECT = "quantization", "quantization_config"
@@ -48,10 +48,10 @@ def keywords(given: Any) -> dict[str, Any]:
         OptionError: the form is wrong, or a config does not accept its options, or needs a package that is not installed.
         UnknownNameError: there is no quantisation of that name, or neither it nor ``from_pretrained`` has an option of a name.
     """
-    options = spelled(given)
+    options = normal_options(given)
     name, made = options.pop(NAME, NONE), copy.deepcopy(options.pop(OBJECT, None))
     if not isinstance(name, str):
-        raise OptionError(f"load_options: expected the name of a quantisation, got {shown(name)}")
+        raise OptionError(f"load_options: expected the name of a quantisation, got {literal(name)}")
     if made is not None and name != NONE:
         raise OptionError(f"load_options: expected {NAME} or {OBJECT}, got both")
     own = {key: options.pop(key) for key in [*options] if key not in LOADED}
@@ -62,14 +62,14 @@ def keywords(given: Any) -> dict[str, Any]:
     return options if made is None else options | {OBJECT: made}
 
 
-def spelled(given: Any) -> dict[str, Any]:
+def normal_options(given: Any) -> dict[str, Any]:
     """Return load options as a new mapping."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return dict(given)
     if not isinstance(given, str):
-        raise OptionError(f"load_options: expected a quantisation as name,key=value or a mapping, got {shown(given)}")
+        raise OptionError(f"load_options: expected a quantisation as name,key=value or a mapping, got {literal(given)}")
     try:
         name, options = parse_specification(given)
     except OptionError as fault:
@@ -93,14 +93,14 @@ def config(name: str, options: Mapping[str, Any]) -> Any:
         if key not in kinds:
             raise UnknownNameError(f"option of the quantisation {name!r}", key, [*kinds, *LOADED])
     try:
-        return made(**{key: listed(kinds[key], value) for key, value in options.items()}, **PRESET.get(name, {}))
+        return made(**{key: listed_text(kinds[key], value) for key, value in options.items()}, **PRESET.get(name, {}))
     except SpecframeError:
         raise
     except Exception as error:  # each package raises errors of its own
         raise OptionError(f"load_options {name!r}: {sentence(error)}") from error
 
 
-def listed(kind: str, value: Any) -> Any:
+def listed_text(kind: str, value: Any) -> Any:
     """Return a list of one text where a list of texts is expected, which ``key=value`` cannot spell."""
     return [value] if isinstance(value, str) and re.search(r"\b[Ll]ist\b(\[str\])?( \||\]|$)", kind) else value
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specframe.devices import kinds
-from specframe.errors import ModelError, OptionError, sentence, shown
+from specframe.errors import ModelError, OptionError, literal, sentence
 from specframe.models.aliases import resolve
 from specframe.models.local import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
 
@@ -29,12 +29,12 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 def pick_device(name: str | torch.device) -> torch.device:
     """Return the device of that name; "auto" is CUDA where there is one."""
-    return kinds.pick(str(name) if isinstance(name, str | torch.device) else shown(name))
+    return kinds.pick(str(name) if isinstance(name, str | torch.device) else literal(name))
 
 
 def pick_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Return the precision of that name; "auto" is the one of the device's kind: bfloat16 on CUDA, float32 on a CPU."""
-    name = (str(name) if isinstance(name, str | torch.dtype) else shown(name)).removeprefix("torch.")
+    name = (str(name) if isinstance(name, str | torch.dtype) else literal(name)).removeprefix("torch.")
     if name == "auto":
         return kinds.of(device).dtype
     if name not in {*DTYPES, *DTYPES.values()}:
@@ -238,7 +238,7 @@ def _ask_hub(repository: str) -> Exception | None:
     return faults[0] if faults else None
 
 
-def unwrapped(given: Any, role: str) -> Any:
+def unwrap_model(given: Any, role: str) -> Any:
     """Return the transformers model inside a wrapper of torch.compile or PEFT; return anything else unchanged.
 
     Adapters inside a model's layers, such as LoRA, stay active.
@@ -250,7 +250,7 @@ def unwrapped(given: Any, role: str) -> Any:
         return given
     wrapper: Any = given
     if isinstance(inner := getattr(wrapper, "_orig_mod", None), torch.nn.Module):
-        return unwrapped(inner, role)
+        return unwrap_model(inner, role)
     if not (hasattr(wrapper, "peft_config") and hasattr(wrapper, "get_base_model")):
         return given
     added = wrapper.active_peft_config
@@ -260,4 +260,4 @@ def unwrapped(given: Any, role: str) -> Any:
             f"the {role} is a {type(wrapper).__name__} of type {kind}, with learned keys or embeddings before its tokens: expected "
             "adapters in its layers, as LoRA has"
         )
-    return unwrapped(wrapper.get_base_model(), role)
+    return unwrap_model(wrapper.get_base_model(), role)

@@ -7,7 +7,15 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from specframe.errors import ModelError, OptionError, PluginError, SpecframeError, UnknownNameError, sentence, shown
+from specframe.errors import (
+    ModelError,
+    OptionError,
+    PluginError,
+    SpecframeError,
+    UnknownNameError,
+    literal,
+    sentence,
+)
 from specframe.models import aliases
 from specframe.models.local import configuration, require_model_folder
 from specframe.plugins.missing_packages import HEADS, SIGNS
@@ -53,8 +61,8 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         try:
             location = aliases.resolve(name)
         except UnknownNameError as fault:
-            raise unknown(name, [*drafters, *fault.known]) from None
-        head = recognised(location)
+            raise unknown_name(name, [*drafters, *fault.known]) from None
+        head = recognise(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
 
@@ -74,7 +82,7 @@ def by_model() -> str:
     return registry().default("draft model")
 
 
-def named(given: Any, drafter: Any, draft: Any) -> Any:
+def chosen_name(given: Any, drafter: Any, draft: Any) -> Any:
     """Return the name of what :func:`choose` found: a draft model with the drafter's options, or a head or drafter as it was given.
 
     Args:
@@ -88,7 +96,7 @@ def named(given: Any, drafter: Any, draft: Any) -> Any:
     return given if draft is None and isinstance(given, str) and given != PLAIN else draft or drafter
 
 
-def recognised(location: str) -> str | None:
+def recognise(location: str) -> str | None:
     """Return the drafter that runs the checkpoint at a location, as ``name,key=value``; None: no plugin knows it.
 
     Raises:
@@ -101,7 +109,7 @@ def recognised(location: str) -> str | None:
         except Exception as error:  # a stranger's function may raise anything
             raise PluginError(f"{entry} raised {type(error).__name__} for {location!r}: {sentence(error)}") from error
         if found is not None and not isinstance(found, str):
-            raise PluginError(f"{entry}: expected a drafter as name,key=value or None, got {shown(found)}")
+            raise PluginError(f"{entry}: expected a drafter as name,key=value or None, got {literal(found)}")
         if found:
             return found
     why = registry().without(f"the drafter for {location!r}, the checkpoint of a head,", HEADS)
@@ -110,7 +118,7 @@ def recognised(location: str) -> str | None:
     return None
 
 
-def unknown(name: str, known: Iterable[str]) -> SpecframeError:
+def unknown_name(name: str, known: Iterable[str]) -> SpecframeError:
     """Return the error of a drafter's or model's name that nothing offers."""
     why = registry().lack("drafter", name)
     return PluginError(why) if why else UnknownNameError("drafter or model", name, known)
@@ -132,7 +140,7 @@ def check_target(target: Any) -> None:
     model = target.strip() if isinstance(target, str) else is_module(target) and hasattr(target, "config")
     if not model and not is_model(target):
         raise OptionError(
-            f"target: expected an alias, a directory, a hub id or a loaded transformers model, got {shown(target)}"
+            f"target: expected an alias, a directory, a hub id or a loaded transformers model, got {literal(target)}"
         )
 
 

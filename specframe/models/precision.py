@@ -32,10 +32,10 @@ def eps(model: PreTrainedModel) -> float:
 
 def rounds_activations(model: torch.nn.Module) -> bool:
     """Return whether a model quantises its activations, or has quantised weights that do not say whether they are."""
-    return any(rounds_inputs(weight) for weight in quantised(model))
+    return any(rounds_inputs(weight) for weight in quantised_weights(model))
 
 
-def quantised(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+def quantised_weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield a model's quantised weights: matrices of integers, of eight bits, or of a type that is made of such."""
     for tensor in chain(model.parameters(), model.buffers()):
         if tensor.ndim > 1 and any(narrow(part) for part in parts(tensor)):

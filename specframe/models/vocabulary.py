@@ -17,7 +17,7 @@ PROBE = "Two words, 3 lines:\n  one.\n"
 """Text that a tokenizer has to reproduce exactly after encoding and decoding."""
 
 
-def shared(
+def share_vocabulary(
     target_model: PreTrainedModel,
     draft_model: PreTrainedModel,
     target_tokenizer: PreTrainedTokenizerBase | None,

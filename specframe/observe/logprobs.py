@@ -72,15 +72,15 @@ class Logprobs(Watcher):
             return sequence.logprobs
         if count is None or not parts:
             return None, None
-        chosen = joined([part.chosen_T for part in parts]).tolist()
+        chosen = concatenate([part.chosen_T for part in parts]).tolist()
         if not count:
             return chosen, None
-        values = joined([part.top_TN[:, :count] for part in parts]).tolist()
-        ids = joined([part.top_ids_TN[:, :count] for part in parts]).tolist()
+        values = concatenate([part.top_TN[:, :count] for part in parts]).tolist()
+        ids = concatenate([part.top_ids_TN[:, :count] for part in parts]).tolist()
         return chosen, [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
 
 
-def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+def concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return tensors one after the other: on their device, or on the host where some are there or the device has no memory."""
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]

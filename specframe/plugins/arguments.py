@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from typing import Any
 
-from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.plugins.protocols import require_members
 from specframe.values import entries, number
 
@@ -14,7 +14,7 @@ from specframe.values import entries, number
 def one_of(name: str, value: Any, known: Rows[str]) -> str:
     """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
     if not isinstance(value, str) or value not in known:
-        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else shown(value), known)
+        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else literal(value), known)
     return value
 
 
@@ -22,7 +22,7 @@ def list_of(name: str, value: Any, expected: str) -> list[Any]:
     """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
     held = None if isinstance(value, str | bytes | Mapping) else entries(value)
     if held is None:
-        raise OptionError(f"{name}: expected {expected}, got {shown(value)}")
+        raise OptionError(f"{name}: expected {expected}, got {literal(value)}")
     return held
 
 
@@ -43,6 +43,6 @@ def tokenizer(given: Any) -> Any:
     """Return a tokenizer or None; raise :class:`OptionError` for an object that cannot encode and decode."""
     if given is not None and not (callable(given) and callable(getattr(given, "decode", None))):
         raise OptionError(
-            f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {shown(given)}"
+            f"tokenizer: expected a loaded tokenizer, which can be called and can decode, got {literal(given)}"
         )
     return given

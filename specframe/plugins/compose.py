@@ -14,7 +14,7 @@ from specframe.errors import CompositionError, OptionError, PluginError, Unknown
 from specframe.plugins.entries import Entry
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Registry, parse_specification
-from specframe.values import of_type, unwrapped
+from specframe.values import of_type, unwrap_guards
 
 if TYPE_CHECKING:
     from specframe.contracts.attention import AttentionBackend
@@ -62,7 +62,7 @@ class Composition:
     attention: AttentionBackend | tuple[AttentionBackend, ...] = ()
     """A tuple: those that "auto" chooses from for each forward; mask tensors are always among them."""
     names: Mapping[str, str] = attrs.field(kw_only=True)
-    """What the strategy of each role is called in errors, see :func:`called`."""
+    """What the strategy of each role is called in errors, see :func:`strategy_name`."""
 
     @property
     def lossless(self) -> bool:
@@ -76,7 +76,7 @@ class Composition:
         rule: AcceptanceRule = strategy(registry, "acceptance rule", recipe.rule(False, self.drafter))
         length = recipe.length(rule, self.drafter) if is_auto(recipe.draft_length) else None
         policy = self.policy if length is None else draft_length_policy(registry, length, self.drafter)
-        names = {"acceptance rule": called(registry, "acceptance rule", recipe.accept, rule)}
+        names = {"acceptance rule": strategy_name(registry, "acceptance rule", recipe.accept, rule)}
         use = attrs.evolve(self, rule=rule, policy=policy, names={**self.names, **names})
         require_offers(registry, use)
         return use
@@ -129,7 +129,7 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
         "KV backend": kv,
         "attention backend": attention_backend(registry, recipe.attention, kv),
     }
-    names = {kind: called(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
+    names = {kind: strategy_name(registry, kind, getattr(recipe, OPTIONS[kind]), one) for kind, one in parts.items()}
     use = Composition(**{FIELDS[kind]: one for kind, one in parts.items()}, names=names)
     require_fit(registry, names["alignment"], alignment.needs, names["KV backend"], kv.offers)
     require_views(use, recipe.bitwise)
@@ -137,7 +137,7 @@ def compose(registry: Registry, recipe: Recipe, drafter: Any) -> Composition:
     return use
 
 
-def called(registry: Registry, kind: str, given: Any, made: Any) -> str:
+def strategy_name(registry: Registry, kind: str, given: Any, made: Any) -> str:
     """Return a strategy's name for errors: the words it was asked for by, else its registered name, else that of its class.
 
     Args:
@@ -150,7 +150,7 @@ def called(registry: Registry, kind: str, given: Any, made: Any) -> str:
     if isinstance(given, str) and not is_auto(given) and not is_number(given):
         return given
     entry = registry.entry_of(kind, made)
-    return entry.name if entry else type(unwrapped(made)).__name__
+    return entry.name if entry else type(unwrap_guards(made)).__name__
 
 
 def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> AttentionBackend | tuple[AttentionBackend, ...]:
@@ -162,9 +162,9 @@ def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> Attentio
         backend: AttentionBackend = strategy(registry, "attention backend", given)
         return backend
     views = views_of(kv)
-    reading = [entry for entry in registry.of("attention backend") if views & provided(entry)]
+    reading = [entry for entry in registry.of("attention backend") if views & offered_words(entry)]
     if "dense" in views:
-        reading = [entry for entry in reading if "masks" not in provided(entry)]
+        reading = [entry for entry in reading if "masks" not in offered_words(entry)]
         return tuple(strategy(registry, "attention backend", entry.name) for entry in reading)
     return strategy(registry, "attention backend", reading[0].name) if reading else ()
 
@@ -212,7 +212,7 @@ def asked_for(registry: Registry, kind: str, given: Any, own: str, recipe: Recip
         try:
             registry.entry(kind, parse_specification(own)[0])
         except UnknownNameError as fault:
-            align = called(registry, "alignment", recipe.align, alignment)
+            align = strategy_name(registry, "alignment", recipe.align, alignment)
             raise PluginError(f"alignment {align!r} asks for a {kind} that is not installed: {fault}") from fault
     return strategy(registry, kind, own if given is None else given)
 
@@ -295,17 +295,17 @@ def draft_length_policy(registry: Registry, given: Any, drafter: Any = None) -> 
         )
     policy: BudgetPolicy = strategy(registry, "draft-length policy", given)
     if policy.maximum.depth < 0:
-        name = called(registry, "draft-length policy", given, policy)
+        name = strategy_name(registry, "draft-length policy", given, policy)
         raise PluginError(f"draft-length policy {name!r}: expected a maximum of at least 0, got {policy.maximum.depth}")
     return policy
 
 
 def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:
     """Return the names of the strategies of a kind that offer all these words, as far as their classes say."""
-    return sorted({entry.name for entry in registry.of(kind) if words <= provided(entry)})
+    return sorted({entry.name for entry in registry.of(kind) if words <= offered_words(entry)})
 
 
-def provided(entry: Entry) -> Set[str]:
+def offered_words(entry: Entry) -> Set[str]:
     """Return the words that a strategy's class offers, none where it cannot be used."""
     try:
         return entry.traits.able("offers")

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from specframe.errors import PluginError, sentence, shown
+from specframe.errors import PluginError, literal, sentence
 from specframe.plugins.traits import Signature, Traits, signature_of, traits_of
 
 ROLES: Mapping[str, str] = {
@@ -87,7 +87,7 @@ class Entry:
                 ) from error
         if not callable(made):
             raise PluginError(
-                f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {shown(made)}'
+                f'{self}: register() takes a class, a function or where one is, as "package.module:Name", got {literal(made)}'
             )
         return made
 

@@ -40,7 +40,7 @@ SIGNS = (
 """Keys of a config.json that say: this is a head, no language model."""
 
 
-def installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
     """Return whether a distribution is installed."""
     try:
         return bool(importlib.metadata.version(distribution))
@@ -60,6 +60,6 @@ def why(what: str, distribution: str, fault: str | None, variable: str) -> str:
     part = f"{what} is part of {distribution}"
     if fault:
         return f"{part}, which was skipped: {fault}"
-    if installed(distribution):
+    if is_installed(distribution):
         return f"{part}, which {variable} leaves out"
     return f"{part}, which is not installed: pip install {distribution}"

@@ -11,7 +11,7 @@ import torch
 
 from specframe.contracts import attention, cache, constraints, engine, model, roles, states
 from specframe.contracts.drafts import Budget
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 
 PROTOCOLS: Mapping[str, type] = {
     "drafter": roles.Drafter,
@@ -83,13 +83,13 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
         return f"{expected}, got the class {given.__name__} and not an object of it"
     lacking = [name for name in asked if not _has(given, name)]
     if len(lacking) == len(asked):
-        return f"{expected}, got {shown(given)}"
+        return f"{expected}, got {literal(given)}"
     if lacking:
         contract = f"{PROTOCOLS[kind].__module__}.{PROTOCOLS[kind].__name__}"
         return f"{expected}, got {type(given).__name__} without {', '.join(lacking)} (the contract is {contract})"
     wrong = (name for name in asked if asked[name] != PROPERTY and not _is(asked[name], getattr(given, name)))
     if (name := next(wrong, None)) is not None:
-        got = shown(getattr(given, name))
+        got = literal(getattr(given, name))
         return f"expected {name} of {type(given).__name__} to be of type {asked[name]}, got {got}"
     for word, protocol in OFFERED.get(kind, {}).items():
         if word in given.offers and (lacking := [name for name in members_of(protocol) if not _has(given, name)]):

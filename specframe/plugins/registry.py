@@ -22,13 +22,13 @@ from specframe.errors import (
     SpecframeError,
     SpecframeWarning,
     UnknownNameError,
+    literal,
     sentence,
-    shown,
 )
 from specframe.plugins import builtin, hookspecs, missing_packages, versions
 from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
-from specframe.plugins.traits import REQUIRED, declared
-from specframe.values import check_annotated, parse_value, unwrapped
+from specframe.plugins.traits import REQUIRED, declare
+from specframe.values import check_annotated, parse_value, unwrap_guards
 
 GROUP = OWN = "specframe"
 """The group of entry points, and the distribution whose own plugin is always loaded."""
@@ -72,7 +72,7 @@ class Registry:
 
     def entry_of(self, kind: str, strategy: Any) -> Entry | None:
         """Return the entry that a strategy's class is registered by, the first by name; None: it is not registered."""
-        made = type(unwrapped(strategy))
+        made = type(unwrap_guards(strategy))
         references = made, f"{made.__module__}:{made.__qualname__}"
         return next((entry for entry in self.of(kind) if entry.reference in references), None)
 
@@ -179,7 +179,7 @@ def is_plugin_folder(folder: Path) -> bool:
 def parse_specification(text: str) -> tuple[str, dict[str, Any]]:
     """Split ``name,key=value,...`` into the name and its options; numbers and booleans become such.
 
-    A part with a comma of its own stands in double quotes, as in CSV: ``name,"key=a,b"``, see :func:`quoted`.
+    A part with a comma of its own stands in double quotes, as in CSV: ``name,"key=a,b"``, see :func:`quote`.
     """
     name, *pairs = (part.strip() for part in parts_of(text))
     if not name:
@@ -203,11 +203,11 @@ def parts_of(text: str) -> list[str]:
         return next(csv.reader([text], skipinitialspace=True, strict=True))
     except csv.Error as error:
         raise OptionError(
-            f"expected a part with a comma in double quotes, as in 'name,\"key=a,b\"', got {shown(text)}: {sentence(error)}"
+            f"expected a part with a comma in double quotes, as in 'name,\"key=a,b\"', got {literal(text)}: {sentence(error)}"
         ) from error
 
 
-def quoted(part: str) -> str:
+def quote(part: str) -> str:
     """Return a part of a specification as :func:`parse_specification` reads it again."""
     return '"' + part.replace('"', '""') + '"' if "," in part or '"' in part else part
 
@@ -260,10 +260,10 @@ def add_entry(
 ) -> None:
     """Put one entry into the registry. An equal entry is registered once; one that says what cannot be is a failure."""
     if not isinstance(name, str) or not name:
-        registry.fail(distribution, f"{kind} {shown(name)}: expected a name, a text")
+        registry.fail(distribution, f"{kind} {literal(name)}: expected a name, a text")
         return
     try:
-        traits = declared(summary, needs=needs, offers=offers, scheduler=scheduler, kv=kv)
+        traits = declare(summary, needs=needs, offers=offers, scheduler=scheduler, kv=kv)
         if traits and not isinstance(factory, str):
             raise OptionError("expected nothing declared beside an object, which says all of it, got a summary")
     except OptionError as error:
@@ -278,9 +278,11 @@ def add_entry(
 def add_default(registry: Registry, distribution: str, purpose: str, specification: str) -> None:
     """Put one default into the registry; an unknown purpose, or a specification that is no text, is a failure."""
     if purpose not in PURPOSES:
-        registry.fail(distribution, f"default {shown(specification)}: {UnknownNameError('purpose', purpose, PURPOSES)}")
+        registry.fail(
+            distribution, f"default {literal(specification)}: {UnknownNameError('purpose', purpose, PURPOSES)}"
+        )
     elif not isinstance(specification, str):
-        registry.fail(distribution, f"default for {purpose}: expected a name, a text, got {shown(specification)}")
+        registry.fail(distribution, f"default for {purpose}: expected a name, a text, got {literal(specification)}")
     elif (one := Default(specification, distribution)) not in (offers := registry.defaults.setdefault(purpose, [])):
         offers.append(one)
 
@@ -290,7 +292,9 @@ def add_model(registry: Registry, distribution: str, alias: str, location: str, 
     given = {"alias": alias, "location": location, "target": target}
     for what, value in given.items():
         if not isinstance(value, str) and not (what == "target" and value is None):
-            registry.fail(distribution, f"model {shown(alias)}: expected its {what} to be a text, got {shown(value)}")
+            registry.fail(
+                distribution, f"model {literal(alias)}: expected its {what} to be a text, got {literal(value)}"
+            )
             return
     offers = registry.models.setdefault(alias, [])
     model = ModelAlias(alias, location, target, distribution)

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import click
 
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 
 REQUIRED = inspect.Parameter.empty
 """Marks an option without a default."""
@@ -38,7 +38,7 @@ class Traits:
         return getattr(self, trait) or frozenset()
 
 
-def declared(summary: Any, **given: Any) -> Traits | None:
+def declare(summary: Any, **given: Any) -> Traits | None:
     """Return what a plugin declares beside a reference; None: nothing is declared.
 
     Raises:
@@ -50,7 +50,7 @@ def declared(summary: Any, **given: Any) -> Traits | None:
         return None
     for name, value in {"summary": summary, "scheduler": given["scheduler"], "kv": given["kv"]}.items():
         if not isinstance(value, str | None):
-            raise OptionError(f"{name}: expected a text, got {shown(value)}")
+            raise OptionError(f"{name}: expected a text, got {literal(value)}")
     return Traits(
         summary, words("needs", given["needs"]), words("offers", given["offers"]), given["scheduler"], given["kv"]
     )
@@ -61,7 +61,7 @@ def words(name: str, given: Any) -> frozenset[str] | None:
     if given is None:
         return None
     if not isinstance(given, frozenset | set | list | tuple) or not all(isinstance(word, str) for word in given):
-        raise OptionError(f"{name}: expected a set of words, got {shown(given)}")
+        raise OptionError(f"{name}: expected a set of words, got {literal(given)}")
     return frozenset(given)
 
 

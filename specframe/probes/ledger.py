@@ -24,7 +24,7 @@ from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.attention.masks import masks
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
-from specframe.forward.views import gathered
+from specframe.forward.views import gather_slots
 from specframe.probes.accounts import Account, Accounts
 from specframe.probes.tap import Listener, tapped_layout
 from specframe.probes.ties import Scales, tie_bound
@@ -151,7 +151,7 @@ class Ledger(Listener):
         self.names.expect(placement)
         states = (names_BTN + 1).float()[:, None]
         views = [self.names.write(layer, states, states.clone()) for layer in range(len(self._runner.kv_shapes))]
-        dense = [gathered(view, placement.key_order_BS.shape[1]) for view in views]
+        dense = [gather_slots(view, placement.key_order_BS.shape[1]) for view in views]
         read = [part for view in dense for part in (view.keys, view.values)]
         alike = all(torch.equal(part, read[0]) for part in read)
         return read[0][:, 0].round().long().cpu().numpy() - 1, alike
@@ -214,7 +214,7 @@ class Ledger(Listener):
         shown = masks(placement, [None], torch.float32)[None][:, 0]
         visible_BTS = (shown == 0).expand(len(accounts), -1, -1).cpu().numpy()
         for row, account in enumerate(accounts):
-            held_SN = inherited(held_BSN[row], account, self._sharing(held_BSN[row], account))
+            held_SN = inherited_names(held_BSN[row], account, self._sharing(held_BSN[row], account))
             for queries, tokens_P in self._paths(row, account, block):
                 real = queries[places_BT[row][queries] >= 0]
                 if len(real):
@@ -285,7 +285,7 @@ class ViewLedger(Ledger):
         return {} if account.parent is None else {account.parent: len(names_SN)}
 
 
-def inherited(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:
+def inherited_names(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:
     """Return the names in a row's slots, those of the first tokens of sequences that share them as the row's own.
 
     Args:

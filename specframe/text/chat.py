@@ -28,7 +28,7 @@ def require_template(tokenizer: PreTrainedTokenizerBase | None) -> None:
         raise OptionError(f"chat: expected a target whose tokenizer has a chat template, got {got}")
 
 
-def rendered(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def render(messages: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of the messages under the tokenizer's chat template, up to the start of the answer.
 
     Raises:

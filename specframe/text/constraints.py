@@ -35,7 +35,7 @@ def constrain(
     """
     for held in by_constraint(batch).values():
         bits_ATW = masks_of(batch, held, drafted_BN, parents_BN, scores_BTV.shape[1])
-        allowed_ATV = unpacked(bits_ATW, scores_BTV.device)[..., : scores_BTV.shape[2]]
+        allowed_ATV = unpack_masks(bits_ATW, scores_BTV.device)[..., : scores_BTV.shape[2]]
         if len(held) == len(batch):
             scores_BTV.masked_fill_(~allowed_ATV, float("-inf"))
         else:
@@ -110,7 +110,7 @@ def on_host(drafted_BN: torch.Tensor, parents_BN: torch.Tensor | None, rows: lis
     return Drafted(tokens, np.broadcast_to(above, tokens.shape), count)
 
 
-def unpacked(bits_ATW: torch.Tensor, device: torch.device) -> torch.Tensor:
+def unpack_masks(bits_ATW: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return masks as whether each token is allowed, bool (A, T, 32 W), on a device."""
     bytes_ATX = bits_ATW.contiguous().view(torch.uint8)
     if device.type != "cpu":

@@ -69,7 +69,7 @@ def longest(processor: Any) -> int:
     return max(map(len, processor.sequence_bias), default=1)
 
 
-def ignored(processor: Any) -> Any:
+def ignored_length(processor: Any) -> Any:
     """Return the number of first tokens that a repetition penalty leaves out, None: none; for several rows a tensor."""
     return getattr(processor, "prompt_ignore_length", None)
 
@@ -116,9 +116,9 @@ FORMULAS: Mapping[type, Formula] = {
     hf.RepetitionPenaltyLogitsProcessor: Formula(
         Reads.SET,
         ("penalty",),
-        since=lambda one: ignored(one) or 0,
-        called=lambda one: hf.RepetitionPenaltyLogitsProcessor(one.penalty) if ignored(one) else one,
-        fits=lambda one: not isinstance(ignored(one), torch.Tensor),
+        since=lambda one: ignored_length(one) or 0,
+        called=lambda one: hf.RepetitionPenaltyLogitsProcessor(one.penalty) if ignored_length(one) else one,
+        fits=lambda one: not isinstance(ignored_length(one), torch.Tensor),
     ),
     PresencePenalty: Formula(
         Reads.SET, ("penalty",), since=lambda one: one.prompt_length, called=lambda one: PresencePenalty(one.penalty, 0)
@@ -130,7 +130,7 @@ FORMULAS: Mapping[type, Formula] = {
 Of a prefix they read no more than is written here, which a test holds for each of them, to the bit."""
 
 
-def planned(processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = (), own: bool = False) -> Plan:
+def plan_of(processors: Rows[Any], greedy: bool, lead: tuple[int, ...] = (), own: bool = False) -> Plan:
     """Return the plan that applies ``processors`` in their order; the other arguments are fields of :class:`Plan`."""
     return Plan(tuple(processors), tuple(map(kind_of, processors)), greedy, lead, own)
 

@@ -15,8 +15,8 @@ import torch
 from transformers import generation as hf
 
 from specframe.contracts.requests import Plan
-from specframe.errors import OptionError, sentence, shown
-from specframe.text.formulas import PresencePenalty, planned
+from specframe.errors import OptionError, literal, sentence
+from specframe.text.formulas import PresencePenalty, plan_of
 from specframe.text.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -152,10 +152,12 @@ def of_checkpoint(config: GenerationConfig | None, draws: bool) -> dict[str, Any
 def not_done(config: GenerationConfig | None) -> str:
     """Return the unsupported settings of a generation config as text; empty if there are none."""
     asked = {name: getattr(config, name, None) for name in NOT_DONE}
-    return told({name: value for name, value in asked.items() if value is not None and value != NOT_DONE[name]})
+    return settings_text(
+        {name: value for name, value in asked.items() if value is not None and value != NOT_DONE[name]}
+    )
 
 
-def told(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings as text."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
@@ -213,19 +215,20 @@ class Settings:
         asked = [name for name in NEEDS_TEMPERATURE if not idle(name, self.given.get(name))]
         if asked and self.greedy:
             raise OptionError(
-                f"{asked[0]}: expected a temperature above 0 with it, got {shown(self.given[asked[0]])} where no token is drawn"
+                f"{asked[0]}: expected a temperature above 0 with it, got {literal(self.given[asked[0]])} where no token is drawn"
             )
         most = self.sampling.max_new_tokens or max_new_tokens
         if (self.sampling.min_new_tokens or 0) > most:
             raise OptionError(
-                f"min_new_tokens: expected at most the {shown(most)} of max_new_tokens, got {shown(self.sampling.min_new_tokens)}"
+                f"min_new_tokens: expected at most the {literal(most)} of max_new_tokens, "
+                f"got {literal(self.sampling.min_new_tokens)}"
             )
         for name, words in {
             "bad_words_ids": self.sampling.bad_words_ids or (),
             "suppress_tokens": (self.sampling.suppress_tokens or (),),
         }.items():
             if (largest := max((token for ids in words for token in ids), default=0)) >= vocabulary:
-                raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {shown(largest)}")
+                raise OptionError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {literal(largest)}")
         return self
 
     def plan(self, prompt_length: int, limit: int, stop_token_ids: Rows[int], device: torch.device | str) -> Plan:
@@ -244,7 +247,7 @@ class Settings:
         at = Place(prompt_length, limit, list(stop_token_ids), str(device), begin)
         made = [self._made(name, at) for name in MAKERS if self._wanted(name, at)]
         own = self.sampling.processors
-        return planned([*own, *made], self.greedy, own=bool(own))
+        return plan_of([*own, *made], self.greedy, own=bool(own))
 
     def _wanted(self, name: str, at: Place) -> bool:
         if name in FOR_STOPS or (name == "forced_eos_token_id" and self[name] is True):

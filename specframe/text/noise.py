@@ -29,7 +29,7 @@ class Stream(IntEnum):
     """Accepting a draft token."""
 
 
-def hashed(*parts: torch.Tensor | int) -> torch.Tensor:
+def hash_parts(*parts: torch.Tensor | int) -> torch.Tensor:
     """Return a well-mixed int64 for every combination of the parts, which broadcast against each other."""
     state = torch.zeros((), dtype=torch.int64)
     for part in parts:
@@ -82,4 +82,4 @@ def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _keys(seed: int, sequences: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
-    return hashed(seed, stream, sequences, positions)
+    return hash_parts(seed, stream, sequences, positions)

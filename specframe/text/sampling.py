@@ -15,7 +15,7 @@ import torch
 from specframe.contracts.drafts import Draft
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import constant
-from specframe.errors import OptionError, UnknownNameError, shown
+from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.text.constraints import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
@@ -53,7 +53,7 @@ NOT_LOGITS = frozenset({"processors", "criteria", "max_new_tokens", "logprobs", 
 def each(name: str, values: Any, accepts: Callable[[Any], bool], expected: str) -> None:
     """Raise :class:`OptionError` unless ``values`` is a list or a tuple of accepted values."""
     if not isinstance(values, tuple | list) or not all(map(accepts, values)):
-        raise OptionError(f"{name}: expected {expected}, got {shown(values)}")
+        raise OptionError(f"{name}: expected {expected}, got {literal(values)}")
 
 
 def is_id(value: Any) -> bool:
@@ -78,12 +78,12 @@ def is_callable(value: Any) -> bool:
 
 def several(given: Any) -> Any:
     """Return one text as a tuple; return anything else as it is, with lists as tuples."""
-    return (given,) if isinstance(given, str) else frozen(given)
+    return (given,) if isinstance(given, str) else freeze(given)
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """Return a value with its lists, nested ones included, as tuples."""
-    return tuple(map(frozen, value)) if type(value) is list else value
+    return tuple(map(freeze, value)) if type(value) is list else value
 
 
 @attrs.frozen
@@ -115,12 +115,12 @@ class Sampling:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     min_new_tokens: int | None = None
-    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(default=None, converter=frozen)
-    suppress_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=frozen)
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = attrs.field(default=None, converter=freeze)
+    suppress_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=freeze)
     forced_eos: bool | None = None
-    processors: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
+    processors: tuple[Any, ...] = attrs.field(default=(), converter=freeze)
     stop: tuple[str, ...] | None = attrs.field(default=None, converter=several)
-    criteria: tuple[Any, ...] = attrs.field(default=(), converter=frozen)
+    criteria: tuple[Any, ...] = attrs.field(default=(), converter=freeze)
     max_new_tokens: int | None = None
     max_time: float | None = None
     logprobs: int | None = None
@@ -171,7 +171,7 @@ def shape(
         logits_BTV: logits of the last T positions, T at most N + 1. In a chain, the last position follows all of ``drafted_BN``.
         parents_BN: index of the draft token that each draft token follows, -1: the row's last token; None: a chain.
     """
-    if unshaped(batch):
+    if is_unshaped(batch):
         return logits_BTV
     scores_BTV = logits_BTV.float().clone(memory_format=torch.contiguous_format)
     constrain(batch, drafted_BN, scores_BTV, parents_BN)
@@ -182,7 +182,7 @@ def shape(
     return process(plans, prefixes, scores_BTV)
 
 
-def unshaped(batch: Batch) -> bool:
+def is_unshaped(batch: Batch) -> bool:
     """Return whether :func:`shape` leaves the logits of all rows as they are."""
     return not any(sequence.request.plan.processors or sequence.guide for sequence in batch.sequences)
 
@@ -201,7 +201,7 @@ def sharpen(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     return torch.where(greedy_B11, peaks, scores_BTV)
 
 
-def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
+def undecided_places(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     """Return the positions at which there is no token to choose, as a bool tensor (B, T).
 
     At such a position a score is nan, or the highest one is infinite; a user's processors may set it to infinity, to have this
@@ -215,7 +215,7 @@ def undecided(batch: Batch, scores_BTV: torch.Tensor) -> torch.Tensor:
     return faults_BT
 
 
-def undrawn(batch: Batch, draft: Draft) -> torch.Tensor | None:
+def undrawn_rows(batch: Batch, draft: Draft) -> torch.Tensor | None:
     """Return the rows of which a draft token was drawn from logits that are no distribution, as a bool tensor (B,).
 
     The token with the highest of its logits was drawn, so where one is nan or infinite, so is its own. Rows with processors of the

@@ -64,7 +64,7 @@ def unfit(processors: Iterable[Any], criteria: Iterable[Any], ids_BS: torch.Tens
     for own, show in ways:
         for one in own:
             if type(one) not in ROW_BY_ROW and (why := fault(one, show, ids_BS, vocabulary)):
-                found.append(f"{named(one)}, which {why}")
+                found.append(f"{class_name(one)}, which {why}")
     return found
 
 
@@ -104,7 +104,7 @@ def fault(
             again = [show(twin, shown_BS, ALL) for shown_BS in prefixes]
             if State(vars_of(twin)).written != held or not all(map(same, first, again)):
                 return "changes from call to call"
-            if len(ids_BS) > 1 and not all(map(same, first, map(joined, alone))):
+            if len(ids_BS) > 1 and not all(map(same, first, map(join_answers, alone))):
                 return "compares rows"
         except Exception as error:  # a user's object may raise any error when it is called differently
             return f"raises {type(error).__name__} when it is called for one row alone, or twice"
@@ -165,7 +165,7 @@ def copy_of(one: Any) -> Any:
     return twin
 
 
-def joined(parts: list[Any]) -> Any:
+def join_answers(parts: list[Any]) -> Any:
     """Return the answers for single rows as one answer."""
     if isinstance(parts[0], torch.Tensor) and parts[0].ndim:
         return torch.cat(parts)
@@ -180,7 +180,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def named(one: Any) -> str:
+def class_name(one: Any) -> str:
     """Return the name of an object's class, or of a function, with its package."""
     kind = one if hasattr(one, "__name__") else type(one)
     package = kind.__module__.partition(".")[0]

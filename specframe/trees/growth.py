@@ -89,10 +89,10 @@ def static(shape: Shape, budget: Budget, logits_B1V: torch.Tensor, run: Run, cho
     tokens_BN = torch.cat(tokens, dim=1)
     draft = Draft(tokens_BN, logits_BNV, put.parents_1N, depth=shape.depth)
     grown = Grown(draft, put.fed_1N.expand(len(tokens_BN), -1))
-    return best_first(grown, put.promise_1N, budget) if uneven(budget) else grown
+    return best_first(grown, put.promise_1N, budget) if is_uneven(budget) else grown
 
 
-def uneven(budget: Budget) -> bool:
+def is_uneven(budget: Budget) -> bool:
     """Return whether some row has a part of the tree."""
     depths_B, nodes_B = budget.depths_B, budget.nodes_B
     if depths_B is None or nodes_B is None:
@@ -106,7 +106,7 @@ def best_first(grown: Grown, worth_BN: torch.Tensor, budget: Budget) -> Grown:
     Args:
         grown: a tree with nodes in the order of their depth.
         worth_BN: how promising they are, a node no more than its parent; (B, N), or (1, N) where all rows are alike.
-        budget: an :func:`uneven` one.
+        budget: an :func:`is_uneven` one.
     """
     draft = grown.draft
     parents_BN, device = paths.parents(draft), draft.tokens_BN.device
@@ -208,7 +208,7 @@ class Candidates:
         parents_BN = renamed_BN.gather(1, parents_BN.clamp(min=0)).where(parents_BN >= 0, parents_BN)
         draft = Draft(tokens_BN.gather(1, kept_BN), parents_BN=parents_BN, depth=min(budget.depth, kept_BN.shape[1]))
         grown = Grown(draft, places_BN.gather(1, kept_BN))
-        return best_first(grown, scores_BN.gather(1, kept_BN), budget) if uneven(budget) else grown
+        return best_first(grown, scores_BN.gather(1, kept_BN), budget) if is_uneven(budget) else grown
 
 
 def by_score(scores_BL: torch.Tensor) -> torch.Tensor:

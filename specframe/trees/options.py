@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Rule
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 from specframe.trees import growth
 from specframe.trees.children import by_rule
 from specframe.trees.growth import Grown, Run
@@ -42,7 +42,7 @@ class Trees:
         depth: int = DEPTH,
     ) -> None:
         if tree not in KINDS:
-            raise OptionError(f"tree: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {shown(tree)}")
+            raise OptionError(f"tree: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {literal(tree)}")
         self.kind = "static" if tree == "chain" and branch is not None else tree
         for option, value, kind in (("branch", branch, "static"), ("top", top, "dynamic")):
             if value is not None and self.kind != kind:

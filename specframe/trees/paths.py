@@ -52,7 +52,7 @@ def deepest(draft: Draft, stands_BN: torch.Tensor) -> tuple[torch.Tensor, torch.
     parents_BN = parents(draft)
     whole_BN = stands_BN
     for _ in range(draft.depth - 1):
-        whole_BN = stands_BN & above(whole_BN, parents_BN, True)
+        whole_BN = stands_BN & parent_values(whole_BN, parents_BN, True)
     accepted_B1, node_B1 = (depths(draft) * whole_BN).max(1, keepdim=True)
     return accepted_B1[:, 0], ancestors(draft).gather(1, node_B1[..., None].expand(-1, -1, draft.depth))[:, 0]
 
@@ -62,7 +62,7 @@ def depths(draft: Draft) -> torch.Tensor:
     parents_BN = parents(draft)
     depth_BN = torch.ones_like(parents_BN)
     for _ in range(draft.depth - 1):
-        depth_BN = 1 + above(depth_BN, parents_BN, 0)
+        depth_BN = 1 + parent_values(depth_BN, parents_BN, 0)
     return depth_BN
 
 
@@ -79,12 +79,12 @@ def ancestors(draft: Draft) -> torch.Tensor:
     return paths_BNK[..., :spare]
 
 
-def after(path_BK: torch.Tensor, accepted_B: torch.Tensor) -> torch.Tensor:
+def place_after(path_BK: torch.Tensor, accepted_B: torch.Tensor) -> torch.Tensor:
     """Return the place after so many nodes of a path, (B,)."""
     return F.pad(path_BK + 1, (1, 0)).gather(1, accepted_B[:, None])[:, 0]
 
 
-def above(values_BN: torch.Tensor, parents_BN: torch.Tensor, root: float) -> torch.Tensor:
+def parent_values(values_BN: torch.Tensor, parents_BN: torch.Tensor, root: float) -> torch.Tensor:
     """Return each node's parent's value, and ``root`` for children of the row's last token."""
     return F.pad(values_BN, (1, 0), value=root).gather(1, parents_BN + 1)
 

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 from specframe.values import whole_within
 
 Ranks = tuple[int, ...]
@@ -153,12 +153,12 @@ class Shape:
             given = _from_json(given)
         if isinstance(given, list | tuple):
             if not all(isinstance(node, list | tuple) and node and all(map(_rank, node)) for node in given):
-                raise OptionError(f"tree: expected lists of ranks, as in [[0], [0, 0], [1]], got {shown(given)}")
+                raise OptionError(f"tree: expected lists of ranks, as in [[0], [0, 0], [1]], got {literal(given)}")
             return cls(given)
         parts = str(given).split("/")
         if not all(part.strip().isdecimal() and 0 < int(part) <= MOST_NODES for part in parts):
             raise OptionError(
-                f"branch: expected the children of the nodes of each depth, as in 3/2/1, got {shown(given)}"
+                f"branch: expected the children of the nodes of each depth, as in 3/2/1, got {literal(given)}"
             )
         return cls.branching([int(part) for part in parts])
 

@@ -22,7 +22,7 @@ from specframe.contracts.requests import Result
 from specframe.errors import ModelError, OptionError, SpecframeWarning
 from specframe.models import loading
 from specframe.pipeline import Pipeline
-from specframe.plugins.registry import quoted
+from specframe.plugins.registry import quote
 from specframe.text.prompts.builtin import BUILT_IN
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
@@ -246,7 +246,7 @@ def mean_of(counts: Counter[int]) -> float:
 
 def acceptance(patient: Patient, shift: int, draft_length: int, new: int, limit: int) -> Acceptance:
     """Return what is accepted with layer ids shifted."""
-    drafter = f"{patient.format.drafter},{quoted(f'checkpoint={patient.checkpoint.name}')}"
+    drafter = f"{patient.format.drafter},{quote(f'checkpoint={patient.checkpoint.name}')}"
     drafter += f",shift={shift}" if shift else ""
     options: dict[str, Any] = {"tokenizer": patient.tokenizer, "batch_size": 4, "draft_length": draft_length}
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from specframe.engine.arrivals import checked_arrivals
 from specframe.errors import OptionError
 from specframe.plugins.registry import parse_specification
-from specframe.values import read
+from specframe.values import read_number
 from specframe_lab.serving.gaps import LEAST_RATE, Process
 from specframe_lab.serving.traces import moments
 
@@ -63,7 +63,7 @@ def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
 def rate(text: str, name: str) -> float:
     """Return a rate; raise :class:`OptionError` unless the text is a number of at least :data:`LEAST_RATE`."""
     try:
-        number: Any = read(text, float)
+        number: Any = read_number(text, float)
     except ValueError:
         number = math.nan
     if not LEAST_RATE <= number < math.inf:

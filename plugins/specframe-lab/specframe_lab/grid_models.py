@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specframe.models import loading as models
 from specframe.models.load_options import keywords
-from specframe.models.pairs import by_model, choose, named
+from specframe.models.pairs import by_model, choose, chosen_name
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS
 
@@ -38,7 +38,7 @@ class LoadedModels:
         given = cell.get("drafter", DEFAULTS.drafter)
         name, drafter, draft_model = choose(cell.get("target"), given)
         alone = draft_model is not None and drafter == by_model()  # a drafter with options loads its model itself
-        drafter = self._model(draft_model, "draft", cell) if alone else named(given, drafter, draft_model)
+        drafter = self._model(draft_model, "draft", cell) if alone else chosen_name(given, drafter, draft_model)
         if name not in self._tokenizers:
             self._tokenizers[name] = models.load_tokenizer(name)
         loaded = {"target": self._model(name, "target", cell), "drafter": drafter, "tokenizer": self._tokenizers[name]}

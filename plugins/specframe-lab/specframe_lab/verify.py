@@ -24,7 +24,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from specframe.engine.encoding import Prompt, is_ids, tokenized
+from specframe.engine.encoding import Prompt, encode_prompt, is_ids
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
 from specframe.forward.bitwise.mode import bitwise
 from specframe.models import loading as models
@@ -372,7 +372,7 @@ def encode(pipe: Pipeline, prompts: Sequence[Prompt], cut: int | None) -> list[l
     for index, prompt in enumerate(prompts):
         try:
             if cut is not None and pipe.tokenizer is not None and not is_ids(prompt):
-                prompt = tokenized(prompt, pipe.tokenizer)
+                prompt = encode_prompt(prompt, pipe.tokenizer)
             encoded.append(pipe.encode(prompt[:cut] if is_ids(prompt) else prompt))
         except PromptError as fault:
             raise OptionError(f"prompt {index}: {fault}") from fault

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specframe.contracts.engine import Value
-from specframe.errors import OptionError, SpecframeError, shown
-from specframe.files import Output, claimed
+from specframe.errors import OptionError, SpecframeError, literal
+from specframe.files import Output, claim_folder
 from specframe.values import number, whole
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Ray:
         from specframe_ray.job import Asked, run
 
         folder = Path(job.output)
-        with claimed(job.output, SETTINGS, ()):
+        with claim_folder(job.output, SETTINGS, ()):
             new = claim(folder, job.settings | {"form": self.form}, job.resume)
             try:
                 given = rows_of(job.prompts, folder.absolute(), self.rows)
@@ -104,7 +104,7 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     options = {name: value for name, value in attrs.asdict(recipe, recurse=False).items() if name != "executor"}
     for name, value in options.items():
         if not (value is None or value in ((), []) or isinstance(value, str | int)):
-            raise OptionError(f"{name}: expected a plain value with executor ray, got {shown(value)}")
+            raise OptionError(f"{name}: expected a plain value with executor ray, got {literal(value)}")
     return options
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from specframe.errors import OptionError
 from specframe.files import Output
 from specframe.text.prompts import KEYS
-from specframe.text.prompts.tables import PREFIX, faults, load, named, one_split, require_column
+from specframe.text.prompts.tables import PREFIX, dataset_name, faults, load, one_split, require_column
 from specframe_ray.rows import Input, found
 
 KEPT = "_prompts.parquet"
@@ -41,7 +41,7 @@ def kept_rows(given: str, folder: Path) -> str:
     Raises:
         OptionError: there is no such data set, split or column, or the library is not installed.
     """
-    name, split, column = named(given)
+    name, split, column = dataset_name(given)
     path = folder / KEPT
     part = folder / f"{KEPT}.part"
     writer = None

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
-from specframe.errors import OptionError, PluginError, SpecframeWarning, sentence, shown
+from specframe.errors import OptionError, PluginError, SpecframeWarning, literal, sentence
 from specframe.observe.counts import RunReport
 from specframe_ray.figures import Tally, merged
 from specframe_ray.machine_versions import difference, versions
@@ -103,7 +103,7 @@ def map(dataset: ray.data.Dataset, asked: Asked, place: Place) -> ray.data.Datas
         OptionError: it is no data set of Ray, or a machine of the cluster has other versions than this one.
     """
     if not isinstance(dataset, ray.data.Dataset):
-        raise OptionError(f"map: expected a data set of Ray with executor ray, got {shown(dataset)}")
+        raise OptionError(f"map: expected a data set of Ray with executor ray, got {literal(dataset)}")
     begin(place)
     require_alike()
     warn_of_waiting(place)

@@ -32,7 +32,7 @@ from specframe_ray.rows import ENTRY, ID, NUMBER, block, found
 from specframe.cli import cli
 from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
-from specframe.files import claimed
+from specframe.files import claim_folder
 from specframe.observe.counts import RunReport
 from specframe.text.prompts import opened
 from specframe.text.prompts.entries import from_entry
@@ -199,7 +199,7 @@ def test_an_output_that_is_no_folder(tmp_path: Path, monkeypatch: Any) -> None:
         ("p.jsonl/out", "--output: p.jsonl/out cannot be written: Not a directory"),
         ("out", "is being written by another run"),
     ):
-        with claimed("out", SETTINGS, ()):
+        with claim_folder("out", SETTINGS, ()):
             done = CliRunner().invoke(cli, ["run", "--executor", "ray", "--prompts", "p.jsonl", "--output", output])
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
         assert told in done.stderr

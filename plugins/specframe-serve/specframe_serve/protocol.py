@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 from specframe.text.sampling import Sampling
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -210,12 +210,12 @@ def message(given: dict[str, Any]) -> dict[str, Any]:
         OptionError: it has no role, or a part of its content is no text.
     """
     if not isinstance(given.get("role"), str):
-        raise OptionError(f"messages: expected objects with role and content, got {shown(given)}")
+        raise OptionError(f"messages: expected objects with role and content, got {literal(given)}")
     parts = given.get("content")
     if not isinstance(parts, list):
         return given
     if wrong := [part for part in parts if not is_text(part)]:
-        raise OptionError(f"messages: expected content of type text, got {shown(wrong[0])}")
+        raise OptionError(f"messages: expected content of type text, got {literal(wrong[0])}")
     return given | {"content": "\n".join(part["text"] for part in parts)}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
-from specframe.contracts.constraints import Constraint, Drafted, packed
+from specframe.contracts.constraints import Constraint, Drafted, pack_masks
 from specframe.contracts.requests import Request
 
 
@@ -38,7 +38,7 @@ class Even:
     def masks(self, states: Rows[Vocabulary], drafted: Drafted) -> torch.Tensor:
         """Return one mask for all places."""
         allowed = [[one.allowed(range(0, one.size, 2))] * drafted.count for one in states]
-        return packed(np.array(allowed))
+        return pack_masks(np.array(allowed))
 
     def advance(self, state: Vocabulary, tokens: list[int]) -> Vocabulary:
         """Return the state."""
@@ -75,7 +75,7 @@ class DigitSum:
     def masks(self, states: Rows[Sum], drafted: Drafted) -> torch.Tensor:
         """Return the masks, after walking each path from the row's state on."""
         found = [[self._mask(state, path) for path in drafted.paths(row)] for row, state in enumerate(states)]
-        return packed(np.array(found))
+        return pack_masks(np.array(found))
 
     def advance(self, state: Sum, tokens: list[int]) -> Sum:
         """Return the state after tokens that are allowed; raise ValueError for another one."""

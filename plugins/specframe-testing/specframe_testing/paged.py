@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import KVShape, KVView, Paged, Placement
 from specframe.contracts.round import Sequence
-from specframe.forward.views import gathered
+from specframe.forward.views import gather_slots
 
 
 class Pages:
@@ -196,7 +196,7 @@ class Gathered:
 
     def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
         """Return what (B, H, T, D) queries attend to, (B, T, H, D)."""
-        dense, seen_BTS = gathered(view, self._placement.key_order_BS.shape[1]), self._placement.seen(window)
+        dense, seen_BTS = gather_slots(view, self._placement.key_order_BS.shape[1]), self._placement.seen(window)
         shared = query.shape[1] != dense.keys.shape[1]
         output = F.scaled_dot_product_attention(
             query, dense.keys, dense.values, seen_BTS[:, None], scale=scaling, enable_gqa=shared

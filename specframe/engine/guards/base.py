@@ -15,7 +15,7 @@ from specframe.contracts.drafts import Draft, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices import kinds
-from specframe.engine.error_words import called, got, steps, told
+from specframe.engine.error_words import error_text, steps, strategy_name, value_words
 from specframe.engine.guards.calls import RUNNING, passes
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError
@@ -53,7 +53,9 @@ class Guard(Wrapper):
             if passes(error) or of_observer(error):
                 raise
             owner, member = part_of(error) or (self, member)
-            raise ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}") from error
+            raise ContractError(
+                f"{strategy_name(owner.kind, owner)}: {member}() raised {error_text(error, owner)}"
+            ) from error
         finally:
             RUNNING[thread] = outer
 
@@ -66,7 +68,7 @@ class Guard(Wrapper):
         return returned
 
     def _fail(self, what: str) -> Never:
-        raise ContractError(f"{called(self.kind, self)}: {what}")
+        raise ContractError(f"{strategy_name(self.kind, self)}: {what}")
 
     def _refuse(self, member: str, asked: str, returned: Any) -> Never:
         self._fail(f"{member}() must return {asked}, got {returned}")
@@ -74,7 +76,7 @@ class Guard(Wrapper):
     def _tensor(self, member: str, name: str, given: Any, shape: str, right: bool, like: torch.Tensor) -> None:
         """Check one tensor: token ids or counts on the device of ``like``; ``right`` is whether its shape is the one in words."""
         if not isinstance(given, torch.Tensor):
-            self._refuse(member, f"{name} as a tensor", got(given))
+            self._refuse(member, f"{name} as a tensor", value_words(given))
         if given.dtype != torch.long:
             self._refuse(member, f"{name} of whole numbers, torch.int64", given.dtype)
         if not right:
@@ -85,7 +87,7 @@ class Guard(Wrapper):
     def _numbers(self, member: str, name: str, given: Any, rows: int, most: int, words: str) -> None:
         """Check one number for each row, on the host: from 0 to ``most``, which ``words`` tell."""
         if not isinstance(given, np.ndarray):
-            self._refuse(member, f"{name} as an array of numpy", got(given))
+            self._refuse(member, f"{name} as an array of numpy", value_words(given))
         if given.dtype.kind not in "iu":
             self._refuse(member, f"{name} of whole numbers", given.dtype)
         if given.shape != (rows,):
@@ -98,7 +100,7 @@ class Guard(Wrapper):
     ) -> None:
         """Check logits: floats on the device of ``like``, of the dimensions ``shape`` and a last one for the vocabulary."""
         if not isinstance(given, torch.Tensor):
-            self._refuse(member, f"{name} as a tensor", got(given))
+            self._refuse(member, f"{name} as a tensor", value_words(given))
         if not given.is_floating_point():
             self._refuse(member, f"{name} of floats", given.dtype)
         if given.ndim != len(shape) + 1 or given.shape[:-1] != shape:
@@ -109,7 +111,7 @@ class Guard(Wrapper):
     def _verdict(self, member: str, verdict: Any, batch: Batch, draft: Draft) -> None:
         """Check a verdict, but for its numbers."""
         if not isinstance(verdict, Verdict):
-            self._refuse(member, "a specframe.contracts.drafts.Verdict", got(verdict))
+            self._refuse(member, "a specframe.contracts.drafts.Verdict", value_words(verdict))
         rows, drafted = len(batch), draft.depth
         width = drafted + 1
         accepted_B, tokens_BT, like = verdict.accepted_B, verdict.tokens_BT, batch.tokens_BS
@@ -182,7 +184,7 @@ def of_part(error: BaseException) -> BaseException:
     if found is None or not isinstance(error, Exception | SystemExit) or passes(error):
         return error
     owner, member = found
-    told_of = ContractError(f"{called(owner.kind, owner)}: {member}() raised {told(error, owner)}")
+    told_of = ContractError(f"{strategy_name(owner.kind, owner)}: {member}() raised {error_text(error, owner)}")
     told_of.__cause__ = error
     return told_of
 

@@ -9,7 +9,7 @@ import torch
 
 from specframe.contracts.constraints import Drafted
 from specframe.contracts.requests import Request
-from specframe.engine.error_words import got
+from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import Guard
 
 
@@ -27,7 +27,7 @@ class GuardedConstraint(Guard):
         """Return the constraint's masks after checking them."""
         masks: torch.Tensor = self._call("masks", states, drafted)
         if not isinstance(masks, torch.Tensor):
-            self._refuse("masks", "masks as a tensor", got(masks))
+            self._refuse("masks", "masks as a tensor", value_words(masks))
         if masks.dtype != torch.int32:
             self._refuse("masks", "masks of 32 bits a number, torch.int32", masks.dtype)
         shape = len(states), drafted.count, -(-self._vocabulary // 32)

@@ -7,7 +7,7 @@ from typing import Any
 from specframe.contracts.drafts import Budget, Draft, Numbers, Transfer
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch
-from specframe.engine.error_words import got
+from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import Guard, on_host, readable, writes
 from specframe.engine.guards.numbers import draft_fault
 
@@ -23,7 +23,7 @@ class GuardedDrafter(Guard):
         """Return the drafter's draft after checking it."""
         draft = self._with_batch("propose", batch, budget)
         if not isinstance(draft, Draft):
-            self._refuse("propose", "a specframe.contracts.drafts.Draft", got(draft))
+            self._refuse("propose", "a specframe.contracts.drafts.Draft", value_words(draft))
         tokens_BN, rows = draft.tokens_BN, len(batch)
         shape: tuple[int, ...] = getattr(tokens_BN, "shape", ())
         right = len(shape) == 2 and shape[0] == rows and shape[1] <= budget.nodes
@@ -53,7 +53,7 @@ class GuardedDrafter(Guard):
         if draft.counts is not None:
             self._numbers("propose", "counts", draft.counts, rows, nodes, f"N = {nodes}")
         if type(draft.depth) is not int or not 0 <= draft.depth <= min(budget.depth, nodes):
-            self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", got(draft.depth))
+            self._refuse("propose", f"a depth from 0 to {min(budget.depth, nodes)}", value_words(draft.depth))
         if (parents_BN := draft.parents_BN) is not None:
             right = getattr(parents_BN, "shape", None) in ((rows, nodes), (1, nodes))
             self._tensor("propose", "parents_BN", parents_BN, f"(B, N) = ({rows}, {nodes})", right, like)
@@ -80,10 +80,10 @@ class GuardedPolicy(Guard):
         """Return the policy's budget after checking it."""
         budget, most = self._with_batch("budget", batch), self.__wrapped__.maximum
         if not isinstance(budget, Budget):
-            self._refuse("budget", "a specframe.contracts.drafts.Budget", got(budget))
+            self._refuse("budget", "a specframe.contracts.drafts.Budget", value_words(budget))
         for name, given, bound in (("depth", budget.depth, most.depth), ("nodes", budget.nodes, most.nodes)):
             if type(given) is not int or not 0 <= given <= bound:
-                self._refuse("budget", f"a {name} from 0 to its maximum of {bound}", got(given))
+                self._refuse("budget", f"a {name} from 0 to its maximum of {bound}", value_words(given))
         for own, name, bound in (("depths_B", "depth", budget.depth), ("nodes_B", "nodes", budget.nodes)):
             if (given_B := getattr(budget, own)) is not None:
                 self._numbers("budget", own, given_B, len(batch), bound, f"its {name} of {bound}")

@@ -1,6 +1,6 @@
 """Guards around strategies: results are checked against the contract, and errors name the strategy and its distribution.
 
-:func:`guarded` puts an object around each strategy of a composition. It looks at types, shapes, dtypes and devices, which the
+:func:`guard_all` puts an object around each strategy of a composition. It looks at types, shapes, dtypes and devices, which the
 host knows, in every round. Numbers are looked at where that costs no synchronisation: on a CPU at once, and on other devices when
 the round's transfer brings them to the host. What is at fault is told in one sentence; what the strategy raised is its cause.
 Built-in strategies are guarded alike.
@@ -42,7 +42,7 @@ def guard(kind: str, strategy: Any) -> Any:
     return strategy if isinstance(strategy, Guard) else GUARDS[kind](strategy)
 
 
-def guarded(use: Composition, checked: bool = False) -> Composition:
+def guard_all(use: Composition, checked: bool = False) -> Composition:
     """Return the composition with a guard around each of its strategies; ``checked``: the run is, and may wait for the device."""
     drafter = guard("drafter", use.drafter)
     drafter.waits = checked

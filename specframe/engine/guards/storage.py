@@ -14,7 +14,7 @@ from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import StateStore
-from specframe.engine.error_words import got
+from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
 from specframe.values import Wrapper
@@ -30,7 +30,7 @@ class GuardedAlignment(Guard):
         layout = self._call("layout", store, rows, capacity)
         if lacking := [name for name in ("arrange", "place", "settle") if not callable(getattr(layout, name, None))]:
             asked = f"a layout with arrange, place and settle, {' and '.join(lacking)} among them"
-            self._refuse("layout", asked, got(layout))
+            self._refuse("layout", asked, value_words(layout))
         return GuardedLayout(layout, self)
 
     def commit(self, batch: Batch, draft: Draft, transfer: Transfer) -> Transfer:
@@ -38,7 +38,9 @@ class GuardedAlignment(Guard):
         stands = self._with_batch("commit", batch, draft, transfer)
         if not (stands is transfer or (isinstance(stands, Transfer) and stands.committed)):
             self._refuse(
-                "commit", "the specframe.contracts.drafts.Transfer it was given, or another verdict's", got(stands)
+                "commit",
+                "the specframe.contracts.drafts.Transfer it was given, or another verdict's",
+                value_words(stands),
             )
         if stands.committed:
             self._verdict("commit", stands.verdict, batch, draft)
@@ -73,7 +75,7 @@ class GuardedLayout(Wrapper):
         rows, width, checked = batch.lengths_B.shape[0], block.width, None
         placed = self._alignment._watched("layout.place", self.__wrapped__.place, batch, block)
         if not isinstance(placed, Placement):
-            self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", got(placed))
+            self._alignment._refuse("layout.place", "a specframe.contracts.cache.Placement", value_words(placed))
         for name in ("positions_BT", "slots_BT", "order_BT"):
             if (given := getattr(placed, name)) is checked:
                 continue  # slots, orders and positions are mostly the same tensor
@@ -113,7 +115,7 @@ class GuardedBackend(Guard):
         members = members_of(protocol)
         if lacking := [name for name in members if not hasattr(store, name)]:
             without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
-            self._refuse(member, f"a store with {', '.join(members)}", f"{got(store)}{without}")
+            self._refuse(member, f"a store with {', '.join(members)}", f"{value_words(store)}{without}")
 
     def _look_at_reserved(self, store: Any) -> None:
         """Have what a store says of cached tokens looked at, where its ``reserve`` can be replaced."""
@@ -123,7 +125,7 @@ class GuardedBackend(Guard):
             one: Any = held()
             cached = type(one).reserve(one, sequence, tokens)
             if cached is not None and (type(cached) is not int or not 0 <= cached <= tokens):
-                self._refuse("store.reserve", f"a number of tokens from 0 to {tokens}, or None", got(cached))
+                self._refuse("store.reserve", f"a number of tokens from 0 to {tokens}, or None", value_words(cached))
             return cached
 
         if hasattr(store, "__dict__") and hasattr(type(store), "reserve"):
@@ -137,7 +139,7 @@ class GuardedBackend(Guard):
             vars(store).pop("write", None)  # whoever holds it may call it again
             view = write(layer, keys, values)
             if not isinstance(view, Dense | Paged):
-                self._refuse("store.write", "a Dense or Paged view of specframe.contracts.cache", got(view))
+                self._refuse("store.write", "a Dense or Paged view of specframe.contracts.cache", value_words(view))
             if isinstance(view, Dense):
                 for name, given, fed in (("keys", view.keys, keys), ("values", view.values, values)):
                     self._look_at(name, given, fed)
@@ -152,7 +154,7 @@ class GuardedBackend(Guard):
         shape = tuple(getattr(given, "shape", ()))
         if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (rows, heads, size):
             words = f"{name} of shape (B, H, S, D) = ({rows}, {heads}, S, {size})"
-            self._refuse("store.write", words, shape or got(given))
+            self._refuse("store.write", words, shape or value_words(given))
 
 
 class GuardedAttention(Guard):
@@ -164,14 +166,14 @@ class GuardedAttention(Guard):
         """Return whether it suits a model after checking that it says so."""
         suits = self._call("suits", facts)
         if not isinstance(suits, bool):
-            self._refuse("suits", "true or false", got(suits))
+            self._refuse("suits", "true or false", value_words(suits))
         return suits
 
     def plan(self, placement: Placement) -> Attend | None:
         """Return the backend's plan after checking that it attends."""
         plan = self._call("plan", placement)
         if plan is not None and not callable(getattr(plan, "attend", None)):
-            self._refuse("plan", "an object with attend, or None", got(plan))
+            self._refuse("plan", "an object with attend, or None", value_words(plan))
         return None if plan is None else GuardedPlan(plan, self, "plan")
 
 
@@ -186,5 +188,5 @@ class GuardedPlan(GuardedPart):
         if getattr(output, "shape", None) != shape or output.dtype != query.dtype:
             asked = f"values of shape (B, T, H, D) = {shape} in {str(query.dtype)[6:]}"
             dtype = getattr(output, "dtype", None)
-            self.owner._refuse("plan.attend", asked, got(output) + (f" in {str(dtype)[6:]}" if dtype else ""))
+            self.owner._refuse("plan.attend", asked, value_words(output) + (f" in {str(dtype)[6:]}" if dtype else ""))
         return output

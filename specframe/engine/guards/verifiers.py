@@ -8,7 +8,7 @@ import torch
 
 from specframe.contracts.drafts import Draft, Numbers, Scores, Transfer, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.error_words import got
+from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import Guard, on_host, readable
 from specframe.engine.guards.numbers import unlike_draft, verdict_fault
 
@@ -22,7 +22,7 @@ class GuardedVerifier(Guard):
         """Return the verifier's scores after checking them; logits of a batch that leaves something to read are not looked at."""
         scores = self._with_batch("score", batch, draft)
         if not isinstance(scores, Scores):
-            self._refuse("score", "a specframe.contracts.drafts.Scores", got(scores))
+            self._refuse("score", "a specframe.contracts.drafts.Scores", value_words(scores))
         if not batch.left:
             shape = (len(batch), draft.nodes + 1)
             self._floats("score", "logits_BTV", scores.logits_BTV, shape, "(B, N + 1, V)", batch.tokens_BS)

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
 from specframe.contracts.cache import KVShape, Placement
 from specframe.errors import ModelError
-from specframe.forward.current_forward import own
-from specframe.values import unwrapped
+from specframe.forward.current_forward import own_value
+from specframe.values import unwrap_guards
 
 PREFILL_TOKENS = 4096
 """Prompt tokens read in one forward pass, over all rows, at most."""
@@ -53,7 +53,7 @@ class Attention:
     @property
     def implementation(self) -> str:
         """The name of the attention function that the model was loaded with."""
-        return own(self._config, "_attn_implementation")
+        return own_value(self._config, "_attn_implementation")
 
     def mask_bytes(self, slots: int) -> int:
         """Return the size of one token's masks: one for each kind of layer, and one query's for each that shares its head."""
@@ -139,7 +139,7 @@ class Choice:
 
 def title(backend: AttentionBackend) -> str:
     """Return what errors call a backend."""
-    return type(unwrapped(backend)).__name__.lower()
+    return type(unwrap_guards(backend)).__name__.lower()
 
 
 def takes(backend: AttentionBackend, placement: Placement) -> bool:

@@ -75,13 +75,13 @@ def attend(
     elif attention_mask is None or biased:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     elif laid is not None and laid.groups is not None:
-        output = laid.attended(functools.partial(masked, scaling=scaling), query, key, value, attention_mask)
+        output = laid.attended(functools.partial(masked_attention, scaling=scaling), query, key, value, attention_mask)
     else:
-        output = masked(query, key, value, attention_mask, scaling, state.repeated)
+        output = masked_attention(query, key, value, attention_mask, scaling, state.repeated)
     return (output if laid is None else laid.row(output)), None
 
 
-def masked(
+def masked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

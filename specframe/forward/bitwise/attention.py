@@ -50,13 +50,13 @@ def attention(
     mask = additive(attn_mask, is_causal, length, slots, exact, query.device)
     ones = value.new_ones(()).expand(*value.shape[:-1], 1)  # the sum of weights is one more entry of the output
     weighed = columns(torch.cat([value, ones], dim=-1))
-    by_order = None if attn_mask is None else order.current(slots)
+    by_order = None if attn_mask is None else order.current_slots(slots)
     if by_order is not None and by_order.ndim == 3:
         sums = by_paths(scaled, key.to(exact), weighed.to(exact), mask, by_order)
     else:
         if by_order is not None:
-            key, weighed = (ordered(states, by_order) for states in (key, weighed))
-            mask = shown(mask, by_order[:, None])
+            key, weighed = (reorder_slots(states, by_order) for states in (key, weighed))
+            mask = reorder_mask(mask, by_order[:, None])
         pieces = zip(blocks(key, KEYS, exact).unbind(1), blocks(weighed, KEYS, exact).unbind(1), strict=True)
         sums = in_blocks(scaled, key.shape[1], pieces, mask)
     width = value.shape[-1]
@@ -81,12 +81,12 @@ def by_paths(
     sums = []
     for row, slots_TS in enumerate(slots_BTS.expand(shape[0], -1, -1)):
         query_TH1D, mask_TH1S = (x[row].transpose(0, 1)[:, :, None] for x in (query_BHTD, mask_BHTS))
-        pieces = taken(key_BGSD[row], value_BGSW[row], slots_TS)
-        sums.append(in_blocks(query_TH1D, key_BGSD.shape[1], pieces, shown(mask_TH1S, slots_TS[:, None])))
+        pieces = ordered_blocks(key_BGSD[row], value_BGSW[row], slots_TS)
+        sums.append(in_blocks(query_TH1D, key_BGSD.shape[1], pieces, reorder_mask(mask_TH1S, slots_TS[:, None])))
     return torch.stack(sums).squeeze(3).transpose(1, 2).reshape(*shape[:3], -1)
 
 
-def taken(key_GSD: torch.Tensor, value_GSW: torch.Tensor, slots_TS: torch.Tensor) -> Pieces:
+def ordered_blocks(key_GSD: torch.Tensor, value_GSW: torch.Tensor, slots_TS: torch.Tensor) -> Pieces:
     """Yield the blocks of keys (T, G, E, D) and values (T, G, E, W) of queries with an order of slots each."""
     for slots_TE in slots_TS.split(KEYS, dim=1):
         beyond = KEYS - slots_TE.shape[1]
@@ -97,13 +97,13 @@ def taken(key_GSD: torch.Tensor, value_GSW: torch.Tensor, slots_TS: torch.Tensor
         yield key_TGED, value_TGEW
 
 
-def ordered(states_BGSD: torch.Tensor, slots_BS: torch.Tensor) -> torch.Tensor:
+def reorder_slots(states_BGSD: torch.Tensor, slots_BS: torch.Tensor) -> torch.Tensor:
     """Return keys or values with their slots in another order."""
     rows, groups, _, size = states_BGSD.shape
     return states_BGSD.gather(2, slots_BS[:, None, :, None].expand(rows, groups, -1, size))
 
 
-def shown(mask_BHTS: torch.Tensor, slots_BTS: torch.Tensor) -> torch.Tensor:
+def reorder_mask(mask_BHTS: torch.Tensor, slots_BTS: torch.Tensor) -> torch.Tensor:
     """Return a mask with its slots in another order, for each query or, with T = 1, for all."""
     mask_BHTS, slots_BHTS = torch.broadcast_tensors(mask_BHTS, slots_BTS[:, None])
     return mask_BHTS.gather(3, slots_BHTS)
@@ -121,7 +121,7 @@ def in_blocks(query_BHTD: torch.Tensor, groups: int, pieces: Pieces, mask_BHTS: 
     rows, heads, length, size = query_BHTD.shape
     folded_BGTD = query_BHTD.reshape(rows, groups, -1, size)
     mask_BIJGQE = masks(mask_BHTS, heads // groups, groups)
-    sums_BIGQW = attended(blocks(folded_BGTD, QUERIES, query_BHTD.dtype), pieces, mask_BIJGQE)
+    sums_BIGQW = weighted_sums(blocks(folded_BGTD, QUERIES, query_BHTD.dtype), pieces, mask_BIJGQE)
     sums_BGTW = sums_BIGQW.transpose(1, 2).flatten(2, 3)[:, :, : folded_BGTD.shape[2]]
     return sums_BGTW.reshape(rows, heads, length, -1)
 
@@ -163,7 +163,7 @@ def masks(given_BHTS: torch.Tensor, shared: int, groups: int) -> torch.Tensor:
     return made.unflatten(3, (-1, KEYS)).unflatten(2, (-1, QUERIES)).permute(0, 2, 4, 1, 3, 5)
 
 
-def attended(query_BIGQD: torch.Tensor, pieces: Pieces, mask_BIJGQE: torch.Tensor) -> torch.Tensor:
+def weighted_sums(query_BIGQD: torch.Tensor, pieces: Pieces, mask_BIJGQE: torch.Tensor) -> torch.Tensor:
     """Return the weighted sums of values, not divided by the sums of weights, (B, I, G, Q, W)."""
     shape = query_BIGQD.shape[:-1]
     sums: torch.Tensor | None = None

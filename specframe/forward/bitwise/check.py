@@ -31,7 +31,7 @@ class Watching(Bitwise):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operator and look at it."""
-        with tiles.watched(self._alike):
+        with tiles.watch_tiles(self._alike):
             output = super().__torch_dispatch__(func, types, args, kwargs)
         if mode.RULES[func] is None and rounds(func, output):
             self.refusal(func)
@@ -39,7 +39,7 @@ class Watching(Bitwise):
 
     def refusal(self, func: Any) -> ModelError:
         """Note an operator that cannot be computed."""
-        self.faults.append(f"{self._module} {mode.unknown(func)}")
+        self.faults.append(f"{self._module} {mode.unknown_operator(func)}")
         return super().refusal(func)
 
     @property
@@ -103,10 +103,10 @@ def fault(model: PreTrainedModel) -> str | None:
             "in a batch": logits(model, ids_BT.flip(0), [TOKENS])[-1],
             "in pieces": logits(model, ids_BT[:1], [1, 2, TOKENS - 3])[0],
         }
-    return differing({how for how, found_TV in others.items() if not torch.equal(found_TV, alone_TV)})
+    return difference({how for how, found_TV in others.items() if not torch.equal(found_TV, alone_TV)})
 
 
-def differing(ways: Collection[str]) -> str | None:
+def difference(ways: Collection[str]) -> str | None:
     """Return what is told of logits that differ; None: none do."""
     return f"its logits are others {' and '.join(sorted(ways))}" if ways else None
 

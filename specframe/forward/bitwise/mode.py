@@ -34,7 +34,7 @@ class Bitwise(TorchDispatchMode):
         rule = RULES[func] if func in RULES else found(func)
         if rule is None:
             return func(*args, **(kwargs or {}))
-        if rule is apart:
+        if rule is decomposed:
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
@@ -44,10 +44,10 @@ class Bitwise(TorchDispatchMode):
 
     def refusal(self, func: Any) -> ModelError:
         """Return the error of an operator that has another result for other shapes."""
-        return ModelError(f"bitwise: a model {unknown(func)}: expected linear layers, and attention by sdpa")
+        return ModelError(f"bitwise: a model {unknown_operator(func)}: expected linear layers, and attention by sdpa")
 
 
-def unknown(func: Any) -> str:
+def unknown_operator(func: Any) -> str:
     """Return what is told of an operator for which there is no rule."""
     return f"calls {name(func)!r}, for which no fixed shape is known"
 
@@ -100,7 +100,7 @@ def power(func: Any, *args: Any, **options: Any) -> Any:
     )
 
 
-def reduced(func: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+def reduce_tiles(func: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     """Compute a mean or a sum along dimensions."""
     if not x.is_floating_point():
         return func(x, dim, keepdim, **options)
@@ -136,7 +136,7 @@ def along(func: Any, x: torch.Tensor, *args: Any, **options: Any) -> Any:
     return by_rows(lambda piece: func(piece, **given, dim=1), x, dim, True)
 
 
-def normed(func: Any, x: torch.Tensor, shape: Any, *args: Any) -> Any:
+def norm_tiles(func: Any, x: torch.Tensor, shape: Any, *args: Any) -> Any:
     """Compute a norm over the last dimensions with its weights; its statistics are not returned in their shape."""
     output = normed_alone(lambda *given: func(*given)[0], x, shape, *args)
     return output, x.new_empty(0), x.new_empty(0)
@@ -152,12 +152,12 @@ def normed_alone(func: Any, x: torch.Tensor, shape: Any, *args: Any) -> torch.Te
     return by_rows(lambda piece: func(piece, [piece.shape[1]], *flat), rows_RD, 1, True).view(x.shape)
 
 
-def refused(func: Any, *_: Any, **__: Any) -> Any:
+def refuse_operator(func: Any, *_: Any, **__: Any) -> Any:
     """Refuse an operator that computes differently for different shapes, in a way that is not known here."""
     raise NotImplementedError
 
 
-def apart(func: Any, *_: Any, **__: Any) -> Any:
+def decomposed(func: Any, *_: Any, **__: Any) -> Any:
     """Mark an operator that is taken apart into others."""
 
 
@@ -168,16 +168,16 @@ _BY_NAME: dict[str, Rule] = {
     "addmm": products.addmm,
     "mm": products.matmul,
     "matmul": products.matmul,
-    "_grouped_mm": products.grouped,
-    "grouped_mm_fallback": products.grouped,
+    "_grouped_mm": products.grouped_product,
+    "grouped_mm_fallback": products.grouped_product,
     "scaled_dot_product_attention": attention,
     "pow": power,
     "rms_norm": normed_alone,
     **dict.fromkeys(operators.TWO_STEPS, real),
     **dict.fromkeys(operators.ALONG_SEVERAL, reduced_later),
     **dict.fromkeys(operators.ALONG_ONE, along),
-    **dict.fromkeys(operators.NORMS, normed),
-    **dict.fromkeys(operators.REFUSED, refused),
+    **dict.fromkeys(operators.NORMS, norm_tiles),
+    **dict.fromkeys(operators.REFUSED, refuse_operator),
 }
 """The rules of operators, by name."""
 
@@ -194,13 +194,13 @@ def found(func: Any) -> Rule | None:
 def _rule(func: Any) -> Rule | None:
     rule = _usual_rule(func)
     written = any(argument.is_out for argument in func._schema.arguments)
-    return refused if rule is not None and written else rule
+    return refuse_operator if rule is not None and written else rule
 
 
 def _usual_rule(func: Any) -> Rule | None:
     plain = name(func).removesuffix("_")
     if plain in ("mean", "sum"):
-        return reduced if "dim" in [argument.name for argument in func._schema.arguments] else reduced_all
+        return reduce_tiles if "dim" in [argument.name for argument in func._schema.arguments] else reduced_all
     if plain in _BY_NAME:
         return _BY_NAME[plain]
     if func.is_view:
@@ -209,4 +209,4 @@ def _usual_rule(func: Any) -> Rule | None:
         return None
     if torch.Tag.pointwise in func.tags:
         return None if plain in operators.ROUNDED_ONCE else whole
-    return apart if func._can_decompose() else None
+    return decomposed if func._can_decompose() else None

@@ -34,7 +34,7 @@ def active() -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def attending(placement: Placement) -> contextlib.AbstractContextManager[None]:
+def ordered_attention(placement: Placement) -> contextlib.AbstractContextManager[None]:
     """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens.
 
     Nothing is done outside of :func:`active`.
@@ -61,7 +61,7 @@ def _ordered(slots: torch.Tensor | None) -> Iterator[None]:
         _SLOTS.reset(token)
 
 
-def current(slots: int) -> torch.Tensor | None:
+def current_slots(slots: int) -> torch.Tensor | None:
     """Return the slots of the forward under way by the order of their tokens; None: they are in order, or it has another number."""
     found = _SLOTS.get()
     return found if found is not None and found.shape[-1] == slots else None

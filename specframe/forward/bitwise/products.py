@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specframe.devices import kinds
-from specframe.forward.bitwise.tiles import by_numbers, tiled
+from specframe.forward.bitwise.tiles import by_numbers, tile_product
 
 COLUMNS = 16
 """Columns that fill a register of 64 bytes."""
@@ -33,17 +33,17 @@ def columns(x: torch.Tensor) -> torch.Tensor:
 
 def linear(func: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``torch.nn.functional.linear``."""
-    return tiled(x, lambda tile: func(tile, weight, bias))
+    return tile_product(x, lambda tile: func(tile, weight, bias))
 
 
 def addmm(func: Any, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, **factors: Any) -> torch.Tensor:
     """``torch.addmm``."""
     if bias.ndim > 1 and len(bias) > 1:  # a row of it for each row: added afterwards
-        product = tiled(x, lambda tile: times(tile, weight))
+        product = tile_product(x, lambda tile: times(tile, weight))
         return bias * factors.get("beta", 1) + product * factors.get("alpha", 1)
     if weight.shape[1] % COLUMNS and not factors:
-        return tiled(x, lambda tile: func(columns(bias), tile, columns(weight))[:, : weight.shape[1]])
-    return tiled(x, lambda tile: func(bias, tile, weight, **factors))
+        return tile_product(x, lambda tile: func(columns(bias), tile, columns(weight))[:, : weight.shape[1]])
+    return tile_product(x, lambda tile: func(bias, tile, weight, **factors))
 
 
 def matmul(func: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -53,13 +53,13 @@ def matmul(func: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         NotImplementedError: any other product.
     """
     if other.ndim == 2 and x.ndim > 1:
-        return tiled(x, lambda tile: times(tile, other))
+        return tile_product(x, lambda tile: times(tile, other))
     if x.ndim > 1 and other.ndim > 1 and x.shape[-1] == 1:
         return by_numbers(torch.mul, x, other)
     raise NotImplementedError
 
 
-def grouped(
+def grouped_product(
     func: Any, x_RD: torch.Tensor, weight_EDN: torch.Tensor, offs: torch.Tensor | None = None, *rest: Any, **more: Any
 ) -> torch.Tensor:
     """``torch.nn.functional.grouped_mm`` of rows in groups, each with an expert of its own.

@@ -35,23 +35,23 @@ def pieces(x_RD: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
     return padded_RD.split(rows)
 
 
-def joined(outputs: list[torch.Tensor], count: int) -> torch.Tensor:
+def join_tiles(outputs: list[torch.Tensor], count: int) -> torch.Tensor:
     """Return the first ``count`` rows of what came of the pieces."""
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[:count]
 
 
-def tiled(x: torch.Tensor, product: Product) -> torch.Tensor:
+def tile_product(x: torch.Tensor, product: Product) -> torch.Tensor:
     """Return the product of the last dimension of a tensor with a matrix, tile by tile."""
     x_RD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     cut = pieces(x_RD, kinds.of(x.device).tile)
     if (watcher := _WATCHER.get()) is not None:
         watcher(product, cut[0])
-    found = joined([product(tile) for tile in cut], len(x_RD))
+    found = join_tiles([product(tile) for tile in cut], len(x_RD))
     return found.view(*x.shape[:-1], found.shape[-1])
 
 
 @contextlib.contextmanager
-def watched(watcher: Callable[[Product, torch.Tensor], None]) -> Iterator[None]:
+def watch_tiles(watcher: Callable[[Product, torch.Tensor], None]) -> Iterator[None]:
     """Show a function one tile of each product inside the block."""
     token = _WATCHER.set(watcher)
     try:
@@ -78,7 +78,7 @@ def by_rows(call: Callable[[torch.Tensor], Any], x: torch.Tensor, dims: int | li
     back = torch.tensor([*lead, *chosen]).argsort().tolist()
 
     def restored(outputs: list[torch.Tensor]) -> torch.Tensor:
-        whole = joined(outputs, shape.numel())
+        whole = join_tiles(outputs, shape.numel())
         if whole.ndim == 1:
             return whole.view(kept if keep else shape)
         return whole.reshape(*shape, *moved.shape[len(lead) : -1], -1).permute(back)
@@ -104,4 +104,4 @@ def by_numbers(call: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch
     if count % VECTOR:
         flat = [torch.nn.functional.pad(tensor, (0, -count % VECTOR)) for tensor in flat]
     found = [call(*piece) for piece in zip(*(tensor.split(length) for tensor in flat), strict=True)]
-    return joined(found, count).view(shape) if found else call(*given)
+    return join_tiles(found, count).view(shape) if found else call(*given)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import PromptError
-from specframe.text.prompts.prompt import Given, Prompt, checked
+from specframe.text.prompts.prompt import Given, Prompt, checked_prompt
 
 SHOWN = 40
 """Characters of a wrong value that an error shows."""
@@ -28,7 +28,7 @@ def load(text: str) -> Any:
         PromptError: the text is not JSON, is nested too deep, or holds numbers too long to read.
     """
     try:
-        return json.loads(text, object_pairs_hook=paired)
+        return json.loads(text, object_pairs_hook=json_object)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise PromptError(f"{error.msg} ({where})") from None
@@ -36,7 +36,7 @@ def load(text: str) -> Any:
         raise PromptError("it is nested too deep, or holds a number too long to read") from None
 
 
-def paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, marked if a key is given twice."""
     seen: set[str] = set()
     for key, _ in pairs:
@@ -57,23 +57,23 @@ def from_entry(entry: Any, place: str) -> Prompt:
     """
     rest = {key: entry[key] for key in entry if key not in KEYS} if isinstance(entry, dict) else {}
     try:
-        return attrs.evolve(held(given(entry), place), parameters=rest)
+        return attrs.evolve(prompt_of(content_of(entry), place), parameters=rest)
     except PromptError as error:
         own = {key: rest[key] for key in rest if key == "id"}  # by which the failed entry is found again
         return Prompt(json_beginning(entry), f"{place}: {error}", place, own)
 
 
-def held(content: Given, place: str) -> Prompt:
+def prompt_of(content: Given, place: str) -> Prompt:
     """Return the prompt that holds a text, token ids or messages."""
     if isinstance(content, str):
-        return checked(content, place)
-    prompt = checked(json.dumps(content, ensure_ascii=False, default=str), place)
+        return checked_prompt(content, place)
+    prompt = checked_prompt(json.dumps(content, ensure_ascii=False, default=str), place)
     if isinstance(content[0], int):
         return attrs.evolve(prompt, token_ids=content)
     return attrs.evolve(prompt, messages=content)
 
 
-def given(entry: Any) -> Given:
+def content_of(entry: Any) -> Given:
     """Return the text, token ids or messages of an entry; raise :class:`PromptError` if it has none."""
     if isinstance(entry, str | list):
         return any_form("the entry", entry)

@@ -17,7 +17,7 @@ from specframe.errors import OptionError, PromptError
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.lazy import Prompts, Text
-from specframe.text.prompts.prompt import Prompt, checked
+from specframe.text.prompts.prompt import Prompt, checked_prompt
 from specframe.values import parse_value
 
 Reader = Callable[[Text, str, int | None], Prompts]
@@ -28,15 +28,15 @@ JSON_TEXTS = frozenset({"turns", "messages", "conversations", "prompt_token_ids"
 
 def from_arguments(texts: tuple[str, ...]) -> list[Prompt]:
     """Return the prompts given as arguments of a command."""
-    return [checked(text, f"argument {number}") for number, text in enumerate(texts, start=1)]
+    return [checked_prompt(text, f"argument {number}") for number, text in enumerate(texts, start=1)]
 
 
 def from_file(path: str, limit: int | None = None) -> list[Prompt]:
-    """Return the prompts of :func:`opened` as a list."""
-    return [*opened(path, limit)]
+    """Return the prompts of :func:`open_prompts` as a list."""
+    return [*open_prompts(path, limit)]
 
 
-def opened(path: str, limit: int | None = None) -> Prompts:
+def open_prompts(path: str, limit: int | None = None) -> Prompts:
     """Return the prompts of a file, of ``-`` (standard input), of a saved data set or of ``hf:NAME[:SPLIT[:COLUMN]]``.
 
     No more of them than the first ``limit`` are read. They are read while they are looped over; of the forms only a JSON array
@@ -75,7 +75,7 @@ def from_text(text: Text, name: str, limit: int | None) -> Prompts:
     """Return the prompts of a text: read as JSON if the text looks like JSON, else one prompt per line."""
     if looks_like_objects(text):
         return by_line(from_json)(text, name, limit)
-    return from_array(text, name, limit) if looks_like_array(text) else by_line(checked)(text, name, limit)
+    return from_array(text, name, limit) if looks_like_array(text) else by_line(checked_prompt)(text, name, limit)
 
 
 def from_document(text: Text, name: str, limit: int | None) -> Prompts:
@@ -121,7 +121,9 @@ def looks_like_objects(text: Text) -> bool:
     """Return whether lines are JSON lines: the first line starts an object, and some line is an object with a prompt."""
     lines = (line for _, line in text.lines())
     first = next(lines)
-    return first.lstrip().startswith("{") and any(promising(loaded(line)) for line in itertools.chain([first], lines))
+    return first.lstrip().startswith("{") and any(
+        may_hold_prompt(parse_json(line)) for line in itertools.chain([first], lines)
+    )
 
 
 def looks_like_array(text: Text) -> bool:
@@ -129,12 +131,14 @@ def looks_like_array(text: Text) -> bool:
     if next(text.lines())[1].lstrip()[:1] not in ("[", "{"):
         return False
     whole = text.whole()
-    found = loaded(whole)
+    found = parse_json(whole)
     entries = found if isinstance(found, list) else [found]
-    return found is not None and ("\n" in whole.strip() or any(isinstance(e, str) or promising(e) for e in entries))
+    return found is not None and (
+        "\n" in whole.strip() or any(isinstance(e, str) or may_hold_prompt(e) for e in entries)
+    )
 
 
-def loaded(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return the value of a JSON text; None if the text is not JSON."""
     try:
         return load(text)
@@ -142,7 +146,7 @@ def loaded(text: str) -> Any:
         return None
 
 
-def promising(entry: Any) -> bool:
+def may_hold_prompt(entry: Any) -> bool:
     """Return whether an entry is an object with a key that may hold a prompt."""
     return isinstance(entry, dict) and any(key in entry for key in KEYS)
 
@@ -217,7 +221,7 @@ def from_cells(row: dict[str, str], place: str) -> Prompt:
 def cell(key: str, value: str) -> Any:
     """Return the value of a cell."""
     if key in JSON_TEXTS:
-        found = loaded(value)
+        found = parse_json(value)
         return value if found is None else found
     return value if key in KEYS or key == "input" else parse_value(value)
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TextIO
 import attrs
 
 from specframe.errors import OptionError
-from specframe.files import Utf8, opened
+from specframe.files import Utf8, open_file
 from specframe.text.prompts.prompt import Prompt
 
 PIECE = 1 << 20
@@ -59,13 +59,13 @@ class Text:
         if path == "-" and sys.stdin is None:
             raise OptionError("--prompts: standard input is closed: expected prompts, one per line")
         try:
-            given = sys.stdin.buffer if path == "-" else opened(path)
+            given = sys.stdin.buffer if path == "-" else open_file(path)
         except OSError as error:
             raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
         except ValueError as error:  # a name with a NUL byte
             raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
         try:
-            self._file = again(given)
+            self._file = rereadable(given)
             if self._file is not given or path != "-":
                 weakref.finalize(self, self._file.close)
             fault = self._fault()
@@ -108,7 +108,7 @@ class Text:
             file.detach()
 
 
-def again(file: BinaryIO) -> BinaryIO:
+def rereadable(file: BinaryIO) -> BinaryIO:
     """Return a file that can be read several times: itself, or a copy where it cannot be."""
     try:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.tell() == 0:

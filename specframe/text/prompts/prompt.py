@@ -34,7 +34,7 @@ class Prompt:
         return self.token_ids or self.messages or self.text
 
 
-def checked(text: str, place: str) -> Prompt:
+def checked_prompt(text: str, place: str) -> Prompt:
     """Return a prompt; it has a fault if no tokenizer can read the text."""
     fault = text_fault(text)
     return Prompt(text, fault and f"{place}: {fault}", place)

@@ -32,7 +32,7 @@ def from_path(path: str, limit: int | None = None) -> Prompts:
     """Return the prompts of a Parquet file or of a data set's folder, the first ``limit``, without asking the hub."""
     if not os.path.exists(path):
         raise OptionError(f"--prompts: {path} cannot be read: No such file or directory")
-    if os.path.isdir(path) and not saved(path):
+    if os.path.isdir(path) and not is_saved_dataset(path):
         raise OptionError(
             f"--prompts: {path} is a folder: expected a file, a data set that save_to_disk wrote, or {PREFIX}{path} for a "
             "folder of files"
@@ -46,10 +46,10 @@ def from_hub(given: str, limit: int | None = None) -> Prompts:
     Raises:
         OptionError: there is no such data set, split or column, or the library is not installed.
     """
-    return prompts(given, *named(given), limit)
+    return prompts(given, *dataset_name(given), limit)
 
 
-def named(given: str) -> tuple[str, str | None, str | None]:
+def dataset_name(given: str) -> tuple[str, str | None, str | None]:
     """Return the name, the split and the column of ``hf:NAME[:SPLIT[:COLUMN]]``; raise :class:`OptionError` for anything else."""
     name, split, column, *more = [*COLON.split(given.removeprefix(PREFIX)), "", ""]
     if not name or any(more):
@@ -69,7 +69,7 @@ def prompts(shown: str, name: str, split: str | None, column: str | None, limit:
 
     def read() -> Iterator[Prompt]:
         for number, row in enumerate(itertools.islice(rows, limit), start=1):
-            entry = dict(row) if column is None else chosen(row, column)
+            entry = dict(row) if column is None else with_column(row, column)
             yield from_entry(entry, f"{shown} row {number}")
 
     return Prompts(read)
@@ -96,12 +96,12 @@ def require_column(shown: str, columns: list[str], column: str | None) -> None:
         )
 
 
-def chosen(row: dict[str, Any], column: str) -> dict[str, Any]:
+def with_column(row: dict[str, Any], column: str) -> dict[str, Any]:
     """Return a row with the given column as its prompt."""
     return {"prompt": row[column], **{key: row[key] for key in row if key not in KEYS}}
 
 
-def saved(path: str) -> bool:
+def is_saved_dataset(path: str) -> bool:
     """Return whether ``save_to_disk`` wrote a folder."""
     return any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
@@ -119,7 +119,7 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
 
     datasets.disable_progress_bars()
     path = Path(name)
-    if saved(name):
+    if is_saved_dataset(name):
         found = datasets.load_from_disk(name)
         return found if isinstance(found, dict) else {str(found.split or "train"): found}
     if path.is_file() and (builder := BUILDERS.get(path.suffix.lower())):

@@ -20,7 +20,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.contracts.states import StateLayer
-from specframe.forward.views import gathered
+from specframe.forward.views import gather_slots
 from specframe_heads.blocks.net import Write
 
 
@@ -96,7 +96,7 @@ class HeadCache:
         extent = placement.key_order_BS.shape[1]
 
         def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            view = gathered(store.write(layer, keys, values), extent)
+            view = gather_slots(store.write(layer, keys, values), extent)
             return view.keys, view.values
 
         return placement, write

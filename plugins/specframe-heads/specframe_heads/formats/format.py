@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from specframe.errors import ModelError, shown
+from specframe.errors import ModelError, literal
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.keys import Keys
 from specframe_heads.tensors import Tensors, Unused
@@ -85,6 +85,6 @@ def given_ids(checkpoint: Checkpoint, key: str, given: Any) -> tuple[int, ...]:
         return ()
     if not isinstance(given, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in given):
         raise ModelError(
-            f"the config.json of {checkpoint}: expected a list of whole numbers for {key}, got {shown(given)}"
+            f"the config.json of {checkpoint}: expected a list of whole numbers for {key}, got {literal(given)}"
         )
     return tuple(given)

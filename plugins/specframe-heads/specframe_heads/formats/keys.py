@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from specframe.errors import ModelError, SpecframeWarning, shown
+from specframe.errors import ModelError, SpecframeWarning, literal
 from specframe_heads.checkpoint import Checkpoint
 
 
@@ -38,10 +38,10 @@ class Keys:
         for key, value in self._of(checkpoint).items():
             allowed = self.fixed.get(key)
             if allowed is not None and value is not None and value not in allowed:
-                expected = " or ".join(shown(one) for one in allowed)
+                expected = " or ".join(literal(one) for one in allowed)
                 raise ModelError(
-                    f"the config.json of {checkpoint}: expected {expected} for {self._called(key)}, got {shown(value)}: with that "
-                    "the head computes something that is not known here"
+                    f"the config.json of {checkpoint}: expected {expected} for {self._called(key)}, got {literal(value)}: "
+                    "with that the head computes something that is not known here"
                 )
         if unknown := sorted(self.unknown(checkpoint)):
             warnings.warn(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specframe.errors import ModelError
 from specframe.models.local import CONFIG, holds, on_disk
-from specframe.plugins.registry import quoted
+from specframe.plugins.registry import quote
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
 
@@ -52,4 +52,4 @@ def drafter_of(location: str) -> str | None:
         found = next((one for one in formats() if one.recognises(checkpoint)), None)
     except ModelError:  # whoever loads it as a model says what is wrong
         return None
-    return None if found is None else f"{found.drafter},{quoted(f'checkpoint={location}')}"
+    return None if found is None else f"{found.drafter},{quote(f'checkpoint={location}')}"

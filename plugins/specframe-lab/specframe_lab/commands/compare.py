@@ -12,7 +12,7 @@ import click
 from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
-from specframe.files import claimed
+from specframe.files import claim_folder
 from specframe.values import LARGEST_SEED
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
@@ -132,7 +132,7 @@ def compare(
     if dry_run:
         foresee(grid, settings, output)
         return
-    with claimed(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
+    with claim_folder(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
         comparison = run_grid(grid, settings, output, command)
         comparison.about["slo"] = slo
         show(comparison, output, pdf, served=bool(arrivals or max_concurrency or slo))

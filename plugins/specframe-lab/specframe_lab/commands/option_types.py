@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specframe.cli.option_types import Kind, Text, called
+from specframe.cli.option_types import Kind, Text, source_of
 from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 
@@ -26,7 +26,7 @@ class Arrivals(Text):
         try:
             check(text)
         except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {str(fault).removeprefix('arrivals: ')}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {str(fault).removeprefix('arrivals: ')}") from None
         return text
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -51,7 +51,7 @@ class Slo(Text):
         try:
             objectives(text)
         except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         return text
 
 
@@ -87,7 +87,7 @@ class ListOf(Kind):
         try:
             parts = value if isinstance(value, list | tuple) else split_list(str(value))
         except OptionError as fault:
-            raise OptionError(f"{called(param, ctx, self.name)}: {fault}") from None
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
         if not parts:
             self.refuse("at least one value", value, param, ctx)
         found = list(dict.fromkeys(self._one(part, param, ctx) for part in parts))

@@ -12,7 +12,7 @@ from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf, WholeNumber
 from specframe.cli.options import LIMIT, MODELS, PLACE, draft_length, names, whole, with_options
 from specframe.errors import OptionError
-from specframe.files import claimed
+from specframe.files import claim_folder
 from specframe.text.prompts import BUILT_IN
 from specframe_lab.commands.compare import telling
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
@@ -178,14 +178,14 @@ def planning(
 def run(planned: list[Part], output: str, command: str, only: list[str], note: str) -> Reproduction:
     """Run the steps that are missing, after a note, then write the page."""
     from specframe_lab.comparison.results import RESULTS
-    from specframe_lab.reproduction.page import HTML, PAGE, write_page
+    from specframe_lab.reproduction.page import HTML, PAGE, write_reproduction
     from specframe_lab.reproduction.reproduce import reproduce as run_parts
 
     hush()
-    with claimed(output, RESULTS, [PAGE, HTML]):
+    with claim_folder(output, RESULTS, [PAGE, HTML]):
         with telling() as tell:
             found = run_parts(planned, output, command, only, naming(tell, note))
-        click.echo(write_page(found, output))
+        click.echo(write_reproduction(found, output))
     return found
 
 

@@ -137,13 +137,13 @@ def recorded(
 
 def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
     """Return the page's description of the run."""
-    from specframe.models.pairs import choose, named
+    from specframe.models.pairs import choose, chosen_name
 
     target, strategy, draft_model = choose(cell["target"], cell["drafter"])
     model = loaded.target(cell)
     known = {
         "target": target,
-        "drafter": named(cell["drafter"], strategy, draft_model),
+        "drafter": chosen_name(cell["drafter"], strategy, draft_model),
         "batch_size": cell["batch_size"],
         "draft_length": cell["draft_length"],
     }

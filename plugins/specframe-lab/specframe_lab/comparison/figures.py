@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from specframe.files import put
+from specframe.files import write_page
 from specframe_lab.comparison.results import Comparison, Line
 from specframe_lab.comparison.schemes import Case
 from specframe_lab.serving.metrics import PERCENTILES, metrics, rates, summary
@@ -61,7 +61,7 @@ class Table:
         writer = csv.writer(text)
         writer.writerow(self.columns)
         writer.writerows(self.rows)
-        put(folder / f"{self.name}.csv", text.getvalue(), mark=",".join(self.columns))
+        write_page(folder / f"{self.name}.csv", text.getvalue(), mark=",".join(self.columns))
 
 
 def spelled(counts: Iterable[int]) -> str:

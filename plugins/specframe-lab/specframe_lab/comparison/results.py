@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from specframe.errors import OptionError
-from specframe.files import Output, made
+from specframe.files import Output, make_folder
 from specframe_lab.comparison.schemes import Case
 
 ABOUT, RESULTS = "comparison.json", "results.jsonl"
@@ -68,7 +68,7 @@ class Folder:
     def __init__(
         self, path: str | os.PathLike[str], about: dict[str, Any], begin: Callable[[], None] = lambda: None
     ) -> None:
-        self.path, self._name = made(path), os.fspath(path)
+        self.path, self._name = make_folder(path), os.fspath(path)
         self._about, self._results = Output(self.path / ABOUT), Output(self.path / RESULTS)
         self.about = json.loads(json.dumps(about))
         self.lines: dict[str, dict[int, Line]] = defaultdict(dict)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from specframe.models import loading as models
-from specframe.models.pairs import choose, named
+from specframe.models.pairs import choose, chosen_name
 from specframe.plugins import recipe
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -120,7 +120,7 @@ def explicit(cell: Cell) -> Cell:
     cell = {**DEFAULTS, **PLAIN, **cell}
     full = recipe.Recipe(**{option: cell[option] for option in NAMED}).named(registry())
     cell |= {option: getattr(full, option) for option in NAMED}
-    cell |= {"target": target, "drafter": named(given, drafter, draft_model)}
+    cell |= {"target": target, "drafter": chosen_name(given, drafter, draft_model)}
     if cell["accept"] == "auto":
         cell["accept"] = PLAIN["accept"]
     if cell["drafter"] == "none":

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specframe.files import MARK, ends, made, put
+from specframe.files import MARK, ends, make_folder, write_page
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import is_plain
@@ -25,19 +25,19 @@ HINT = f"its last columns are {' and '.join(COLUMNS[-2:])}"
 
 def write_report(comparison: Comparison, tables: dict[str, Table], folder: str | os.PathLike[str]) -> Path:
     """Write the page, and every figure as PNG, SVG and CSV; return the page's path."""
-    there = made(Path(folder) / FIGURES)
+    there = make_folder(Path(folder) / FIGURES)
     for old in (*there.glob("*.png"), *there.glob("*.svg")):
         if MARK.encode() in ends(old):
             old.unlink()
     inline = {}
     for name, figure in draw(tables, comparison.schemes).items():
         inline[name] = svg(figure, name)
-        put(there / f"{name}.svg", standing_alone(inline[name]))
-        put(there / f"{name}.png", png(figure))
+        write_page(there / f"{name}.svg", standing_alone(inline[name]))
+        write_page(there / f"{name}.png", png(figure))
     for table in tables.values():
         table.write(there)
     page = Path(folder) / PAGE
-    put(page, html(comparison, tables, inline))
+    write_page(page, html(comparison, tables, inline))
     return page
 
 

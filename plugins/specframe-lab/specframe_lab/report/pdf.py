@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from specframe.files import MARK, put
+from specframe.files import MARK, write_page
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.summary import columns, findings, summary
@@ -40,7 +40,7 @@ def write_pdf(comparison: Comparison, tables: dict[str, Table], folder: str | os
     with matplotlib.rc_context({**STYLE, "pdf.fonttype": 42}), PdfPages(content, metadata=kept) as pages:
         for page in drawn(comparison, tables):
             pages.savefig(page)
-    put(path, content.getvalue())
+    write_page(path, content.getvalue())
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 
-from specframe.files import put
+from specframe.files import write_page
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.figures import SPREAD, Table
 from specframe_lab.comparison.results import Comparison, Line
@@ -41,7 +41,7 @@ Rows = Sequence[Sequence[str]]
 Runs = list[Line]
 
 
-def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
+def write_reproduction(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
     """Write the page, as Markdown and as HTML, and its figures, as SVG and as PNG; return the path of the HTML."""
     there, tables, pictures = Path(folder), drawn(found), {}
     painters = {"anatomy": plots.stage_shares, "latency": plots.latency, "tail": plots.latency}
@@ -50,11 +50,11 @@ def write_page(found: Reproduction, folder: str | os.PathLike[str]) -> Path:
             look = looks(dict.fromkeys(row[0] for row in table.rows))
             figure = painters.get(table.name, plots.against_batch_size)(table, look)
             pictures[table.name] = svg(figure, table.name)
-            put(there / f"{table.name}.svg", standing_alone(pictures[table.name]))
-            put(there / f"{table.name}.png", png(figure))
+            write_page(there / f"{table.name}.svg", standing_alone(pictures[table.name]))
+            write_page(there / f"{table.name}.png", png(figure))
     text, page = markdown(found, pictures), there / HTML
-    put(there / PAGE, text)
-    put(page, rendered(text, pictures))
+    write_page(there / PAGE, text)
+    write_page(page, rendered(text, pictures))
     return page
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from specframe.errors import OptionError
-from specframe.values import read
+from specframe.values import read_number
 
 NAMES = ("ttft", "tpot", "e2el")
 """The figures that can be objectives: each has one value per request."""
@@ -39,7 +39,7 @@ def objectives(given: str) -> dict[str, float]:
 def milliseconds(name: str, value: str) -> float:
     """Return a number above 0."""
     try:
-        number = read(value, float)
+        number = read_number(value, float)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:

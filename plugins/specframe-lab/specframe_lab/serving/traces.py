@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from specframe.errors import OptionError
-from specframe.files import contents, decoded
-from specframe.values import number_within, read
+from specframe.files import contents, decode_text
+from specframe.values import number_within, read_number
 
 MEANT = "expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds, one number per line, or of a trace"
 MILLISECONDS = 1000
@@ -30,7 +30,7 @@ def moments(path: str) -> tuple[list[float], bool]:
 def text(path: str) -> str:
     """Return the text of a file."""
     try:
-        return decoded(contents(path))
+        return decode_text(contents(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise OptionError(f"arrivals: {MEANT}, and {path!r} cannot be read: {reason}") from error
@@ -39,7 +39,7 @@ def text(path: str) -> str:
 def seconds(line: str, place: str) -> float:
     """Return the number of seconds in a line."""
     try:
-        return read(line, float)
+        return read_number(line, float)
     except ValueError:
         raise OptionError(f"arrivals: {place}: expected a number of seconds, got {line.strip()[:40]!r}") from None
 

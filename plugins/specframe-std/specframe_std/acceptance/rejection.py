@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.errors import OptionError, shown
-from specframe.text.noise import Stream, gumbel, hashed, uniform
+from specframe.errors import OptionError, literal
+from specframe.text.noise import Stream, gumbel, hash_parts, uniform
 from specframe.trees.children import likeliest
 from specframe.trees.paths import ancestors, depths, elders, parents
 
@@ -36,7 +36,9 @@ class Rejection:
 
     def __init__(self, siblings: str = "distinct") -> None:
         if siblings not in SIBLINGS:
-            raise OptionError(f"siblings: expected {', '.join(SIBLINGS[:-1])} or {SIBLINGS[-1]}, got {shown(siblings)}")
+            raise OptionError(
+                f"siblings: expected {', '.join(SIBLINGS[:-1])} or {SIBLINGS[-1]}, got {literal(siblings)}"
+            )
         self._siblings = siblings
         if siblings != "distinct":
             self.offers = self.offers - {"distinct"} | {"prunable" if self._certain else siblings}
@@ -67,7 +69,7 @@ class Rejection:
         if self._certain:
             return likeliest(logits_BFV, count)
         nodes_F = torch.arange(logits_BFV.shape[1], device=logits_BFV.device)
-        streams_BF, positions_B1 = hashed(of_this_round(batch)[:, None], nodes_F), batch.positions(offset, 1)
+        streams_BF, positions_B1 = hash_parts(of_this_round(batch)[:, None], nodes_F), batch.positions(offset, 1)
         tokens_BFC = self._drawn(streams_BF, positions_B1, logits_BFV, count)
         return tokens_BFC, logits_BFV.float().log_softmax(-1).gather(2, tokens_BFC)
 
@@ -81,7 +83,7 @@ class Rejection:
 
         if self._siblings == "distinct":
             return noisy(streams_BF).topk(count).indices
-        return torch.stack([noisy(hashed(streams_BF, draw)).argmax(-1) for draw in range(count)], dim=-1)
+        return torch.stack([noisy(hash_parts(streams_BF, draw)).argmax(-1) for draw in range(count)], dim=-1)
 
     def judge(self, batch: Batch, draft: Draft, scores: Scores) -> Verdict:
         """Return the accepted prefix and a sample from the residual after it (from the target if all are accepted)."""
@@ -128,7 +130,7 @@ def of_this_round(batch: Batch) -> torch.Tensor:
     The numbers of rejected positions are not used again in later rounds. A rule that decides on the whole draft has used them
     for its decision, so that they would no longer be independent of the result.
     """
-    return hashed(batch.streams_B, batch.lengths_B)
+    return hash_parts(batch.streams_B, batch.lengths_B)
 
 
 def probabilities(draft: Draft, vocabulary: int) -> torch.Tensor:
@@ -186,7 +188,7 @@ def without_elders(draft: Draft, drawn_BNV: torch.Tensor) -> torch.Tensor:
 def chances(seed: int, batch: Batch, nodes: int) -> torch.Tensor:
     """Return a random number in (0, 1) for each node of a tree, used in this round only, (B, N)."""
     nodes_N = torch.arange(nodes, device=batch.lengths_B.device)
-    return uniform(seed, hashed(of_this_round(batch)[:, None], nodes_N), batch.lengths_B[:, None], Stream.ACCEPT)
+    return uniform(seed, hash_parts(of_this_round(batch)[:, None], nodes_N), batch.lengths_B[:, None], Stream.ACCEPT)
 
 
 def normal(weights_BV: torch.Tensor, otherwise_BV: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from specframe.contracts.run import Run
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError
 from specframe.text.noise import Stream, uniform
-from specframe.values import number, read
+from specframe.values import number, read_number
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.acceptance.rejection import no_filler
 
@@ -68,6 +68,6 @@ def rates(profile: str | float) -> list[float]:
 def as_number(text: str | float) -> str | float:
     """Return the number written in a text; return any other text unchanged."""
     try:
-        return read(str(text), float)
+        return read_number(str(text), float)
     except ValueError:
         return text

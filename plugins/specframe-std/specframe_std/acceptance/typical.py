@@ -7,7 +7,7 @@ import torch
 from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.trees.children import likeliest
-from specframe.trees.paths import after, deepest, parents
+from specframe.trees.paths import deepest, parents, place_after
 from specframe.values import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
 
@@ -42,7 +42,7 @@ class Typical(Rejection):
         if draft.parents_BN is not None:
             typical_BN = likelihoods(target_BTV, draft) > threshold_BT.gather(1, parents(draft) + 1)
             accepted_B, path_BK = deepest(draft, no_filler(draft, typical_BN))
-            place_B = after(path_BK, accepted_B)
+            place_B = place_after(path_BK, accepted_B)
             return verdict(self._seed, batch, draft, accepted_B, target_BTV[rows, place_B], path_BK)
         typical_BK = likelihoods(target_BTV, draft) > threshold_BT[:, : draft.nodes]
         accepted_B = no_filler(draft, typical_BK).long().cumprod(1).sum(1)

@@ -13,7 +13,7 @@ from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.rows import RowMap
-from specframe.text.sampling import shape, sharpen, unshaped
+from specframe.text.sampling import is_unshaped, shape, sharpen
 from specframe.trees.growth import Frontier
 from specframe.trees.options import Trees
 from specframe_std.drafters.speculating import Speculating, places, spread
@@ -185,7 +185,7 @@ class ModelDrafter:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""
         if self._logits or self._samples:
             return False
-        return unshaped(batch)
+        return is_unshaped(batch)
 
     def _choose(self, batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
         logits_BV = logits_B1V.squeeze(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence, State
-from specframe.errors import OptionError, shown
+from specframe.errors import OptionError, literal
 from specframe.values import whole
 
 PLACES = 4096
@@ -28,7 +28,7 @@ class Continuous:
 
     def __init__(self, piece: int = 512, mixed: str = "off") -> None:
         if mixed not in ("on", "off"):
-            raise OptionError(f"mixed: expected 'on' or 'off', got {shown(mixed)}")
+            raise OptionError(f"mixed: expected 'on' or 'off', got {literal(mixed)}")
         self._piece, self._mixed = whole("piece", piece, 1), mixed == "on"
 
     def rows(self, batch_size: int) -> int:

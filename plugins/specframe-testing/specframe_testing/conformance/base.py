@@ -14,7 +14,7 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.compose import OPTIONS, strategy
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import parse_specification, registry
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 from specframe_testing import fakes, harness
 
 
@@ -48,7 +48,7 @@ class Suite:
         given = self.make()
         if isinstance(given, str):
             return [registry().entry(self.role, parse_specification(given)[0])]
-        made = type(unwrapped(given))
+        made = type(unwrap_guards(given))
         ends = f":{made.__name__}"
         return [one for one in registry().of(self.role) if str(one.reference).endswith(ends) and one.factory is made]
 

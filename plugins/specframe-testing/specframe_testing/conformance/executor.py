@@ -15,7 +15,7 @@ from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
 from specframe.plugins.recipe import Recipe
 from specframe.text.sampling import Sampling
-from specframe.values import unwrapped
+from specframe.values import unwrap_guards
 from specframe_testing import harness, standard
 from specframe_testing.conformance.base import Suite
 from specframe_testing.conformance.decoding import fake_pair, usual_requests
@@ -62,7 +62,7 @@ class ExecutorSuite(Suite):
 
     def test_offers_what_it_has(self) -> None:
         """It has the members of each word that it offers, and no member of a word that it does not."""
-        executor = unwrapped(self.object())
+        executor = unwrap_guards(self.object())
         for word, protocol in ABILITIES.items():
             own = declared(protocol) - declared(Executor)
             has = {name for name in own if inspect.getattr_static(executor, name, None) is not None}

@@ -18,7 +18,7 @@ from specframe.contracts.cache import KVShape, Paged, Placement
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.contracts.round import State
-from specframe.forward.views import gathered
+from specframe.forward.views import gather_slots
 from specframe.plugins.registry import registry
 from specframe_testing import harness
 from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests
@@ -67,7 +67,7 @@ class Bookkeeper:
                 stamped(stamps, layer, shape.heads, shape.value_size, 1),
             )
             assert ("paged" if isinstance(view, Paged) else "dense") in self.offers
-            held = gathered(view, extent)
+            held = gather_slots(view, extent)
             self._check(held.keys, layer, shape.heads, shape.key_size, 0, extent)
             self._check(held.values, layer, shape.heads, shape.value_size, 1, extent)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.contracts.round import Batch
-from specframe.engine.error_words import called
+from specframe.engine.error_words import strategy_name
 from specframe_testing import fakes, harness, standard, zoo
 from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, real_pair, usual_requests
 
@@ -29,7 +29,7 @@ class VerifierSuite(DecodingSuite):
         verifier.start(run)
         batch = pool.batch(pool.admit(3))
         logits_B1V = verifier.score(batch, Draft(batch.tokens_BS[:, :0])).logits_BTV
-        named = called(self.role, verifier)
+        named = strategy_name(self.role, verifier)
         assert not logits_B1V.isnan().any(), f"{named}: score() must return logits that are numbers, got NaN"
         compare(logits_B1V.cpu(), whole(target, batch, batch.tokens_BS[:, :0]))
         first = Verdict(torch.zeros_like(batch.lengths_B), logits_B1V.argmax(-1))

@@ -15,7 +15,7 @@ from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
-from specframe.engine.encoding import require_ids, taken
+from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.installed_observers import installed_observers
 from specframe.engine.parts import Parts
 from specframe.errors import PromptError, SpecframeWarning, sentence
@@ -117,7 +117,7 @@ class DispatchingEngine:
         self._parts.constraints.require(request)
         runner.group(request)
         if request.key in self._keys:
-            raise PromptError(taken(request))
+            raise PromptError(duplicate_key(request))
         limit = min(len(request.prompt_ids) + request.max_new_tokens, runner.context)
         job = Job(next(self._tickets), Sequence(request, limit))
         self._jobs[job.ticket], self._keys[request.key] = job, job.ticket

@@ -15,7 +15,7 @@ import torch
 
 from specframe.contracts.requests import FinishReason, Request, SequenceMetrics
 from specframe.contracts.round import Logprobs
-from specframe.errors import OptionError, SpecframeError, sentence, shown
+from specframe.errors import OptionError, SpecframeError, literal, sentence
 from specframe.text.stopping import Criteria
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def _require_picklable(name: str, given: Any) -> None:
         pickle.dumps(given)
     except Exception as error:  # an object's own methods may raise anything
         raise OptionError(
-            f"{name}: expected a name, or an object that can be pickled for worker processes, got {shown(given)}: {sentence(error)}"
+            f"{name}: expected a name, or an object that can be pickled for worker processes, "
+            f"got {literal(given)}: {sentence(error)}"
         ) from error
 
 
