@@ -38,7 +38,7 @@ from transformers import (
 
 from specframe import assisted
 from specframe.errors import ModelError, OptionError, UnknownNameError
-from specframe.models import aliases
+from specframe.models import aliases, pairs
 from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, share_vocabulary
@@ -645,7 +645,7 @@ def test_an_alias_of_the_user_wins(llama: Path) -> None:
     """The user's alias hides a plugin's of the same name and keeps its pairing."""
     aliases.add_alias("small", llama)
     assert aliases.resolve("small") == str(llama)
-    assert aliases.paired_target("small") == "big"
+    assert pairs.paired_target("small") == "big"
 
 
 def test_an_unknown_name_lists_the_known(llama: Path) -> None:
@@ -659,20 +659,20 @@ def test_an_unknown_name_lists_the_known(llama: Path) -> None:
 
 def test_pairs() -> None:
     """A draft's alias knows its target; targets and strangers have none."""
-    assert [aliases.paired_target(name) for name in ("small", "big", "lookup,k=3")] == ["big", None, None]
+    assert [pairs.paired_target(name) for name in ("small", "big", "lookup,k=3")] == ["big", None, None]
 
 
 @pytest.mark.parametrize("target", ["big", "org/big"])
 def test_a_pair_is_found_by_every_name_of_its_target(target: str) -> None:
     """The target's alias and the hub id it stands for have the same drafter."""
-    assert aliases.paired_drafter(target) == "small"
+    assert pairs.paired_drafter(target) == "small"
 
 
 def test_a_pair_is_found_by_the_users_directory(llama: Path) -> None:
     """A local copy that the user named after the target has the target's drafter; other models have none."""
     aliases.add_alias("big", llama)
-    assert [aliases.paired_drafter(name) for name in ("big", str(llama))] == ["small", "small"]
-    assert [aliases.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
+    assert [pairs.paired_drafter(name) for name in ("big", str(llama))] == ["small", "small"]
+    assert [pairs.paired_drafter(name) for name in ("small", "org/small", "org/other", "nowhere")] == [None] * 4
 
 
 def test_a_hub_id_has_the_pair_of_its_alias() -> None:

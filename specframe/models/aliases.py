@@ -58,30 +58,14 @@ def resolve(name: str) -> str:
     return name
 
 
-def paired_target(alias: str) -> str | None:
-    """Return the alias of the target that an alias drafts for, or None."""
-    offers = registry().models.get(alias)
-    return the_one(offers).target if offers else None
-
-
-def paired_drafter(target: str) -> str | None:
-    """Return the alias of a draft model for a target, or None; the target is given by alias or by location."""
-    known = _locations()
-    meant = known.get(target, os.path.expanduser(target))
-    for model in _offered():
-        if model.target and (target == model.target or meant == known.get(model.target)):
-            return model.alias
-    return None
-
-
-def _offered() -> list[ModelAlias]:
+def plugin_aliases() -> list[ModelAlias]:
     """Return the aliases of all plugins."""
     return [model for offers in registry().models.values() for model in offers]
 
 
-def _locations() -> dict[str, str]:
+def locations() -> dict[str, str]:
     """Return the location of every alias; the user's aliases win."""
-    return {model.alias: model.location for model in _offered()} | user_aliases()
+    return {model.alias: model.location for model in plugin_aliases()} | user_aliases()
 
 
 def known_aliases() -> list[AliasRow]:
@@ -89,7 +73,7 @@ def known_aliases() -> list[AliasRow]:
     yours = user_aliases()
     rows = [
         AliasRow(model.alias, model.location, model.target, model.distribution, state(model.location))
-        for model in _offered()
+        for model in plugin_aliases()
         if model.alias not in yours
     ]
     for alias, location in yours.items():

@@ -18,6 +18,7 @@ from specframe.errors import (
 )
 from specframe.models import aliases
 from specframe.models.local import configuration, require_model_folder
+from specframe.plugins.entries import the_one
 from specframe.plugins.missing_packages import HEADS, SIGNS
 from specframe.plugins.recipe import PLAIN
 from specframe.plugins.registry import parse_specification, registry
@@ -39,13 +40,13 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     """
     target, drafter = as_text(target), as_text(drafter)
     if target is None:
-        paired = aliases.paired_target(drafter.partition(",")[0]) if isinstance(drafter, str) else None
+        paired = paired_target(drafter.partition(",")[0]) if isinstance(drafter, str) else None
         target = paired or registry().default("target")
     check_target(target)
     if drafter is None or (isinstance(drafter, str) and drafter == PLAIN):
         return target, registry().default("plain decoding"), None
     if isinstance(drafter, str) and drafter == "auto":
-        drafter = aliases.paired_drafter(target) if isinstance(target, str) else None
+        drafter = paired_drafter(target) if isinstance(target, str) else None
         if drafter is None:
             if isinstance(target, str):
                 check_location("target", target)
@@ -56,7 +57,7 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         name, options = split(drafter)
         drafters = registry().names("drafter")
         if name in drafters:
-            paired = aliases.paired_drafter(target) if name == by_model() and isinstance(target, str) else None
+            paired = paired_drafter(target) if name == by_model() and isinstance(target, str) else None
             return target, drafter, paired
         try:
             location = aliases.resolve(name)
@@ -65,6 +66,22 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         head = recognise(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
+
+
+def paired_target(alias: str) -> str | None:
+    """Return the alias of the target that an alias drafts for, or None."""
+    offers = [model for model in aliases.plugin_aliases() if model.alias == alias]
+    return the_one(offers).target if offers else None
+
+
+def paired_drafter(target: str) -> str | None:
+    """Return the alias of a draft model for a target, or None; the target is given by alias or by location."""
+    known = aliases.locations()
+    meant = known.get(target, os.path.expanduser(target))
+    for model in aliases.plugin_aliases():
+        if model.target and (target == model.target or meant == known.get(model.target)):
+            return model.alias
+    return None
 
 
 def split(drafter: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from specframe import Pipeline
 from specframe.cli import cli
 from specframe.contracts.reports import RoundReport
-from specframe.models import aliases, pairs
+from specframe.models import pairs
 from specframe.observe.watch import Watcher
 from specframe.reference import reference_decode
 
@@ -59,7 +59,7 @@ def target() -> Any:
 
 def test_the_draft_model_is_still_the_default() -> None:
     """ "auto" takes the embedded draft model, whatever heads there are, and a head alone takes the embedded target."""
-    assert aliases.paired_drafter("tiny") == "tiny-draft"
+    assert pairs.paired_drafter("tiny") == "tiny-draft"
     assert pairs.choose("tiny", "auto")[1:] == ("model", "tiny-draft")
     assert pairs.choose(None, "tiny-draft")[0] == "tiny"
 

@@ -8,7 +8,7 @@ from specframe.cli.option_types import Model
 from specframe.cli.options import DTYPES, whole
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
-from specframe.models.aliases import paired_target
+from specframe.models.pairs import paired_target
 
 
 @click.command()

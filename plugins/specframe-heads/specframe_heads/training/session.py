@@ -14,7 +14,7 @@ from rich.progress import Progress
 from specframe import Pipeline
 from specframe.contracts.requests import Result
 from specframe.errors import OptionError, sentence
-from specframe.models import aliases
+from specframe.models import pairs
 from specframe.text.prompts import from_file
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import Text, texts
@@ -93,7 +93,7 @@ class Session:
         # in float32, which small updates need; the same weights decode in any precision
         pipe = Pipeline(
             target=self._options.target,
-            drafter=aliases.paired_drafter(self._options.target),
+            drafter=pairs.paired_drafter(self._options.target),
             batch_size=self._options.batch_size,
             device=self._options.device,
             dtype="float32",
