@@ -155,7 +155,7 @@ class Shortsighted(Ragged):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
             slots_1S = torch.arange(placement.key_order_BS.shape[1])[None]
-            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
+            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1), in_order=False)
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -384,10 +384,10 @@ class HalfShifted(Slab):
 
     class Store(SlabStore):
         def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-            kept = [block[1:].clone() for block in self._blocks]
+            kept = [block.whole[1:].clone() for block in self._blocks]
             super().move(sources_BT, targets_BT)
             for block, rest in zip(self._blocks, kept, strict=True):
-                block[1:] = rest
+                block.whole[1:] = rest
 
     def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
         return self.Store(shapes, rows, capacity + 1, device)

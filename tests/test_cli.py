@@ -32,7 +32,10 @@ finally:
     print("imported:", *sorted(imported))
 """
 
-LIGHT = "attr attrs click packaging pluggy specframe specframe_heads specframe_lab specframe_serve specframe_std specframe_tiny"
+LIGHT = (
+    "attr attrs click packaging pluggy specframe specframe_heads specframe_lab specframe_serve specframe_std specframe_testing "
+    "specframe_tiny"
+)
 """The packages that the help may import."""
 
 COMMANDS = ("run", "plugins", "models", "compare", "verify", "reproduce", "trace", "serve")

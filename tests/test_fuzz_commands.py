@@ -271,18 +271,20 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
     """Yield a command and those below it, with the words that lead there."""
     yield words, command
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from walk(below, *words, name)
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (*words, name) not in LASTING:
+                yield from walk(command.get_command(context, name), *words, name)
 
 
-LASTING = {"serve", "heads"}
+LASTING = {("serve",), ("heads",), ("models", "check")}
 """Commands that run until they are ended, or for as long as training takes; they have tests of their own."""
 
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:
     """Return every command of specframe and the lab."""
     context = click.Context(cli)
-    names = [name for name in cli.list_commands(context) if name not in LASTING]
+    names = [name for name in cli.list_commands(context) if (name,) not in LASTING]
     return [found for name in names for found in walk(cli.get_command(context, name), name)]
 
 

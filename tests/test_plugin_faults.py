@@ -719,9 +719,7 @@ def test_a_device_that_gave_up_is_explained() -> None:
     """Where a device's own assertion ended the run, the likely cause and the way to find whose it is are told."""
     drafter = fakes.always_right([[1]])
     drafter.propose = raises(RuntimeError("CUDA error: device-side assert triggered"))  # type: ignore[method-assign]
-    with pytest.raises(
-        ContractError, match=r"device-side assert triggered, at .* \(on CUDA a token id beyond the vocabulary"
-    ):
+    with pytest.raises(ContractError, match=r"device-side assert triggered \(on CUDA a token id beyond the vocabulary"):
         harness.decode(harness.pipeline(TARGET, drafter), harness.requests([[5, 6]], 4))
 
 
@@ -868,7 +866,7 @@ def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(watchdog, "PACE", 0.001)
     monkeypatch.setattr(watchdog.Watchdog, "look", lambda self: told.set() or "a line")
     before = set(threading.enumerate())
-    with watchdog.watchdog():
+    with watchdog.watch_calls():
         assert told.wait(30)
         watching = set(threading.enumerate()) - before
     for thread in watching:

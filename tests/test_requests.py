@@ -97,5 +97,5 @@ def test_prompts_may_be_anything_that_holds_token_ids(prompts: Any) -> None:
 
 def test_every_sample_of_every_prompt_has_a_stream_of_its_own() -> None:
     """No two continuations of a run draw the same random numbers, whatever the numbers of prompts and samples."""
-    made, _ = pipeline().requests.make([[7]] * 3, 2, None, False, Sampling(samples=3))
+    made, _ = pipeline().requests.make([[7]] * 3, 2, sampling=Sampling(samples=3))
     assert len({request.stream for request in made}) == len(made) == 9

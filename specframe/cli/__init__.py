@@ -17,7 +17,7 @@ from specframe.cli.loading_bars import only_in_terminals
 from specframe.cli.option_types import source_of
 from specframe.cli.signals import exit_on_signals
 from specframe.cli.variables import PREFIX, warn_of_misspelt
-from specframe.cli.watchdog import watchdog
+from specframe.cli.watchdog import watch_calls
 from specframe.errors import (
     OptionError,
     PluginError,
@@ -64,7 +64,7 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an interrupted command ends with one sentence and its own exit status."""
         try:
-            with exit_on_signals(), watchdog():
+            with exit_on_signals(), watch_calls():
                 warn_of_misspelt(ctx)
                 return super().invoke(ctx)
         except click.BadParameter as fault:

@@ -57,13 +57,13 @@ def matrix() -> None:
     show_table(("alignment", "lossless", "scheduler", *(f"kv {one.name}" for one, _ in backends)), rows)
     click.echo("\nThe scheduler named, and the KV backend marked default, are used unless others are asked for.\n")
     reads = [
-        (entry.name, *("yes" if reads(attention, backend) else "no" for _, backend in backends))
+        (entry.name, *("yes" if reads_views(attention, backend) else "no" for _, backend in backends))
         for entry, attention in readable("attention backend", ("offers",))
     ]
     show_table(("attention backend", *(f"kv {one.name}" for one, _ in backends)), reads)
 
 
-def reads(attention: Traits, backend: Traits) -> bool:
+def reads_views(attention: Traits, backend: Traits) -> bool:
     """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
     return bool(attention.able("offers") & (backend.able("offers") & VIEWS or {"dense"}))
 

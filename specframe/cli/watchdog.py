@@ -26,17 +26,17 @@ class Watchdog:
     def look(self) -> str | None:
         """Return a line on the current call if it has taken long and was not reported yet."""
         # not imported here, since they import torch; absent until something decodes
-        calls, blame = (sys.modules.get(f"specframe.engine.{name}") for name in ("guards.calls", "blame"))
+        calls, words = (sys.modules.get(f"specframe.engine.{name}") for name in ("guards.calls", "error_words"))
         now = calls.longest_running() if calls else None
-        if blame is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
+        if words is None or now is None or now is self._told or self._clock() - now[2] < PATIENCE:
             return None
         self._told = now
-        whose = blame.called(now[0].kind, now[0])
+        whose = words.strategy_name(now[0].kind, now[0])
         return f"specframe: {whose}: {now[1]}() has been running for {PATIENCE:.0f} s; Ctrl-C ends the run"
 
 
 @contextlib.contextmanager
-def watchdog() -> Iterator[None]:
+def watch_calls() -> Iterator[None]:
     """Check regularly while the block runs, in a thread that ends with the block."""
     over, dog = threading.Event(), Watchdog()
 
