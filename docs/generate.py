@@ -4,6 +4,7 @@ docs/hooks.md    from the hook specifications and the protocols
 docs/cli.md      from the commands
 README.md        its table of strategies, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
+docs/design.md   its tables of rooms and distributions, from CONTRIBUTING.md and the project files
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -16,6 +17,7 @@ import inspect
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -32,10 +34,13 @@ from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import discover
 
 ROOT = Path(__file__).parent.parent
+PROJECTS = (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml")))
 HEADING = "<!-- Written by docs/generate.py from {source}: change it there. -->\n"
 WIDTH = 100
 REFERENCE = re.compile(r":class:`([\w.]+)\.(\w+)`")
 STRATEGIES = re.compile(r"(<!-- strategies: .*?-->\n).*(<!-- end of strategies -->)", flags=re.DOTALL)
+ROOMS = re.compile(r"(<!-- rooms: .*?-->\n).*(<!-- end of rooms -->)", flags=re.DOTALL)
+DISTRIBUTIONS = re.compile(r"(<!-- distributions: .*?-->\n).*(<!-- end of distributions -->)", flags=re.DOTALL)
 EXAMPLE = re.compile(r"(```\w+\n# ([\w./]+)\n).*?(```\n)", flags=re.DOTALL)
 """A code block that is a file of the example: its first line names the file."""
 PROMISING = ("acceptance rule", "alignment")
@@ -138,8 +143,7 @@ def commands() -> str:
     """Return cli.md: the help of every command, as a terminal shows it."""
     parts = ["# The command line", OPTIONS, COMPLETION, "## Commands", "What `--help` says of each of them."]
     group = click.Context(cli, info_name="specframe", terminal_width=WIDTH, max_content_width=WIDTH)
-    known = {name: command for name in cli.list_commands(group) if (command := cli.get_command(group, name))}
-    for context in walk(group, known):
+    for context in walk(group, children_of(group)):
         parts += [f"### {context.command_path}", f"```text\n{context.get_help()}\n```"]
     return page("the commands in specframe/cli and the plugins", parts)
 
@@ -148,8 +152,15 @@ def walk(context: click.Context, children: Mapping[str, click.Command]) -> Itera
     """Yield the context of a command and of every command below it."""
     yield context
     for name, command in children.items():
-        below = command.commands if isinstance(command, click.Group) else {}
-        yield from walk(click.Context(command, info_name=name, parent=context), below)
+        below = click.Context(command, info_name=name, parent=context)
+        yield from walk(below, children_of(below))
+
+
+def children_of(context: click.Context) -> dict[str, click.Command]:
+    """Return the commands below a command, those of plugins too, by name."""
+    group = context.command
+    names = group.list_commands(context) if isinstance(group, click.Group) else []
+    return {name: command for name in names if (command := group.get_command(context, name))}
 
 
 def readme() -> str:
@@ -170,6 +181,18 @@ def plugins_page() -> str:
     return EXAMPLE.sub(lambda block: f"{block[1]}{written[block[2]].lstrip()}{block[3]}", current("docs/plugins.md"))
 
 
+def design_page() -> str:
+    """Return design.md with the rooms of CONTRIBUTING.md, and the distributions as their project files describe them."""
+    rooms = current("CONTRIBUTING.md").partition("## Rooms")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in rooms.splitlines() if line.startswith("| ")) + "\n"
+    rows = ["| distribution | content |", "| --- | --- |"]
+    for path in PROJECTS:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        rows.append(f"| `{project['name']}` | {project['description']} |")
+    text = ROOMS.sub(lambda found: found[1] + table + found[2], current("docs/design.md"))
+    return DISTRIBUTIONS.sub(lambda found: found[1] + "\n".join(rows) + "\n" + found[2], text)
+
+
 def page(origin: str, parts: list[str]) -> str:
     """Return a page's text."""
     return HEADING.format(source=origin) + "\n" + "\n\n".join(part.strip() for part in parts) + "\n"
@@ -178,6 +201,7 @@ def page(origin: str, parts: list[str]) -> str:
 FILES: dict[str, Callable[[], str]] = {
     "docs/hooks.md": hooks,
     "docs/cli.md": commands,
+    "docs/design.md": design_page,
     "docs/plugins.md": plugins_page,
     "README.md": readme,
 }

@@ -26,8 +26,8 @@ from specframe.engine.arrivals import AgreedClock
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.error_words import strategy_name
 from specframe.engine.guards.base import of_part
+from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
-from specframe.engine.installed_observers import installed_observers
 from specframe.engine.memory_limits import Limits, too_small
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool

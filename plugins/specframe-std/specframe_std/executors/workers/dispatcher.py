@@ -16,7 +16,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
 from specframe.contracts.round import Sequence
 from specframe.engine.encoding import duplicate_key, require_ids
-from specframe.engine.installed_observers import installed_observers
+from specframe.engine.guards.observers import installed_observers
 from specframe.engine.parts import Parts
 from specframe.errors import PromptError, SpecframeWarning, sentence
 from specframe.observe.stopwatch import REMOTE
