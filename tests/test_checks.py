@@ -155,7 +155,7 @@ class Shortsighted(Ragged):
         def place(self, batch: Batch, block: Block) -> Placement:
             placement = super().place(batch, block)
             slots_1S = torch.arange(placement.key_order_BS.shape[1])[None]
-            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1), in_order=False)
+            return attrs.evolve(placement, key_order_BS=placement.key_order_BS.where(slots_1S > 0, -1))
 
     def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
         return self.Layout(store, rows, capacity)
@@ -380,14 +380,14 @@ def test_wrong_keys_in_the_right_place_are_found() -> None:
 
 
 class HalfShifted(Slab):
-    """Realigns only the first layer's blocks."""
+    """Realigns only the first layer's keys and values."""
 
     class Store(SlabStore):
         def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
-            kept = [block.whole[1:].clone() for block in self._blocks]
+            kept = [some[1:].clone() for some in self._moved]
             super().move(sources_BT, targets_BT)
-            for block, rest in zip(self._blocks, kept, strict=True):
-                block.whole[1:] = rest
+            for some, rest in zip(self._moved, kept, strict=True):
+                some[1:] = rest
 
     def open(self, shapes: Any, rows: int, capacity: int, device: torch.device) -> SlabStore:
         return self.Store(shapes, rows, capacity + 1, device)

@@ -129,6 +129,8 @@ def test_rows_in_order(window: int | None) -> None:
     assert torch.equal(attrs.evolve(placement, order_BT=order_BT - 3).used_B, torch.tensor([4, 0, 1]).int())
     assert attrs.evolve(placement, in_order=False).used_B is None
     assert torch.equal(placement.seen(window), attrs.evolve(placement, in_order=False).seen(window))
+    hiding = attrs.evolve(placement, key_order_BS=key_order_1S.where(key_order_1S != 5, -1))
+    assert not hiding.seen(window)[..., 5].any()  # whatever the others say, a slot without a token is not seen
 
 
 def test_orders_that_rows_share() -> None:

@@ -92,7 +92,7 @@ class Placement:
     def seen_within(self, windows: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
         """Return :meth:`seen` for each of several windows."""
         order_BT1, key_B1S = self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None]
-        seen_BTS = key_B1S <= order_BT1 if self.in_order else _up_to(order_BT1, key_B1S)
+        seen_BTS = _up_to(order_BT1, key_B1S)
         if self.sees_BTT is not None:
             fed_BS = self._fed()
             fed_BTS = fed_BS.clamp(min=0)[:, None].expand(-1, seen_BTS.shape[1], -1)

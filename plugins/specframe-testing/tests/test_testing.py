@@ -243,14 +243,14 @@ class KeysOnly(Slab):
 
     def open(self, shapes, rows, capacity, device):
         store = super().open(shapes, rows, capacity, device)
-        shift, blocks = store.shift, store._blocks
+        move, moved = store.move, store._moved
 
-        def wrong(offsets, width):
-            store._blocks = blocks[::2]
-            shift(offsets, width)
-            store._blocks = blocks
+        def wrong(sources_BT, targets_BT=None):
+            store._moved = moved[:1]
+            move(sources_BT, targets_BT)
+            store._moved = moved
 
-        store.shift = wrong
+        store.move = wrong
         return store
 
 
