@@ -26,7 +26,7 @@ from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.engine import Engine
 from specframe.pipeline import Pipeline
-from specframe.text.prompts import Prompt, opened
+from specframe.text.prompts import Prompt, open_prompts
 from specframe.text.prompts.lazy import Spool
 from specframe.text.sampling import Sampling
 
@@ -212,7 +212,7 @@ def test_prompts_are_read_as_often_as_they_are_asked_for(
         threading.Thread(target=path.write_bytes, args=(content,)).start()
     else:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    found = opened("-" if kind == "stdin" else str(path))
+    found = open_prompts("-" if kind == "stdin" else str(path))
     assert next(iter(found)).text == "a"
     for _ in range(2):
         assert [prompt.text for prompt in found] == ["a", "b", "c"]

@@ -298,7 +298,9 @@ def test_a_number_of_cached_tokens_that_cannot_be(cached: Any, monkeypatch: pyte
     """What a store says of a sequence's cached tokens is a number of them, or None; anything else is told as the backend's."""
     monkeypatch.setattr(PagedStore, "reserve", lambda *_: cached)
     pipe = harness.pipeline(zoo.build("llama"), None, kv=Pages(), attention=Gathering(), batch_size=2)
-    expected = r"KV backend Pages of specframe-testing: store\.reserve\(\) must return a number of tokens from 0 to 9, or None, got "
+    expected = (
+        r"KV backend Pages of specframe-testing: store\.reserve\(\) must return a number of tokens from 0 to 9, or None"
+    )
     with pytest.raises(ContractError, match=expected):
         harness.decode(pipe, harness.requests([OWN[0]], 7))
 

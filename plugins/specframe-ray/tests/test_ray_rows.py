@@ -34,7 +34,7 @@ from specframe.cli.name_checks import check_names
 from specframe.errors import OptionError, PluginError
 from specframe.files import claim_folder
 from specframe.observe.counts import RunReport
-from specframe.text.prompts import opened
+from specframe.text.prompts import open_prompts
 from specframe.text.prompts.entries import from_entry
 
 
@@ -286,7 +286,7 @@ def test_a_data_set_of_the_hub(given: str, tmp_path: Path) -> None:
     made = rows(read)
     assert [piece.start for piece in read.pieces] == [0, 800]
     assert [(row[ID], row[NUMBER]) for row in made] == [(f"{given}:{place}", place) for place in range(1500)]
-    asked = opened(given)
+    asked = open_prompts(given)
     for row, prompt in zip(made, asked, strict=True):
         same = from_entry(json.loads(row[ENTRY]), "row")
         assert (same.given, same.parameters) == (prompt.given, prompt.parameters)
