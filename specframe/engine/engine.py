@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from typing import cast
 
-import attrs
 import torch
 
-from specframe.contracts.drafts import Check
 from specframe.contracts.engine import Agreement, Clock, RankedExecutor
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
@@ -23,12 +21,13 @@ from specframe.devices import kinds
 from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
+from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
 from specframe.engine.encoding import duplicate_key, require_ids
-from specframe.engine.error_words import strategy_name
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
 from specframe.engine.memory_limits import Limits, too_small
+from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
@@ -50,20 +49,6 @@ def single_rank() -> contextlib.AbstractContextManager[Callable[[], None]]:
 
 class SpoiltError(Exception):
     """The round under way counts for nothing: a request of it was aborted from inside, or the engine closed."""
-
-
-@attrs.frozen(eq=False)
-class Opened:
-    """A run that is open: its strategies, and the requests it has room for."""
-
-    run: Run
-    use: Composition
-    greedy: bool
-    """Whether its rule was chosen for requests without a temperature."""
-    most: int
-    """Rows that it could have."""
-    check: Check | None
-    """Checks a round's numbers when they come to the host; None: they are checked at once."""
 
 
 class Engine:
@@ -123,7 +108,7 @@ class Engine:
         round that does not stand by then counts for nothing."""
         self._late: BaseException | None = None
         """The error of an observer or policy that was told of the latest round, which the next step raises."""
-        self._undrawn_told = False
+        self._undrawn = UndrawnWarning()
 
     def _pool(self) -> Pool:
         runner = self._parts.runner
@@ -273,7 +258,7 @@ class Engine:
 
     def _conclude(self, report: RoundReport, opened: Opened) -> None:
         """Clear up after a round, whose tokens stand."""
-        self._warn_of_undrawn(report, opened.use)
+        self._undrawn.look(report, opened.use.drafter)
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             opened.run.forget_finished()
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
@@ -305,7 +290,7 @@ class Engine:
         check = numbers_check(use) if kinds.of(self._parts.runner.device).queues else None
         use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
-        self._warn_of_short_draft(longest)
+        warn_of_short_draft(self._parts.draft_context, longest)
         most = self._limits.of(use.scheduler.rows(self._limits.batch_size))
         rows = most if self._joined else min(most, pool.unfinished)
         pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
@@ -361,45 +346,3 @@ class Engine:
         gc.collect()
         kinds.free()
         warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
-
-    def _warn_of_undrawn(self, report: RoundReport, use: Composition) -> None:
-        """Name the drafter, once, if it has drawn tokens from logits that are no distribution."""
-        undrawn = report.detail.host.undrawn
-        if self._undrawn_told or undrawn is None or not undrawn.any():
-            return
-        self._undrawn_told = True
-        warnings.warn(
-            f"{strategy_name('drafter', use.drafter)}: expected logits with a highest one, got nan or infinity; rows go on "
-            "as if nothing had been drafted there, so the tokens are drawn from the target's distribution all the same",
-            SpecframeWarning,
-            stacklevel=3,
-        )
-
-    def _warn_of_short_draft(self, longest: int) -> None:
-        """Say that a draft model drafts badly beyond its context, where sequences of ``longest`` tokens come there."""
-        context = self._parts.draft_context
-        if context is not None and longest > context:
-            warnings.warn(
-                f"the draft model's context of {context} tokens is shorter than sequences of up to {longest}: beyond "
-                "it little of what is drafted stands; the tokens are the target's all the same",
-                SpecframeWarning,
-                stacklevel=2,
-            )
-
-
-def share_memory(use: Composition) -> bool:
-    """Return whether rows share the memory of their caches, so that one that gives way leaves its own to the others."""
-    return "paged" in use.kv.offers
-
-
-def leaves_nan(report: RoundReport) -> bool:
-    """Return whether a row has ended of which the target's logits are no distribution at some place.
-
-    Its keys and values are nan then. Attention multiplies what a query does not see by 0, and 0 times nan is nan: a sequence
-    that had these slots next would end like this one.
-    """
-    undecided = report.detail.host.undecided
-    if undecided is None or not undecided.any() or report.logits_BTV is None:
-        return False
-    rows = [row for row, one in enumerate(report.sequences) if one.finished and undecided[row].any()]
-    return bool(rows) and not bool(report.logits_BTV[rows].amax(-1).isfinite().all())

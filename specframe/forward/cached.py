@@ -15,8 +15,9 @@ from specframe.contracts.model import PLAIN, How, Model
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
 from specframe.errors import ModelError
-from specframe.forward.graphs import Forward, Recorded, RecordedChain, Recording, chain
+from specframe.forward.graphs import Forward, Recorded, Recording
 from specframe.forward.mixed_batch import Joined, piece_of
+from specframe.forward.recorded_chains import RecordedChain, chain
 
 
 class CachedModel:

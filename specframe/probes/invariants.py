@@ -28,7 +28,7 @@ from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
 from specframe.probes.accounts import Accounts
-from specframe.probes.ledger import CheckedRun
+from specframe.probes.checked_run import CheckedRun
 from specframe.probes.tap import Listener, Tap, TappedAlignment
 
 

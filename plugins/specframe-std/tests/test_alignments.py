@@ -8,7 +8,7 @@ from specframe_testing.conformance import AlignmentSuite
 
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch
-from specframe.forward.graphs import Still
+from specframe.forward.recorded_chains import Still
 
 
 class TestRagged(AlignmentSuite):

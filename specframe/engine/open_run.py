@@ -1,0 +1,42 @@
+"""A run that is open, and what its end leaves behind."""
+
+from __future__ import annotations
+
+import attrs
+
+from specframe.contracts.drafts import Check
+from specframe.contracts.reports import RoundReport
+from specframe.forward.run import Run
+from specframe.plugins.compose import Composition
+
+
+@attrs.frozen(eq=False)
+class Opened:
+    """A run that is open: its strategies, and the requests it has room for."""
+
+    run: Run
+    use: Composition
+    greedy: bool
+    """Whether its rule was chosen for requests without a temperature."""
+    most: int
+    """Rows that it could have."""
+    check: Check | None
+    """Checks a round's numbers when they come to the host; None: they are checked at once."""
+
+
+def share_memory(use: Composition) -> bool:
+    """Return whether rows share the memory of their caches, so that one that gives way leaves its own to the others."""
+    return "paged" in use.kv.offers
+
+
+def leaves_nan(report: RoundReport) -> bool:
+    """Return whether a row has ended of which the target's logits are no distribution at some place.
+
+    Its keys and values are nan then. Attention multiplies what a query does not see by 0, and 0 times nan is nan: a sequence
+    that had these slots next would end like this one.
+    """
+    undecided = report.detail.host.undecided
+    if undecided is None or not undecided.any() or report.logits_BTV is None:
+        return False
+    rows = [row for row, one in enumerate(report.sequences) if one.finished and undecided[row].any()]
+    return bool(rows) and not bool(report.logits_BTV[rows].amax(-1).isfinite().all())

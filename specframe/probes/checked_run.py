@@ -1,0 +1,83 @@
+"""A run whose models' caches are followed by ledgers: each call of a cache is told to its ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from specframe.contracts.cache import KVBackend, KVShape, KVStore, Placement
+from specframe.contracts.drafts import Block, Scores
+from specframe.contracts.model import How, Model
+from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.run import Choose, MakesLayout
+from specframe.forward.cached import CachedModel
+from specframe.forward.run import Run
+from specframe.probes.accounts import Accounts
+from specframe.probes.ledger import Ledger, ViewLedger
+from specframe.probes.tap import tapped_layout
+
+
+@attrs.define(eq=False)
+class CheckedRun(Run):
+    """A run whose caches have ledgers."""
+
+    checks: Accounts = attrs.field(kw_only=True)
+
+    def _cached(
+        self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
+    ) -> CachedModel:
+        """Return a model that is run as it would be without checks, with a ledger beside its store."""
+        shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
+        names = kv.open([shape] * len(model.kv_shapes), self.rows, slots, model.device)
+        ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares="paged" in kv.offers)
+        layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)
+        return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
+
+
+class CheckedModel(CachedModel):
+    """A cached model that also tells its ledger of scores, and of tokens that are fed by one recording."""
+
+    def __init__(self, runner: Model, store: KVStore, layout: Any, *how: Any, ledger: Ledger) -> None:
+        # while a recording is made nothing is told: the batch that it places is a buffer
+        super().__init__(runner, store, layout.__wrapped__, *how)
+        self.layout, self._ledger = layout, ledger
+
+    def shared(self, runner: Model, how: How, record: Any) -> CachedModel:
+        """Return another model on this one's cache, with the same ledger."""
+        how = attrs.evolve(how, states=self.states)
+        return CheckedModel(runner, self.store, self.layout, self._watch, how, record, ledger=self._ledger)
+
+    def place(self, batch: Batch, block: Block) -> Placement:
+        """Return the placement after checking the batch that the layout is handed."""
+        self._ledger.handed(batch)
+        return super().place(batch, block)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room in the ledger, too, which is as large as the cache."""
+        cached = super().reserve(sequence, tokens)
+        if cached is not None:
+            self._ledger.names.reserve(sequence, tokens)
+        return cached
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence in the ledger, too."""
+        if id(sequence) in self._reserved:
+            self._ledger.names.release(sequence)
+        super().forget(sequence)
+
+    def feed(self, batch: Batch, block: Block, keep: int = 1, beside: Batch | None = None) -> Scores:
+        """Return the scores of the last ``keep`` tokens after telling the ledger."""
+        scores = super().feed(batch, block, keep, beside)
+        if self.runner.role == "target":
+            self._ledger.scored(batch, block, scores)
+        return scores
+
+    def _at_once(self, batch: Batch, ids_BT: torch.Tensor, count: int, choose: Choose) -> torch.Tensor:
+        """Return the tokens chosen, after telling the ledger of the places at which they and the first ones were fed."""
+        chosen_BT = super()._at_once(batch, ids_BT, count, choose)
+        self.place(batch, Block(ids_BT, -ids_BT.shape[1]))
+        for offset in range(count - 1):
+            self.place(batch, Block(chosen_BT[:, offset : offset + 1], offset))
+        return chosen_BT
