@@ -13,7 +13,7 @@ from specframe_testing import harness, zoo
 
 from specframe.contracts.drafts import Block
 from specframe.errors import ModelError, UnknownNameError
-from specframe.forward import graphs
+from specframe.forward import graphs, recorded_chains
 from specframe.forward.attention import choice, flex, kernel_trial, packed
 from specframe.forward.current_forward import by_interface
 from specframe.forward.runner import ModelRunner
@@ -305,7 +305,8 @@ def test_the_steps_of_a_draft_are_recorded_as_one() -> None:
     target = zoo.build("qwen3")
     feeds = harness.Feeds()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "RecordingCache", Kept)
+        for module in (graphs, recorded_chains):
+            patch.setattr(module, "RecordingCache", Kept)
         pipe = harness.pipeline(
             target, zoo.good_draft(target), batch_size=3, draft_length=4, graphs="on", observers=[feeds]
         )

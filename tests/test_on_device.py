@@ -31,7 +31,7 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
-from specframe.forward import graphs
+from specframe.forward import graphs, recorded_chains
 from specframe.forward.attention import kernel_trial
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
@@ -255,7 +255,8 @@ def shelves(monkeypatch: pytest.MonkeyPatch) -> list[graphs.RecordingCache]:
             super().__init__(record)
             made.append(self)
 
-    monkeypatch.setattr(graphs, "RecordingCache", Noted)
+    for module in (graphs, recorded_chains):
+        monkeypatch.setattr(module, "RecordingCache", Noted)
     return made
 
 
