@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -68,11 +69,13 @@ def records(path: str = "out.jsonl") -> list[dict]:
 
 
 def test_prompts_from_arguments(pair: list[str]) -> None:
-    """Completions, figures and the combination are printed; nothing goes to standard error."""
-    result = run(*pair, "ab", "def f(x):")
+    """Completions, with --verbose all figures, and the combination are printed; nothing goes to standard error."""
+    result = run(*pair, "ab", "def f(x):", "--verbose")
     assert (result.exit_code, result.stderr) == (0, "")
     for index, prompt in enumerate(("ab", "def f(x):")):
-        assert f"[{index}] length, 12 tokens\n{prompt}" in result.stdout
+        assert re.search(
+            rf"\[{index}\] length, 12 tokens, acceptance length [\d.]+\n{re.escape(prompt)}", result.stdout
+        )
     assert all(f"\n{figure} " in result.stdout for figure in FIGURES[1:])
     figures = dict(
         line.split(maxsplit=1) for line in result.stdout.splitlines() if line.split()[:1] in ([f] for f in FIGURES)
@@ -84,6 +87,30 @@ def test_prompts_from_arguments(pair: list[str]) -> None:
     assert sum(shares) == pytest.approx(1, abs=0.01)
     assert result.stdout.splitlines()[-1].startswith("this combination is lossless: target ")
     assert "align ragged, schedule continuous, kv slab, draft length goodput, batch size 8" in result.stdout
+
+
+def test_the_gain_is_told_in_words(pair: list[str]) -> None:
+    """The line before the last says what a round gained, by the report's own figures, and how to time plain decoding."""
+    result = run(*pair, "aaaa", "bb", "--draft-length", "3", "--report", "report.json")
+    told, figures = result.stdout.splitlines()[-2], json.loads(Path("report.json").read_text())["figures"]
+    assert told.startswith("2 sequences, 24 tokens in ")
+    gained = 24 / (24 - figures["num_accepted_draft_tokens"])
+    assert gained > 1
+    assert f"): each row gained {gained:.2f} tokens a round, where plain decoding gains 1, and all rows " in told
+    assert f" {24 / figures['target_forwards']:.1f} with one pass of the target; " in told
+    assert told.endswith("; for the time of plain decoding run the same with --drafter none")
+    assert not any(f"\n{figure} " in result.stdout for figure in FIGURES)
+
+
+def test_plain_decoding_is_told_in_words(pair: list[str]) -> None:
+    """Where nothing was drafted the line claims no gain, and where nothing was decoded it has no rates."""
+    told = run(*pair, "aaaa", "--drafter", "none").stdout.splitlines()[-2]
+    assert re.fullmatch(
+        r"1 sequence, 12 tokens in [\d.]+ s \([\d,]+ a second\): nothing was drafted, so each row gained 1 token a round, "
+        r"and all rows 1\.0 with one pass of the target",
+        told,
+    )
+    assert run(*pair, "", "--drafter", "none").stdout.splitlines()[-2] == "0 sequences, 0 tokens in 0.00 s"
 
 
 def test_built_in_prompts(pair: list[str]) -> None:
@@ -153,7 +180,7 @@ def test_faults_of_single_prompts(pair: list[str]) -> None:
     assert sorted(result.stderr.splitlines()) == sorted(
         [*(f"[{index}] error: {error}" for index, error in expected.items()), "9 of 11 prompts failed"]
     )
-    assert "errors                     9" in result.stdout
+    assert "\n2 sequences, 14 tokens in " in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -248,6 +275,55 @@ def test_plain_output_is_not_wrapped(pair: list[str]) -> None:
 
 def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal a bar shows speed and acceptance while it works, and the prompt is dimmed."""
+    status, text = on_terminal(monkeypatch, *pair, "--verbose", "--batch-size", "1", "aaaa", "bb\x1b[31mbb", "")
+    assert status == 1
+    assert "loading models" in text
+    assert "tokens/s, acceptance 0." in text
+    assert "\x1b[2maaaa\x1b[0m" in text
+    assert "\x1b[31mbb" not in text
+    assert "[2] error: the prompt is empty" in text
+    assert "tokens_per_second" in text
+
+
+def test_a_terminal_has_results_in_the_order_asked(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is there before an earlier prompt's waits for it; without a terminal it is told at once."""
+    lines = [json.dumps({"prompt": f"a{index}", "max_new_tokens": most}) for index, most in enumerate((9, 1, 5, 1))]
+    lines[2] = '{"prompt": ""}'
+    Path("prompts.jsonl").write_text("\n".join(lines))
+    options = [*pair, "--prompts", "prompts.jsonl", "--batch-size", "4", "--draft-length", "1"]
+    _, text = on_terminal(monkeypatch, *options)
+    assert re.findall(r"\[(\d)\](?:\x1b\S*)? (?:length|error)", text) == ["0", "1", "2", "3"]
+    assert re.findall(r"^\[(\d)\] length", run(*options).stdout, re.MULTILINE) == ["1", "3", "0"]
+
+
+def test_an_interruption_shows_what_waits_for_its_turn(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that a terminal has not shown, since an earlier prompt is being decoded, are shown where the run is interrupted."""
+    completion, finished = Display.completion, list[int]()
+
+    def interrupt(self: Display, kept: dict, first: float) -> None:
+        completion(self, kept, first)
+        finished.append(kept["index"])
+        if len(finished) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "completion", interrupt)
+    lines = [json.dumps({"prompt": f"a{index}", "max_new_tokens": most}) for index, most in enumerate((9, 1, 1))]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+    status, text = on_terminal(monkeypatch, *pair, "--prompts", "prompts.jsonl", "--draft-length", "1")
+    assert (status, finished) == (130, [1, 2])
+    assert re.findall(r"\[(\d)\]\S* length", text) == ["1", "2"]
+
+
+def test_samples_of_a_terminal_are_in_order(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that end at different times are told by prompt and number."""
+    options = [*pair, "--samples", "3", "--temperature", "1.5", "--stop", "a", "--batch-size", "2", "abc", "d"]
+    _, text = on_terminal(monkeypatch, *options)
+    asked = [f"{index}.{sample}" for index in range(2) for sample in range(3)]
+    assert re.findall(r"\[(\d\.\d)\]", text) == asked
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, str]:
+    """Return the exit status of ``specframe run`` on a terminal, and what it showed."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     master, slave = pty.openpty()
@@ -257,15 +333,8 @@ def test_terminal_output(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> No
             patch.setattr(sys, "stdout", terminal)
             patch.setattr(sys, "stderr", terminal)
             with pytest.raises(SystemExit) as ended:
-                cli(["run", *pair, "--batch-size", "1", "aaaa", "bb\x1b[31mbb", ""])
-    text = shown.result()
-    assert ended.value.code == 1
-    assert "loading models" in text
-    assert "tokens/s, acceptance 0." in text
-    assert "\x1b[2maaaa\x1b[0m" in text
-    assert "\x1b[31mbb" not in text
-    assert "[2] error: the prompt is empty" in text
-    assert "tokens_per_second" in text
+                cli(["run", *arguments])
+    return ended.value.code, shown.result()
 
 
 def everything(master: int) -> str:
@@ -347,8 +416,8 @@ def test_an_interrupted_resumption_tells_of_all_results(pair: list[str], monkeyp
     Path("out.jsonl").write_bytes(lines[0] + lines[3])
     completion, shown = Display.completion, []
 
-    def interrupt(self: Display, kept: dict) -> None:
-        completion(self, kept)
+    def interrupt(self: Display, kept: dict, first: float) -> None:
+        completion(self, kept, first)
         shown.append(kept)
         if len(shown) == 2:
             raise KeyboardInterrupt
@@ -492,10 +561,10 @@ def test_the_report(pair: list[str]) -> None:
     assert found["environment"]["specframe"] == specframe.__version__
     settings = found["settings"]
     assert (settings["temperature"], settings["seed"], settings["max_new_tokens"]) == (0.5, 3, 12)
-    assert "\nsequences " in result.stdout
+    assert "\n1 sequence, 12 tokens in " in result.stdout
     printed = run(*options, "--report", "-")
     assert json.loads(printed.stdout)["settings"] == settings
-    assert "\nsequences " in printed.stderr
+    assert "\n1 sequence, 12 tokens in " in printed.stderr
     assert run(*options, "--report", "report.json").exit_code == 1
 
 
@@ -514,7 +583,7 @@ def test_quiet(pair: list[str]) -> None:
     assert result.exit_code == 1
     assert result.stdout.startswith("[0] length, 12 tokens\nab")
     assert "this combination" not in result.output
-    assert "sequences" not in result.output
+    assert "sequence" not in result.output
     assert result.stderr == "[1] error: the prompt is empty: expected at least one token\n1 of 2 prompts failed\n"
     result = run(*pair, "ab", "-q", "-o", "out.jsonl", "--attention", "flex")
     assert (result.exit_code, result.output) == (0, "")

@@ -43,7 +43,7 @@ from specframe.models import loading as models
 from specframe.models.pairs import choose
 from specframe.models.vocabulary import VOCABULARY_SLACK, check_vocabularies, share_vocabulary
 from specframe.plugins.entries import Entry, ModelAlias
-from specframe.plugins.registry import Registry
+from specframe.plugins.registry import Registry, registry
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -679,6 +679,17 @@ def test_a_hub_id_has_the_pair_of_its_alias() -> None:
     """Without a drafter named, a target given by its hub id gets the model that drafts for its alias."""
     assert choose("org/big", "auto") == ("org/big", "model", "small")
     with pytest.raises(OptionError, match="no draft model is known for target 'org/other'"):
+        choose("org/other", "auto")
+
+
+def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no draft model is known, the drafters that need none are named, as far as plugins are there that have them."""
+    offered = r": name one as the drafter, 'prompt-lookup' or 'early-exit', which need none, or 'none' for plain decoding$"
+    with pytest.raises(OptionError, match=offered):
+        choose("org/other", "auto")
+    for purpose in ("early exit", "prompt lookup"):
+        monkeypatch.setitem(registry().defaults, purpose, [])
+    with pytest.raises(OptionError, match=r": name one as the drafter, or 'none' for plain decoding$"):
         choose("org/other", "auto")
 
 

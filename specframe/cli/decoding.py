@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,11 @@ class Decoding:
         if self._latest is None or self._latest[0] is not how:
             self._latest = how, self.pipe.requests.setting(how, self._work.max_new_tokens)
         return self._latest[1]
+
+    @property
+    def first(self) -> float:
+        """The first prompt that was taken up and has not finished; infinite where there is none."""
+        return next(iter(self._open), math.inf)
 
     def records(self) -> Iterator[Record]:
         """Yield the record of each missing continuation when it finishes."""

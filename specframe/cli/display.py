@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -11,8 +13,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from specframe.cli.held import Key
 from specframe.cli.progress import progress_bar
-from specframe.cli.results import Record
+from specframe.cli.results import Record, key
 from specframe.cli.tables import show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
@@ -61,6 +64,7 @@ class Display(Watcher):
             self._out = self._err  # the console that draws the bar prints both, so that they do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
         self._flow = Flow(self._out, manner.err) if manner.stream else None
+        self._waiting: list[tuple[Key, Record]] = []
         self._tokens = self._drafted = self._accepted = 0
         self._started = 0.0
 
@@ -72,7 +76,8 @@ class Display(Watcher):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the bar."""
+        """Show what waits for its turn, and remove the bar."""
+        self._turn(math.inf)
         self._bar.stop()
 
     def decoding(self) -> None:
@@ -94,9 +99,22 @@ class Display(Watcher):
         if self._flow and not (chunk.result and chunk.result.error):
             self._flow.put(chunk, prompt.text)
 
-    def completion(self, kept: Record) -> None:
-        """Show one finished prompt."""
+    def completion(self, kept: Record, first: float = math.inf) -> None:
+        """Show one finished continuation: at once, or on a terminal when its turn has come, so that they are in the order asked.
+
+        Args:
+            kept: its record.
+            first: the first prompt that has not finished; infinite where there is none.
+        """
         self._bar.advance(self._task)
+        heapq.heappush(self._waiting, (key(kept), kept))
+        self._turn(first if self._out.is_terminal else math.inf)
+
+    def _turn(self, first: float) -> None:
+        while self._waiting and self._waiting[0][0][0] < first:
+            self._completed(heapq.heappop(self._waiting)[1])
+
+    def _completed(self, kept: Record) -> None:
         mark = f"[{kept['index']}.{kept['sample']}]" if "sample" in kept else f"[{kept['index']}]"
         if kept["finish_reason"] == "error":
             self._fault(f"{mark} error: {kept['error']}")

@@ -54,11 +54,14 @@ def decode(executor: Any, asked: Job, manner: DisplaySettings) -> tuple[int, str
     """Decode a job's files; return the number of rows that failed, and the figures as JSON."""
     from specframe.cli.display import show_figures
     from specframe.cli.progress import Rows
+    from specframe.cli.run_report import summary
 
     with Rows(manner) as progress:
         rows, failed, figures = executor.decode_files(attrs.evolve(asked, progress=progress))
     if not manner.quiet:
-        show_figures(figures, manner.err)
+        if manner.verbose:
+            show_figures(figures, manner.err)
+        click.echo(summary(figures), err=manner.err)
         click.echo(f"{asked.output} holds all {rows} results", err=True)
     if failed:
         click.echo(f"{failed} of {rows} prompts failed", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream
-from specframe.cli.run_report import Outcome, as_json, combination, verdict
+from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict
 from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen
 from specframe.errors import OptionError
@@ -83,7 +84,9 @@ NO_SETTINGS = ("check", "executor")
     help="Write the figures, settings and environment to a file; -: to standard output.",
 )
 @click.option(*names("--quiet"), is_flag=True, help="Show no progress and no figures; with --output, no texts either.")
-@click.option(*names("--verbose"), is_flag=True, help="Show more: acceptance of each text, versions, device.")
+@click.option(
+    *names("--verbose"), is_flag=True, help="Show more: acceptance of each text, versions, device, all figures."
+)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -100,7 +103,7 @@ def run(
     verbose: bool,
     **options: Any,
 ) -> None:
-    """Decode prompts, then show the figures.
+    """Decode prompts, then say in a line what speculation gained.
 
     Prompts are taken from PROMPT and from the file of --prompts; without either, built-in beginnings of Python code are used.
     A JSON line may hold sampling parameters beside its prompt, such as "temperature": 0.8; they win over the options.
@@ -224,7 +227,7 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
             results.write(kept)
             finished[kept["finish_reason"]] += 1
             with screen.showing():
-                display.completion(kept)
+                display.completion(kept, run.first if run else math.inf)
         results.finish()
     if not run:
         click.echo(f"{results.held()} already", err=True)
@@ -247,8 +250,9 @@ def show(outcome: Outcome, manner: DisplaySettings) -> None:
         from specframe.cli.environment import environment
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
-    show_figures(outcome.report.figures(), manner.err)
-    click.echo(verdict(outcome.combination), err=manner.err)
+        show_figures(outcome.report.figures(), manner.err)
+    for line in (summary(outcome.report.figures()), verdict(outcome.combination)):
+        click.echo(line, err=manner.err)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from specframe.files import MARK
+from specframe.plugins.recipe import PLAIN
 
 if TYPE_CHECKING:
     from specframe.observe.counts import RunReport
@@ -58,6 +60,29 @@ def combination(pipe: Pipeline, options: Facts, greedy: bool, inherited: Facts) 
     if given := options.get("load_options"):
         names["load_options"] = given
     return {"lossless": bool(use.lossless)} | names | place | {"generation_config": settings_text(inherited)}
+
+
+def summary(figures: Mapping[str, Any]) -> str:
+    """Return one line that says in words what a run with these figures gained.
+
+    A pass of the target gives each row a token of the target's own, and the accepted draft tokens before it.
+    """
+    tokens, passes = figures["tokens"], figures["target_forwards"]
+    own = tokens - figures["num_accepted_draft_tokens"]
+    said = f"{counted(figures['sequences'], 'sequence')}, {counted(tokens, 'token')} in {figures['seconds']:.2f} s"
+    if not (own and passes):
+        return said
+    said += f" ({figures['tokens_per_second']:,.0f} a second): "
+    every = f"and all rows {tokens / passes:.1f} with one pass of the target"
+    if not figures["num_draft_tokens"]:
+        return f"{said}nothing was drafted, so each row gained 1 token a round, {every}"
+    gained = f"each row gained {tokens / own:.2f} tokens a round, where plain decoding gains 1"
+    return f"{said}{gained}, {every}; for the time of plain decoding run the same with --drafter {PLAIN}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a number of things in words."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def verdict(combined: Facts) -> str:

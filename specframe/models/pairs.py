@@ -50,8 +50,10 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         if drafter is None:
             if isinstance(target, str):
                 check_location("target", target)
+            without = "".join(f" {name!r} or" for name in needing_no_model())
             raise OptionError(
-                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter, or {PLAIN!r} for plain decoding"
+                f"no draft model is known for target {str(target)[:80]!r}: name one as the drafter,"
+                f"{without and f'{without[:-3]}, which need none,'} or {PLAIN!r} for plain decoding"
             )
     if isinstance(drafter, str):
         name, options = split(drafter)
@@ -97,6 +99,12 @@ def split(drafter: str) -> tuple[str, str]:
 def by_model() -> str:
     """Return the name of the drafter that uses a draft language model."""
     return registry().default("draft model")
+
+
+def needing_no_model() -> list[str]:
+    """Return the names of the drafters that any target has without a draft model, as far as plugins offer them."""
+    known = registry()
+    return [known.default(purpose) for purpose in ("prompt lookup", "early exit") if known.defaults.get(purpose)]
 
 
 def chosen_name(given: Any, drafter: Any, draft: Any) -> Any:

@@ -42,6 +42,7 @@ PURPOSES: Mapping[str, str] = {
     "draft model": "drafter",
     "draft model of another vocabulary": "drafter",
     "prompt lookup": "drafter",
+    "early exit": "drafter",
     "greedy decoding": "acceptance rule",
     "sampling": "acceptance rule",
     "sampling with trees": "acceptance rule",

@@ -269,6 +269,7 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
     register("draft model", "model")
     register("draft model of another vocabulary", "translated")
     register("prompt lookup", "prompt-lookup")
+    register("early exit", "early-exit")
     register("verifier", "chain")
     register("greedy decoding", "greedy")  # of the lossless rules, the one that costs least
     register("sampling", "block")  # of the lossless rules, the one that accepts most
