@@ -218,6 +218,7 @@ def test_unreadable_files(content: bytes | None, reason: str) -> None:
         ("--device", "gpu", "--device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
         ("--dtype", "int8", "--dtype: expected one of auto, float32"),
         ("--target", "./nowhere", "nowhere"),
+        ("--logprobs", "99999", f"logprobs: expected at most {len(zoo.CHARACTERS)}, the target's token ids, got 99999"),
     ],
 )
 def test_refused_values(option: str, value: str, reason: str, pair: list[str]) -> None:
@@ -263,6 +264,24 @@ def test_refused_configs(text: str | None, reason: str, pair: list[str]) -> None
 
 
 # ---- display ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_config_is_refused(pair: list[str]) -> None:
+    """Of two files none is passed over in silence; the variable names one, whatever blanks its path has."""
+    for name, seed in (("a.toml", 1), ("b c.toml", 2)):
+        Path(name).write_text(f"seed = {seed}\n")
+    result = run(*pair, "x", "--config", "a.toml", "--config", "b c.toml")
+    assert (result.exit_code, result.output) == (2, "Error: --config: expected one file, got a.toml and b c.toml\n")
+    done = CliRunner(env={"SPECFRAME_RUN_CONFIG": "b c.toml"}).invoke(cli, ["run", *pair, "x", "--report", "-"])
+    assert json.loads(done.stdout)["settings"]["seed"] == 2
+
+
+def test_graphs_without_a_device_that_has_them_are_told(pair: list[str]) -> None:
+    """`--graphs on` says where nothing is recorded; "auto" says nothing."""
+    result = run(*pair, "x", "--device", "cpu", "--graphs", "on")
+    assert result.exit_code == 0
+    assert result.stderr == "Warning: --graphs on: cpu records no graphs, so forwards run as they are\n"
+    assert run(*pair, "x", "--device", "cpu").stderr == ""
 
 
 def test_plain_output_is_not_wrapped(pair: list[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import click
 import pytest
+from pages import BLOCK, PAGES, ROOT, name, put
 from specframe_lab.commands.option_types import ListOf
 from specframe_lab.grid import split_list
 
@@ -28,15 +29,6 @@ from specframe.plugins import hookspecs
 from specframe.plugins import registry as plugins
 from specframe.plugins.entries import ROLES
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/*.md", "plugins/*/*.md", "plugins/*/*/*.md")
-    for page in ROOT.glob(pattern)
-    if ".egg-info" not in str(page)
-)
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 STRATEGY_OPTIONS = {
     "--align": "alignment",
     "--schedule": "scheduler",
@@ -44,10 +36,6 @@ STRATEGY_OPTIONS = {
     "--verify": "verifier",
     "--kv": "KV backend",
 }
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -77,16 +65,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for module in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[module], "__file__", "")):
             del sys.modules[module]
-
-
-def put(block: str, folder: Path) -> bool:
-    """Write a block that starts with a file's name into that file."""
-    if (file := FILE.match(block)) is None:
-        return False
-    path = folder / file[1]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(block, encoding="utf-8")
-    return True
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)

@@ -16,6 +16,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from generating import both, padded
 from safetensors.torch import load_file, save_file
 from specframe_testing import harness, zoo
@@ -37,7 +38,8 @@ from transformers import (
 )
 
 from specframe import assisted
-from specframe.errors import ModelError, OptionError, UnknownNameError
+from specframe.cli import cli
+from specframe.errors import ModelError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.models import aliases, pairs
 from specframe.models import loading as models
 from specframe.models.pairs import choose
@@ -684,7 +686,9 @@ def test_a_hub_id_has_the_pair_of_its_alias() -> None:
 
 def test_drafters_without_a_model_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no draft model is known, the drafters that need none are named, as far as plugins are there that have them."""
-    offered = r": name one as the drafter, 'prompt-lookup' or 'early-exit', which need none, or 'none' for plain decoding$"
+    offered = (
+        r": name one as the drafter, 'prompt-lookup' or 'early-exit', which need none, or 'none' for plain decoding$"
+    )
     with pytest.raises(OptionError, match=offered):
         choose("org/other", "auto")
     for purpose in ("early exit", "prompt lookup"):
@@ -855,3 +859,83 @@ def test_a_name_of_your_own_is_removed(tmp_path: Path, home: Path) -> None:
         aliases.remove_alias("big")
     with pytest.raises(UnknownNameError, match=r"^unknown alias of your own 'othr': .*did you mean 'other'\?$"):
         aliases.remove_alias("othr")
+
+
+CONFIGURATIONS = {
+    "no heads": ({"num_attention_heads": 0}, r"has num_attention_heads 0: expected a whole number of at least 1$"),
+    "no context": (
+        {"max_position_embeddings": 0},
+        r"has max_position_embeddings 0: expected a whole number of at least 1$",
+    ),
+    "a precision": ({"dtype": "float99"}, r"has dtype 'float99': expected one that torch has, such as float32$"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS)
+def test_a_configuration_that_no_model_has_is_refused(case: str, llama: Path, tmp_path: Path) -> None:
+    """A size of 0 and an unknown precision are named with what was expected."""
+    changed, said = CONFIGURATIONS[case]
+    folder = copied(llama, tmp_path, changed)
+    with pytest.raises(ModelError, match=r"^the configuration of target '.*' " + said):
+        load(folder)
+
+
+def test_weights_of_another_shape_are_refused_in_a_sentence(
+    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first tensor that does not fit is named with both shapes, and transformers prints nothing beside it."""
+    folder = copied(llama, tmp_path, {"intermediate_size": 40})
+    capfd.readouterr()
+    with pytest.raises(
+        ModelError, match=r"'model\..*' has shape .*, where its configuration says .*, and 5 others"
+    ) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+    assert "MISMATCH" not in "".join(capfd.readouterr())
+
+
+def test_tensors_that_are_not_used_are_told_in_a_sentence(llama: Path, tmp_path: Path) -> None:
+    """Weights of a layer that the configuration has not are named once, and the model is loaded."""
+    folder = copied(llama, tmp_path, {"num_hidden_layers": 1})
+    with pytest.warns(SpecframeWarning, match=r"hold \d+ tensors that .* the first 'model.layers.1.*not used$"):
+        assert load(folder).config.num_hidden_layers == 1
+
+
+@pytest.mark.parametrize("content", ["{broken", ""])
+def test_a_broken_generation_config_is_refused(content: str, llama: Path, tmp_path: Path) -> None:
+    """transformers goes on as if there were none, and decodes with other settings than the model's."""
+    folder = copied(llama, tmp_path, {})
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"^the generation_config.json of target '.*' cannot be read: Expecting"):
+        load(folder)
+
+
+def test_a_broken_tokenizer_is_named_by_its_file(llama: Path, tmp_path: Path) -> None:
+    """An empty file and one that is not JSON are told apart."""
+    folder = copied(llama, tmp_path, {})
+    for content, said in (("", "tokenizer.json is empty"), ("{", "tokenizer.json is not JSON")):
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(
+            ModelError, match=rf"^the tokenizer of model '.*' cannot be read: {said}.*: expected a JSON object$"
+        ):
+            models.load_tokenizer(folder)
+
+
+def copied(folder: Path, tmp_path: Path, changed: dict[str, object]) -> Path:
+    """Return a copy of a saved model with another configuration."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | changed))
+    return copy
+
+
+def load(folder: Path) -> PreTrainedModel:
+    return models.load_model(str(folder), "target", torch.device("cpu"), torch.float32)
+
+
+def test_an_alias_that_hides_another_says_so(llama: Path, home: Path) -> None:
+    """`models add` tells which model the name stood for, and how it stands for it again."""
+    told = CliRunner().invoke(cli, ["models", "add", "big", str(llama)]).output
+    assert told == f"big is {llama}, in the place of org/big until `specframe models remove big`\n"
+    assert CliRunner().invoke(cli, ["models", "add", "mine", str(llama)]).output == f"mine is {llama}\n"

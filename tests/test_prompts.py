@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specframe.engine.encoding import LONGEST, encode_prompt
 from specframe.errors import OptionError, PromptError, SpecframeWarning
 from specframe.text import prompts
 from specframe.text.prompts import Prompt, from_file, tables
@@ -114,6 +118,7 @@ def test_code_that_looks_like_json_stays_text(text: str) -> None:
         ("p.csv", "question,answer\na,b\n", "has the columns question, answer: expected one of prompt, text, "),
         ("p.csv", "prompt,id\n", "holds no prompts: expected at least one row below the names"),
         ("p.csv", "prompt,id,id\na,1,2\n", "has two columns 'id': expected a name for each"),
+        ("p.csv", 'prompt,id\na,1\n"b,2\nc,3\n', "is not CSV: the row after line 2: a quote is not closed"),
         ("p.txt", "ab".encode("utf-16-le"), "is not text: expected UTF-8, got a NUL character at place 1"),
         (
             "p.jsonl",
@@ -608,3 +613,54 @@ def test_a_hub_out_of_reach_is_asked_once(reached: bool, monkeypatch: pytest.Mon
         from_file("hf:some/set")
     assert offline == [before if reached else True]
     assert before == datasets.config.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("name", ["p.jsonl.gz", "p.csv.gz", "p.txt.gz", "p.TSV.GZ"])
+def test_packed_files(name: str) -> None:
+    """A file that gzip has packed is read as the file inside, as often as its prompts are looped over."""
+    content = {"p.jsonl.gz": '{"prompt": "a\u00e9"}\n{"prompt": "b"}\n', "p.txt.gz": "a\u00e9\nb\n"}
+    table = "prompt,id\na\u00e9,1\nb,2\n"
+    text = content.get(name, table.replace(",", "\t") if name == "p.TSV.GZ" else table)
+    Path(name).write_bytes(gzip.compress(text.encode()))
+    asked = prompts.opened(name)
+    for _ in range(2):
+        assert [prompt.text for prompt in asked] == ["a\u00e9", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"plain", "Not a gzipped file"), (gzip.compress(b"import os" * 99)[:-12], "ended before")]
+)
+def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
+    """A file that gzip did not write, or not to its end, is one sentence."""
+    Path("p.jsonl.gz").write_bytes(content)
+    with pytest.raises(OptionError, match=rf"^--prompts: p.jsonl.gz cannot be read: .*{said}.*$"):
+        prompts.opened("p.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("https://example.org/p.jsonl", "is an address: expected a file, or hf:NAME for a data set of the hub"),
+        ("hf:./nowhere", "cannot be read: there is no file or folder ./nowhere"),
+    ],
+)
+def test_places_that_hold_no_file(given: str, said: str) -> None:
+    """An address and a folder that is not there are told as such, and no hub is asked."""
+    with pytest.raises(OptionError, match=rf"^--prompts: {re.escape(given)} {re.escape(said)}$"):
+        prompts.opened(given)
+
+
+def test_a_text_far_too_long_is_refused_by_its_beginning() -> None:
+    """Of a text of many contexts only two contexts of long tokens are read; one that may fit is read whole."""
+    read: list[int] = []
+
+    def tokenizer(text: str) -> SimpleNamespace:
+        read.append(len(text))
+        return SimpleNamespace(input_ids=[1] * (len(text) // 2))
+
+    with pytest.raises(
+        PromptError, match=r"^the prompt has about 500000 tokens: expected fewer than the target's context of 10$"
+    ):
+        encode_prompt("ab" * 500_000, tokenizer, 10)
+    assert read == [2 * LONGEST * 10]
+    assert len(encode_prompt("ab" * 50, tokenizer, 10)) == 50

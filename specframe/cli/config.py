@@ -12,10 +12,13 @@ from specframe.errors import OptionError, UnknownNameError
 from specframe.files import contents, decode_text
 
 
-def read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+def read_config(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> None:
     """Use a TOML file's values as defaults of the command's options; values in the command's section win."""
-    if path is None:
+    if not paths:
         return
+    if len(paths) > 1:
+        raise OptionError(f"--config: expected one file, got {' and '.join(paths)}")
+    path = paths[0]
     known = {option.name: option for option in options_of(ctx.command)}
     taken: dict[str, Any] = {}
     for entries in (common(ctx, path), section_of(ctx, path)):

@@ -13,9 +13,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from specframe.cli.held import Key
 from specframe.cli.progress import progress_bar
-from specframe.cli.results import Record, key
+from specframe.cli.results import Record
 from specframe.cli.tables import show_table
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Chunk
@@ -64,7 +63,7 @@ class Display(Watcher):
             self._out = self._err  # the console that draws the bar prints both, so that they do not mix
         self._task = self._bar.add_task("loading models", total=total, completed=done, figures="")
         self._flow = Flow(self._out, manner.err) if manner.stream else None
-        self._waiting: list[tuple[Key, Record]] = []
+        self._waiting: list[tuple[int, int, Record]] = []
         self._tokens = self._drafted = self._accepted = 0
         self._started = 0.0
 
@@ -107,12 +106,12 @@ class Display(Watcher):
             first: the first prompt that has not finished; infinite where there is none.
         """
         self._bar.advance(self._task)
-        heapq.heappush(self._waiting, (key(kept), kept))
+        heapq.heappush(self._waiting, (kept["index"], kept.get("sample", 0), kept))
         self._turn(first if self._out.is_terminal else math.inf)
 
     def _turn(self, first: float) -> None:
-        while self._waiting and self._waiting[0][0][0] < first:
-            self._completed(heapq.heappop(self._waiting)[1])
+        while self._waiting and self._waiting[0][0] < first:
+            self._completed(heapq.heappop(self._waiting)[2])
 
     def _completed(self, kept: Record) -> None:
         mark = f"[{kept['index']}.{kept['sample']}]" if "sample" in kept else f"[{kept['index']}]"

@@ -33,10 +33,12 @@ def list_() -> None:
 @click.argument("path")
 def add(alias: str, path: str) -> None:
     """Name the model in directory PATH; the name then works for --target and --drafter."""
-    from specframe.models.aliases import add_alias, resolve
+    from specframe.models.aliases import add_alias, offered_location, resolve
 
     add_alias(alias, path)
-    click.echo(f"{alias} is {resolve(alias)}")
+    hidden = offered_location(alias)
+    back = f", in the place of {hidden} until `specframe models remove {alias}`" if hidden else ""
+    click.echo(f"{alias} is {resolve(alias)}{back}")
 
 
 @models.command()

@@ -34,6 +34,18 @@ def whole(
     return click.option(*names(name), metavar="N", type=number, default=default, show_default=True, help=meaning)
 
 
+class Once(click.Option):
+    """An option that gives its callback every value that was typed, so that a second one can be refused."""
+
+    def __init__(self, *names: Any, **options: Any) -> None:
+        super().__init__(*names, **(options | {"multiple": True}))
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Return the variable's value as one: a path may hold blanks."""
+        found = self.resolve_envvar_value(ctx)
+        return None if found is None else (found,)
+
+
 class Open(click.Option):
     """An option whose help names, in the place of each ``{purpose}``, the default that a plugin registers for the purpose."""
 
@@ -219,6 +231,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--config",
         metavar="FILE.toml",
         type=File(),
+        cls=Once,
         is_eager=True,
         expose_value=False,
         callback=read_config,

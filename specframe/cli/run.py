@@ -23,7 +23,7 @@ from specframe.cli.results import Record, ResultFile, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict
 from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen
-from specframe.errors import OptionError
+from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
 from specframe.text import prompts as prompt_sources
@@ -269,6 +269,7 @@ def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline
     """Return the pipeline for the options, with the display as observer; ``quiet``: without warnings."""
     import transformers
 
+    from specframe.devices import kinds
     from specframe.pipeline import Pipeline
 
     transformers.logging.disable_progress_bar()  # it would overwrite the display's own bar
@@ -276,5 +277,8 @@ def pipeline(options: dict[str, Any], display: Display, quiet: bool) -> Pipeline
         transformers.logging.set_verbosity_error()
         warnings.simplefilter("ignore")
     pipe = Pipeline(**options, observers=[display])
+    if pipe.recipe.graphs == "on" and kinds.of(pipe.device).recording is None:
+        told = f"--graphs on: {pipe.device} records no graphs, so forwards run as they are"
+        warnings.warn(told, SpecframeWarning, stacklevel=2)
     display.decoding()
     return pipe

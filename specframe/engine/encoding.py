@@ -16,6 +16,10 @@ from specframe.values import entries
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LONGEST = 16
+"""Characters of a token at most, nearly always. Twice a context of such tokens is enough of a text to see that it does not fit: the
+tokens where it is cut may change with what follows, but not half of them."""
+
 Prompt = str | Rows[int] | Rows[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
 
@@ -61,8 +65,17 @@ def is_ids(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and not is_chat(prompt)
 
 
-def encode_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Return the token ids of a text or of messages, none of a blank text; raise :class:`PromptError` where that cannot be."""
+def encode_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase | None, context: int = 0) -> list[int]:
+    """Return the token ids of a text or of messages, none of a blank text.
+
+    Args:
+        prompt: the text or the messages.
+        tokenizer: the target's.
+        context: the target's longest sequence, for which only the beginning of a text that is far longer is read; 0: all is read.
+
+    Raises:
+        PromptError: the tokenizer cannot read it, or it cannot fit into the context.
+    """
     if tokenizer is None:
         raise ModelError(
             "the target was given as a loaded model without a tokenizer: pass tokenizer=, or prompts as token ids"
@@ -71,8 +84,16 @@ def encode_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> lis
         return render(prompt, tokenizer)
     if fault := text_fault(prompt):
         raise PromptError(fault)
+    beginning = prompt[: 2 * LONGEST * context] if context else prompt
     try:
+        if len(beginning) < len(prompt) and (least := len(tokenizer(beginning).input_ids)) > 2 * context:
+            about = least * len(prompt) // len(beginning)
+            raise PromptError(
+                f"the prompt has about {about} tokens: expected fewer than the target's context of {context}"
+            )
         return list(tokenizer(prompt).input_ids) if prompt.strip() else []
+    except PromptError:
+        raise
     except Exception as error:  # a tokenizer may raise anything, and the other prompts go on
         raise PromptError(f"the target's tokenizer cannot read the prompt: {sentence(error)}") from error
 

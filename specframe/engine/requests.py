@@ -110,7 +110,11 @@ class Requests:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; raise :class:`PromptError` when it cannot be decoded."""
-        ids = token_ids(prompt) if is_ids(prompt) else encode_prompt(prompt, self._parts.tokenizer)
+        ids = (
+            token_ids(prompt)
+            if is_ids(prompt)
+            else encode_prompt(prompt, self._parts.tokenizer, self._parts.runner.context)
+        )
         require_ids(ids, self._parts.runner)
         return ids
 

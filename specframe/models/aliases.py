@@ -58,6 +58,12 @@ def resolve(name: str) -> str:
     return name
 
 
+def offered_location(alias: str) -> str | None:
+    """Return the location that a plugin offers under an alias, which one of the user's own hides; None: none does."""
+    offers = registry().models.get(alias)
+    return the_one(offers).location if offers else None
+
+
 def plugin_aliases() -> list[ModelAlias]:
     """Return the aliases of all plugins."""
     return [model for offers in registry().models.values() for model in offers]

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specframe.devices import kinds
-from specframe.errors import ModelError, OptionError, literal, sentence
+from specframe.errors import ModelError, OptionError, SpecframeWarning, literal, sentence
 from specframe.models.aliases import resolve
-from specframe.models.local import CONFIG, VOCABULARIES, WEIGHTS, holds, on_disk, require_model_folder
+from specframe.models.local import (
+    CONFIG,
+    GENERATION,
+    VOCABULARIES,
+    WEIGHTS,
+    broken,
+    holds,
+    on_disk,
+    require_model_folder,
+    require_sizes,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,8 +109,23 @@ def _read(
     source: _Source, device: torch.device, dtype: torch.dtype, options: dict[str, Any], quantised: bool
 ) -> PreTrainedModel:
     """Return a named model on a device."""
-    options = {"dtype": dtype, "output_loading_info": True, **options}
+    # what does not fit is told below, in a sentence; transformers would print a table
+    options = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     model, info = source.read("weights", AutoModelForCausalLM, WEIGHTS, **options)
+    if unfit := sorted(info["mismatched_keys"]):
+        name, there, expected = unfit[0]
+        more = f", and {len(unfit) - 1} others do not fit either" if len(unfit) > 1 else ""
+        raise ModelError(
+            f"the weights of {source} cannot be read: {name!r} has shape {tuple(there)}, where its configuration says "
+            f"{tuple(expected)}{more}"
+        )
+    if unused := sorted(info["unexpected_keys"]):
+        warnings.warn(
+            f"the weights of {source} hold {len(unused)} tensors that the model does not have, the first {unused[0]!r}: "
+            "they are not used",
+            SpecframeWarning,
+            stacklevel=2,
+        )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"the weights of {source} lack {len(missing)} tensors of the model, the first {missing[0]!r}")
     if quantised and model.device.type == device.type:
@@ -150,11 +179,13 @@ class _Source:
     def read(self, part: str, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
         """Return ``factory.from_pretrained`` of a part stored in any of ``files``; every error is one sentence."""
         try:
-            return self._read(factory, files, local_files_only=True, trust_remote_code=False, **options)
+            with silent():
+                return self._read(factory, files, local_files_only=True, trust_remote_code=False, **options)
         except ModelError:
             raise
         except Exception as error:  # the type of transformers' error depends on the file
-            raise ModelError(f"the {part} of {self} cannot be read: {sentence(error)}{self._hint(files)}") from error
+            why = broken(on_disk(self.location)) or sentence(error)
+            raise ModelError(f"the {part} of {self} cannot be read: {why}{self._hint(files)}") from error
 
     def _read(self, factory: Any, files: tuple[str, ...], **options: Any) -> Any:
         """Read from disk; ask the hub only for missing files, since its client retries for 23 s without a network."""
@@ -203,11 +234,35 @@ def _require_causal(source: _Source) -> Any:
     Models unknown to ``AutoModelForCausalLM`` are refused, and encoders, which it knows but which cannot decode.
     """
     require_model_folder(str(source), source.location)
+    require_sizes(str(source), source.location)
+    require_generation_config(source)
     config = source.read("configuration", AutoConfig, CONFIG)
     kind = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or "MaskedLM" in kind:
         raise ModelError(f"{source} is a {kind}: expected a causal language model")
     return config
+
+
+def require_generation_config(source: _Source) -> None:
+    """Raise :class:`ModelError` for a generation config on disk that is no JSON: transformers would go on as if there were none."""
+    folder = on_disk(source.location)
+    if folder is None or not (folder / GENERATION).is_file():
+        return
+    try:
+        json.loads((folder / GENERATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the {GENERATION} of {source} cannot be read: {sentence(error)}") from error
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Keep transformers from printing what it remarks on files: the caller tells of what is wrong with them."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _require_language_model(model: PreTrainedModel, role: str) -> None:

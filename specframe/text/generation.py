@@ -223,6 +223,8 @@ class Settings:
                 f"min_new_tokens: expected at most the {literal(most)} of max_new_tokens, "
                 f"got {literal(self.sampling.min_new_tokens)}"
             )
+        if (told := self.sampling.logprobs or 0) > vocabulary:
+            raise OptionError(f"logprobs: expected at most {vocabulary}, the target's token ids, got {literal(told)}")
         for name, words in {
             "bad_words_ids": self.sampling.bad_words_ids or (),
             "suppress_tokens": (self.sampling.suppress_tokens or (),),

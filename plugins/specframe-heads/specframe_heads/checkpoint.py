@@ -37,12 +37,14 @@ class Checkpoint:
     name: str
     """The name by which the user gave it: an alias, a directory or a hub id."""
     folder: Path
+    role: str = "drafter"
+    """Whose checkpoint it is, for errors: "target" where the target's own has the head."""
 
     def __str__(self) -> str:
-        return f"drafter {self.name!r}"
+        return f"{self.role} {self.name!r}"
 
     @classmethod
-    def open(cls, name: str) -> Checkpoint:
+    def open(cls, name: str, role: str = "drafter") -> Checkpoint:
         """Return the checkpoint of an alias, a directory or a hub id.
 
         A hub id that is in the hub's cache is read from there. One that is not is downloaded.
@@ -56,7 +58,7 @@ class Checkpoint:
             folder = downloaded(name, location)
         if not (folder / CONFIG[0]).is_file():
             raise ModelError(f"drafter {name!r} is a directory without config.json: expected the checkpoint of a head")
-        return cls(name, folder)
+        return cls(name, folder, role)
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ import attrs
 from specframe.errors import OptionError, PromptError
 from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
-from specframe.text.prompts.lazy import Prompts, Text
+from specframe.text.prompts.lazy import GZIP, Prompts, Text
 from specframe.text.prompts.prompt import Prompt, checked_prompt
 from specframe.values import parse_value
 
@@ -44,14 +44,18 @@ def open_prompts(path: str, limit: int | None = None) -> Prompts:
 
     A text file has one prompt per line; blank lines are skipped. JSON lines and JSON arrays are recognised by the endings
     ``.jsonl``, ``.ndjson`` and ``.json`` or by their content. ``.ids`` (token ids, one prompt per line), ``.csv``, ``.tsv`` and
-    ``.parquet`` are recognised by their endings.
+    ``.parquet`` are recognised by their endings; all but the last may be packed with gzip, as ``.jsonl.gz``.
 
     Raises:
         OptionError: the file cannot be read or holds no prompt.
     """
     if path.startswith(tables.PREFIX):
         return tables.from_hub(path, limit)
-    suffix = Path(path).suffix.lower()
+    if re.match(r"[a-z][a-z0-9+.-]+://", path):
+        raise OptionError(
+            f"--prompts: {path} is an address: expected a file, or {tables.PREFIX}NAME for a data set of the hub"
+        )
+    suffix = kind(path)
     if suffix == ".parquet" or os.path.isdir(path):
         return tables.from_path(path, limit)
     name = "standard input" if path == "-" else path
@@ -59,6 +63,12 @@ def open_prompts(path: str, limit: int | None = None) -> Prompts:
     if next(text.lines(), None) is None:
         raise OptionError(f"--prompts: {name} holds no prompts: expected one per line")
     return READERS.get(suffix, from_text)(text, name, limit)
+
+
+def kind(path: str) -> str:
+    """Return a file's ending in small letters, without that of its compression."""
+    name = Path(path.lower())
+    return (name.with_suffix("") if name.suffix == GZIP else name).suffix
 
 
 def by_line(read_line: Callable[[str, str], Prompt]) -> Reader:
@@ -202,12 +212,19 @@ def faults(reader: csv.DictReader[str], name: str) -> Iterator[csv.DictReader[st
     try:
         yield reader
     except csv.Error as error:
-        raise OptionError(f"--prompts: {name} is not CSV: line {reader.line_num}: {error}") from error
+        line = reader.line_num
+        where = (
+            f"the row after line {line}: a quote is not closed"
+            if "unexpected end" in str(error)
+            else f"line {line}: {error}"
+        )
+        raise OptionError(f"--prompts: {name} is not CSV: {where}") from error
 
 
 def table(file: Iterable[str], name: str) -> csv.DictReader[str]:
     """Return the reader of a table."""
-    return csv.DictReader(file, delimiter="\t" if name.lower().endswith(".tsv") else ",")
+    tabs = kind(name) == ".tsv"
+    return csv.DictReader(file, delimiter="\t" if tabs else ",", strict=True)  # an open quote would swallow the rest
 
 
 def from_cells(row: dict[str, str], place: str) -> Prompt:

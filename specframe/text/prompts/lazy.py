@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import itertools
 import os
@@ -12,15 +13,18 @@ import stat
 import sys
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 import attrs
 
-from specframe.errors import OptionError
+from specframe.errors import OptionError, sentence
 from specframe.files import Utf8, open_file
 from specframe.text.prompts.prompt import Prompt
 
+GZIP = ".gz"
+"""The ending of files that gzip has packed. What they hold is copied to a temporary file, as that of a pipe."""
 PIECE = 1 << 20
 """Bytes of a file that are looked at together."""
 
@@ -65,12 +69,14 @@ class Text:
         except ValueError as error:  # a name with a NUL byte
             raise OptionError(f"--prompts: {name!r} cannot be read: {error}") from error
         try:
-            self._file = rereadable(given)
+            packed = path.lower().endswith(GZIP)
+            self._file = rereadable(unpacked(given) if packed else given)
             if self._file is not given or path != "-":
                 weakref.finalize(self, self._file.close)
             fault = self._fault()
-        except OSError as error:
-            raise OptionError(f"--prompts: {name} cannot be read: {error.strerror}") from error
+        except (OSError, EOFError, zlib.error) as error:
+            why = getattr(error, "strerror", None) or sentence(error)
+            raise OptionError(f"--prompts: {name} cannot be read: {why}") from error
         if fault:
             raise OptionError(f"--prompts: {name} is not text: {fault}")
 
@@ -108,10 +114,16 @@ class Text:
             file.detach()
 
 
+def unpacked(file: BinaryIO) -> BinaryIO:
+    """Return the content of a file that gzip has packed."""
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+
+
 def rereadable(file: BinaryIO) -> BinaryIO:
     """Return a file that can be read several times: itself, or a copy where it cannot be."""
     try:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.tell() == 0:
+        plain = not isinstance(file, gzip.GzipFile)  # its own descriptor is that of the packed bytes
+        if plain and stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.tell() == 0:
             return file
     except (OSError, ValueError):  # no descriptor of its own
         pass

@@ -42,6 +42,8 @@ def checked_prompt(text: str, place: str) -> Prompt:
 
 def text_fault(text: str) -> str | None:
     """Return why no tokenizer can read a text; None if the text is fine."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
         return "expected text, got half of a surrogate pair or a byte that is not UTF-8"
     return None

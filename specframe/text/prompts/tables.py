@@ -119,6 +119,8 @@ def load(shown: str, name: str, split: str | None, stream: bool = False) -> Any:
 
     datasets.disable_progress_bars()
     path = Path(name)
+    if name.startswith((".", "/", "~")) and not path.exists():
+        raise OptionError(f"--prompts: {shown} cannot be read: there is no file or folder {name}")
     if is_saved_dataset(name):
         found = datasets.load_from_disk(name)
         return found if isinstance(found, dict) else {str(found.split or "train"): found}

@@ -69,7 +69,7 @@ class Mtp(PairDrafter):
                     "drafter 'mtp' reads the target's own checkpoint: expected a target that was loaded from a directory or the "
                     "hub, or the option checkpoint, got a model made in memory"
                 )
-            self.checkpoint = Checkpoint.open(where)
+            self.checkpoint = Checkpoint.open(where, "target")
         super().make(run)
 
     def start(self, run: Run) -> None:

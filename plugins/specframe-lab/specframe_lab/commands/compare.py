@@ -14,13 +14,17 @@ from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.files import claim_folder
 from specframe.values import LARGEST_SEED
+from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, hush, readable, sampled
+from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled
 from specframe_lab.commands.leaving_out import tell_left_out
 from specframe_lab.commands.option_types import Arrivals, Slo
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specframe_lab.comparison.compare import Progress, Settings
+    from specframe_lab.comparison.figures import Table
     from specframe_lab.comparison.results import Comparison
     from specframe_lab.grid import Grid
 
@@ -69,6 +73,7 @@ CLOCKS = ("wall", "passes")
     help="Where results and report go; what it holds of this comparison already is not run again.",
 )
 @DRY_RUN
+@with_options(SHOWN)
 @click.option("--pdf", is_flag=True, help="Write the report as report.pdf as well.")
 @click.pass_context
 def compare(
@@ -90,6 +95,8 @@ def compare(
     sort: bool,
     pdf: bool,
     dry_run: bool,
+    quiet: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Compare schemes: every combination of the values given, and plain decoding at each batch size.
@@ -105,10 +112,11 @@ def compare(
     refuse_idle(ctx, "arrival_seed", "arrivals", "all prompts are there from the start")
     from specframe_lab.arrivals import arrival_times
     from specframe_lab.comparison.compare import Settings, able_to_sample
+    from specframe_lab.comparison.compare import compare as run
     from specframe_lab.comparison.results import RESULTS
     from specframe_lab.grid import checked, expand
     from specframe_lab.report.page import PAGE
-    from specframe_lab.report.pdf import PDF
+    from specframe_lab.report.pdf import PDF, write_pdf
 
     texts = readable(prompt, prompts, limit)
     options["bitwise"] = [False, True] if options["bitwise"] else False
@@ -133,9 +141,16 @@ def compare(
         foresee(grid, settings, output)
         return
     with claim_folder(output, RESULTS, [PAGE, *([PDF] if pdf else [])]):
-        comparison = run_grid(grid, settings, output, command)
+        prepare(quiet, verbose, {cell["device"] for cell in grid.cells})
+        with telling(quiet) as progress:
+            comparison = run(grid, settings, output, command, progress)
         comparison.about["slo"] = slo
-        show(comparison, output, pdf, served=bool(arrivals or max_concurrency or slo))
+        page, figures = written(comparison, output)
+        if not quiet:
+            show(comparison, figures, served=bool(arrivals or max_concurrency or slo))
+        click.echo(page)
+        if pdf:
+            click.echo(write_pdf(comparison, figures, output))
     if any(comparison.fault(case) for case in comparison.cases):
         ctx.exit(1)
 
@@ -151,18 +166,9 @@ def foresee(grid: Grid, settings: Settings, output: str) -> None:
     show_forecast(found, lambda case: settings, output)
 
 
-def run_grid(grid: Grid, settings: Settings, output: str, command: str) -> Comparison:
-    """Run what is missing of a comparison."""
-    from specframe_lab.comparison.compare import compare as run
-
-    hush()
-    with telling() as progress:
-        return run(grid, settings, output, command, progress)
-
-
 @contextlib.contextmanager
-def telling() -> Iterator[Progress]:
-    """Say on standard error what is being run; where that is a terminal, in one line that moves."""
+def telling(quiet: bool) -> Iterator[Progress]:
+    """Say on standard error what is being run; where that is a terminal, in one line that moves; with ``quiet`` only faults."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -192,10 +198,10 @@ def telling() -> Iterator[Progress]:
         done = step.number
         bar.update(task, completed=step.number)
         outcome = line.get("error") or f"{line['figures']['tokens_per_second']:,.0f} tokens/s"
-        if "error" in line or not console.is_terminal:
+        if "error" in line or not (quiet or console.is_terminal):
             click.echo(f"[{step.number}/{step.total}] {name}: {outcome}", err=True)
 
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("loading models", total=None)
         try:
             yield tell
@@ -203,15 +209,20 @@ def telling() -> Iterator[Progress]:
             raise type(interruption)(f" after run {done}: the same command goes on from there") from None
 
 
-def show(comparison: Comparison, output: str, pdf: bool, served: bool) -> None:
-    """Write the report and print its summary; with ``served`` the figures of requests, too."""
-    from specframe.cli.tables import show_table
-    from specframe_lab.comparison.summary import columns, findings, requests, served_columns, summary
+def written(comparison: Comparison, output: str) -> tuple[Path, dict[str, Table]]:
+    """Write the report; return its page, and the tables of its figures by name."""
     from specframe_lab.comparison.tables import tables
     from specframe_lab.report.page import write_report
 
     figures = tables(comparison)
-    page = write_report(comparison, figures, output)
+    return write_report(comparison, figures, output), figures
+
+
+def show(comparison: Comparison, figures: dict[str, Table], served: bool) -> None:
+    """Print the summary; with ``served`` the figures of requests, too."""
+    from specframe.cli.tables import show_table
+    from specframe_lab.comparison.summary import columns, findings, requests, served_columns, summary
+
     show_table(columns(comparison), summary(comparison, figures), numbers=True)
     click.echo()
     if served:
@@ -219,8 +230,4 @@ def show(comparison: Comparison, output: str, pdf: bool, served: bool) -> None:
         click.echo()
     for sentence in findings(comparison, figures):
         click.echo(sentence)
-    click.echo(f"\n{page}")
-    if pdf:
-        from specframe_lab.report.pdf import write_pdf
-
-        click.echo(write_pdf(comparison, figures, output))
+    click.echo()

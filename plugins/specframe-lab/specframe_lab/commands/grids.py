@@ -95,11 +95,3 @@ def name_parameters(prompts: list[Prompt]) -> None:
             SpecframeWarning,
             stacklevel=3,
         )
-
-
-def hush() -> None:
-    """Keep transformers from drawing over what a command shows, and from remarking on pad ids in prompts."""
-    import transformers
-
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()

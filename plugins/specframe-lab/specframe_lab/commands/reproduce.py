@@ -15,8 +15,9 @@ from specframe.errors import OptionError
 from specframe.files import claim_folder
 from specframe.text.prompts import BUILT_IN
 from specframe_lab.commands.compare import telling
+from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
-from specframe_lab.commands.grids import Remembered, hush, readable
+from specframe_lab.commands.grids import Remembered, readable
 from specframe_lab.commands.option_types import Arrivals, ListOf
 
 if TYPE_CHECKING:
@@ -83,8 +84,11 @@ def sizes(name: str, default: str, meaning: str) -> Callable[..., Any]:
     help="Where results and page go; what it holds of this reproduction already is not run again.",
 )
 @DRY_RUN
+@with_options(SHOWN)
 @click.pass_context
-def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run: bool, **options: Any) -> None:
+def reproduce(
+    ctx: click.Context, output: str, parts: list[str] | None, dry_run: bool, quiet: bool, verbose: bool, **options: Any
+) -> None:
     """Reproduce the tables of the paper on batched speculative decoding with any pair.
 
     The paper is Batch Speculative Decoding Done Right (arXiv 2510.22876).
@@ -108,7 +112,8 @@ def reproduce(ctx: click.Context, output: str, parts: list[str] | None, dry_run:
     if dry_run:
         foresee(planned, output, parts or names, note)
         return
-    found = run(planned, output, command, parts or names, note)
+    prepare(quiet, verbose, {options["device"]})
+    found = run(planned, output, command, parts or names, note, quiet)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
@@ -175,15 +180,14 @@ def planning(
     return planned
 
 
-def run(planned: list[Part], output: str, command: str, only: list[str], note: str) -> Reproduction:
+def run(planned: list[Part], output: str, command: str, only: list[str], note: str, quiet: bool) -> Reproduction:
     """Run the steps that are missing, after a note, then write the page."""
     from specframe_lab.comparison.results import RESULTS
     from specframe_lab.reproduction.page import HTML, PAGE, write_reproduction
     from specframe_lab.reproduction.reproduce import reproduce as run_parts
 
-    hush()
     with claim_folder(output, RESULTS, [PAGE, HTML]):
-        with telling() as tell:
+        with telling(quiet) as tell:
             found = run_parts(planned, output, command, only, naming(tell, note))
         click.echo(write_reproduction(found, output))
     return found

@@ -14,7 +14,8 @@ from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Given
-from specframe_lab.commands.grids import Remembered, grid_options, hush, readable
+from specframe_lab.commands.display import SHOWN, prepare
+from specframe_lab.commands.grids import Remembered, grid_options, readable
 from specframe_lab.commands.leaving_out import tell_left_out
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ MOST_PROMPTS = 16
     show_default=True,
     help="The page to write.",
 )
+@with_options(SHOWN)
 @click.pass_context
 def trace(
     ctx: click.Context,
@@ -46,6 +48,8 @@ def trace(
     limit: int | None,
     max_new_tokens: int,
     output: str,
+    quiet: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Show what happens in the KV cache: a page that steps through the rounds of one small batch.
@@ -67,7 +71,12 @@ def trace(
     page = Output(output)
     page.refuse_foreign()
     command = shlex.join(["specframe", "trace", *ctx.meta["specframe.arguments"]])
-    if write_page(cells, texts, max_new_tokens, page, command) < len(cells):
+    prepare(quiet, verbose, {cell["device"] for cell in cells})
+    schemes = write_page(cells, texts, max_new_tokens, page, command)
+    if not quiet:
+        show(schemes)
+    click.echo(page.name)
+    if len(schemes) < len(cells):
         ctx.exit(1)
 
 
@@ -91,21 +100,18 @@ def scheme_name(cell: Cell, differing: list[str]) -> str:
     return ", ".join(f"{option.replace('_', ' ')} {cell[option] or 'default'}" for option in differing)
 
 
-def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Output, command: str) -> int:
-    """Record every combination, write the page, say what moved, and return how many there are on the page."""
+def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Output, command: str) -> list[SchemeTrace]:
+    """Record every combination, write the page, and return those that are on it."""
     from specframe_lab.grid import varying
     from specframe_lab.grid_models import LoadedModels
     from specframe_lab.trace.page import render, token_text
 
-    hush()
     loaded, differing = LoadedModels(), varying(cells)
     schemes, cell = recorded(cells, differing, texts, new, loaded)
     page = render(schemes, facts(cell, loaded, differing, new, command), token_text(loaded.pipeline(cell).tokenizer))
     output.refuse_foreign()
     output.replace(page)
-    show(schemes)
-    click.echo(output.name)
-    return len(schemes)
+    return schemes
 
 
 def recorded(

@@ -16,8 +16,9 @@ from specframe.cli.tables import show_table
 from specframe.errors import CompositionError, OptionError, SpecframeError
 from specframe.files import Output
 from specframe.text.prompts import Given
+from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN
-from specframe_lab.commands.grids import TEMPERATURE, grid_options, hush, readable, sampled
+from specframe_lab.commands.grids import TEMPERATURE, grid_options, readable, sampled
 from specframe_lab.commands.leaving_out import tell_left_out
 from specframe_lab.commands.option_types import Unusable
 
@@ -37,6 +38,7 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @TEMPERATURE
 @whole("--max-new-tokens", "Tokens compared per prompt at most.", 64)
 @DRY_RUN
+@with_options(SHOWN)
 @click.option(
     *names("--output"),
     metavar="FILE.jsonl",
@@ -54,6 +56,8 @@ def verify(
     max_new_tokens: int,
     output: str | None,
     dry_run: bool,
+    quiet: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Compare combinations with the reference decoder, token for token.
@@ -72,11 +76,12 @@ def verify(
     if dry_run:
         foresee(cells, faults, len(texts), max_new_tokens, temperature)
         ctx.exit(1 if faults else 0)
-    with lines(output) as write, telling() as progress:
+    prepare(quiet, verbose, {cell["device"] for cell in cells})
+    with lines(output) as write, telling(quiet) as progress:
         for outcome in run(cells, faults, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))
             outcomes.append(outcome)
-    show(outcomes)
+    show(outcomes, quiet)
     if not all(outcome.sound for outcome in outcomes):
         ctx.exit(1)
 
@@ -156,7 +161,6 @@ def run(
     from specframe_lab.verify import Verification
     from specframe_lab.verify import verify as verifications
 
-    hush()
     grid = comparable_grid(cells, faults, temperature)
     yield from verifications(grid, texts, new, cut, progress, temperature)
     for cell, fault in faults:
@@ -179,26 +183,27 @@ def lines(output: str | None) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """Say on standard error, where that is a terminal, what is being decoded."""
+def telling(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Say on standard error, where that is a terminal, what is being decoded; with ``quiet`` nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if quiet or not console.is_terminal:
         yield lambda doing: None
         return
     with console.status("loading models") as status:
         yield status.update
 
 
-def show(outcomes: list[Verification]) -> None:
-    """Print a row per cell, then where each parts from the reference decoder."""
+def show(outcomes: list[Verification], quiet: bool) -> None:
+    """Print a row per cell, unless ``quiet``, then where each parts from the reference decoder."""
     from specframe_lab.grid import varying
 
     differing = varying(outcome.cell for outcome in outcomes) or ["align"]
-    rows = [[named(outcome.cell, differing, " "), *row(outcome)] for outcome in outcomes]
-    show_table(("combination", *COLUMNS), rows, numbers=True)
-    click.echo()
+    if not quiet:
+        rows = [[named(outcome.cell, differing, " "), *row(outcome)] for outcome in outcomes]
+        show_table(("combination", *COLUMNS), rows, numbers=True)
+        click.echo()
     for outcome in outcomes:
         if reason := outcome.fault or (outcome.batch_one and outcome.batch_one.worst):
             click.echo(f"{named(outcome.cell, differing)}: {reason}")
