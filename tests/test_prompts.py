@@ -622,19 +622,21 @@ def test_packed_files(name: str) -> None:
     table = "prompt,id\na\u00e9,1\nb,2\n"
     text = content.get(name, table.replace(",", "\t") if name == "p.TSV.GZ" else table)
     Path(name).write_bytes(gzip.compress(text.encode()))
-    asked = prompts.opened(name)
+    asked = prompts.open_prompts(name)
     for _ in range(2):
         assert [prompt.text for prompt in asked] == ["a\u00e9", "b"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"plain", "Not a gzipped file"), (gzip.compress(b"import os" * 99)[:-12], "ended before")]
+    ("content", "said"),
+    [(b"plain", "Not a gzipped file"), (gzip.compress(b"import os" * 99, mtime=0)[:-12], "ended before")],
+    ids=["not packed", "cut off"],
 )
 def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
     """A file that gzip did not write, or not to its end, is one sentence."""
     Path("p.jsonl.gz").write_bytes(content)
     with pytest.raises(OptionError, match=rf"^--prompts: p.jsonl.gz cannot be read: .*{said}.*$"):
-        prompts.opened("p.jsonl.gz")
+        prompts.open_prompts("p.jsonl.gz")
 
 
 @pytest.mark.parametrize(
@@ -647,7 +649,7 @@ def test_packed_files_that_are_broken(content: bytes, said: str) -> None:
 def test_places_that_hold_no_file(given: str, said: str) -> None:
     """An address and a folder that is not there are told as such, and no hub is asked."""
     with pytest.raises(OptionError, match=rf"^--prompts: {re.escape(given)} {re.escape(said)}$"):
-        prompts.opened(given)
+        prompts.open_prompts(given)
 
 
 def test_a_text_far_too_long_is_refused_by_its_beginning() -> None:
