@@ -84,7 +84,7 @@ def test_the_streamer_of_generate(way):
 
 def test_a_reader_of_the_streamer_of_generate():
     """Who reads text while another thread generates gets all of it, and then the end."""
-    streamer = TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=60)
+    streamer = TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=1200)
     asked = {**padded(PROMPTS[:1]), "max_new_tokens": NEW, "do_sample": False}
     custom = {"streamer": streamer, "custom_generate": specframe.assisted(DRAFT)}
     thread = threading.Thread(target=MODEL.generate, kwargs={**asked, **custom})

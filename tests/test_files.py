@@ -146,7 +146,7 @@ def test_a_file_has_one_writer() -> None:
 
 def test_two_threads_replace_one_file() -> None:
     """Each thread writes its content by itself: both succeed, the file holds one of them whole, and nothing else is left."""
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=1200)
 
     def parts(letter: bytes) -> Iterator[bytes]:
         yield letter

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import itertools
 import os
 import warnings
@@ -22,6 +23,7 @@ from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.rounds import Rounds, watched_rounds
+from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specframe import Pipeline
@@ -39,6 +41,11 @@ from specframe.text.sampling import Sampling
 FULL = os.environ.get("SPECFRAME_FULL_MATRIX") == "1"
 LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 12
 STOPS = frozenset({zoo.EOS, 3})
+
+takes_lengths = pytest.mark.skipif(
+    "seqused_k" not in inspect.signature(varlen_attn).parameters,
+    reason="torch's public function takes the rows' lengths, and pages, since 2.12",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -356,18 +363,23 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_packed_kernel_refuses(name: str) -> None:
-    """Arguments that CUDA's kernel refuses are refused, by the operator and by the public function."""
-    from torch.nn.attention.varlen import varlen_attn
-
+    """Arguments that CUDA's kernel refuses are refused by the operator."""
     changed, expected = WRONG[name]
     torch.ops.aten._flash_attention_forward(**flash_arguments())
     with pytest.raises(RuntimeError, match=expected):
         torch.ops.aten._flash_attention_forward(**flash_arguments(**changed))
-    given = [*flash_arguments(**changed).values()]
+
+
+@takes_lengths
+@pytest.mark.parametrize("name", WRONG)
+def test_the_public_function_refuses(name: str) -> None:
+    """Arguments that CUDA's kernel refuses are refused by torch's public function, too."""
+    given = [*flash_arguments(**WRONG[name][0]).values()]
     with pytest.raises((RuntimeError, ValueError)):
         varlen_attn(*given[:7], window_size=(-1, 0), enable_gqa=True, seqused_k=given[10])
 
 
+@takes_lengths
 def test_pages_of_the_packed_kernel() -> None:
     """Keys in pages give what the same keys give in one piece; pages of another size than the kernel has are refused."""
     generator = torch.Generator().manual_seed(0)
@@ -379,8 +391,6 @@ def test_pages_of_the_packed_kernel() -> None:
     pages[table.long()] = keys.unflatten(1, (2, 256))
     starts = on_device([[0, 2, 4], [0, 512, 1024]], torch.device("sim")).int()
     options = {"seqused_k": on_device([300, 17], torch.device("sim")).int(), "window_size": (-1, 0), "enable_gqa": True}
-    from torch.nn.attention.varlen import varlen_attn
-
     wanted = varlen_attn(query, keys.flatten(0, 1), keys.flatten(0, 1), *starts, 2, 512, num_splits=1, **options)
     found = varlen_attn(query, pages, pages, *starts, 2, 512, num_splits=1, block_table=table, **options)
     assert torch.equal(found.cpu(), wanted.cpu())

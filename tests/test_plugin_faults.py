@@ -867,10 +867,10 @@ def test_the_watchdog_ends_with_the_command(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(watchdog.Watchdog, "look", lambda self: told.set() or "a line")
     before = set(threading.enumerate())
     with watchdog.watch_calls():
-        assert told.wait(30)
+        assert told.wait(1200)
         watching = set(threading.enumerate()) - before
     for thread in watching:
-        thread.join(30)
+        thread.join(1200)
     assert len(watching) == 1
     assert not any(thread.is_alive() for thread in watching)
     assert "a line" in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     command = [*RUN, "--output", str(file), "--max-new-tokens", "40"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 1200
         while (not file.exists() or not file.stat().st_size) and time.monotonic() < deadline:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)

@@ -513,7 +513,7 @@ def test_page_in_a_browser(folder: Path, tmp_path: Path):
     """It renders without a word on the console, and on a screen of 360 px only tables scroll, in their own boxes."""
     (tmp_path / "frames.html").write_text(FRAMES.format(page=(folder / "report.html").as_uri()), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
-    seen = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     assert [text for text in seen.stderr.splitlines() if "CONSOLE" in text] == []
     narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', seen.stdout)[1])
     assert (narrow["width"], narrow["page"], narrow["out"]) == (360, 360, [])

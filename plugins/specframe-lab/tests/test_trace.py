@@ -427,7 +427,7 @@ def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """
     (tmp_path / "frames.html").write_text(FRAMES.format(page=page.as_uri()), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[1])
     assert narrow["start"][0].startswith("Round 1, reading prompts. The target reads 3 prompts")

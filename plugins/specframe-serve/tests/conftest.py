@@ -45,7 +45,7 @@ class Running:
         """Send a body, as JSON unless it is bytes."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         how = {"headers": {"Content-Type": "application/json"}} | how
-        return httpx.post(self.url + path, timeout=60, content=sent, **how)
+        return httpx.post(self.url + path, timeout=1200, content=sent, **how)
 
     def figure(self, name: str) -> float:
         """Return one of Prometheus' figures."""

@@ -171,7 +171,7 @@ def test_bad_bodies(running, body, status, words):
 def test_a_body_of_unknown_length_is_counted(running):
     """A body that comes in pieces is refused once it is too large."""
     pieces = (b" " * (1 << 16) for _ in range(40))
-    answer = httpx.post(f"{running.url}/v1/completions", content=pieces, timeout=60)
+    answer = httpx.post(f"{running.url}/v1/completions", content=pieces, timeout=1200)
     assert answer.status_code == 413
 
 
@@ -291,7 +291,7 @@ def test_many_streams_are_not_mixed(running, pipe):
     def read(number: int) -> list[int]:
         body = {**GOOD, "prompt": PROMPTS[number % 5] * 2, "max_tokens": NEW, "stream": True, "return_token_ids": True}
         found: list[int] = []
-        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=1200) as answer:
             for line in answer.iter_lines():
                 if number % 4 == 0:
                     time.sleep(0.02)
