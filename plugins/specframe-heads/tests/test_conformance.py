@@ -73,7 +73,7 @@ class TestEagle2(HeadSuite, TreeDrafterSuite):
 class TestDSpark(HeadSuite):
     """Blocks of DSpark; DFlash's network is the same."""
 
-    name, save = "dspark", staticmethod(functools.partial(blocks.speculators, kind="dspark", size=16))
+    name, save, block = "dspark", staticmethod(functools.partial(blocks.speculators, kind="dspark", size=16)), 6
     reduced = staticmethod(functools.partial(blocks.speculators, kind="dspark", drafted=40))
 
     @staticmethod

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from specframe.pipeline import Pipeline
 from specframe.plugins.compose import strategy
+from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe_testing import fakes, harness, standard, zoo
 from specframe_testing.conformance import DrafterSuite, decoding, drafter, stops, trees
@@ -71,7 +72,13 @@ class HeadSuite(DrafterSuite):
     """Options after the checkpoint, as in ",tree=dynamic"."""
     chain: ClassVar[str] = ""
     """Options for a chain, where that is not the default."""
+    block: ClassVar[int | None] = None
+    """Tokens of the block that every draft begins, however short it is; None: a draft's own are fed."""
     architectures = ("qwen3",)
+
+    def registered(self) -> list[Entry]:
+        """Return the name under which the drafter is registered."""
+        return [registry().entry(self.role, self.name)]
 
     @pytest.fixture(autouse=True)
     def models(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +94,7 @@ class HeadSuite(DrafterSuite):
     def test_draft_model_is_fed_few_tokens(self, align: str) -> None:
         """A round feeds a head what stood, K + 1 tokens at most, and those of its own draft."""
         for round in self.watch(align=align):
-            assert sum(tokens for _, tokens in round.draft) <= 2 * self.draft_length + 1
+            assert sum(tokens for _, tokens in round.draft) <= self.draft_length + 1 + (self.block or self.draft_length)
 
     def test_features_are_the_rows_own(self, tmp_path: Path) -> None:
         """Whatever stood in the rounds before, a head's logits are those that it has when it reads the same text anew."""
