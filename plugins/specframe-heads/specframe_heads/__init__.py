@@ -9,14 +9,14 @@ from specframe.plugins.hookspecs import Register, hookimpl
 def specframe_register_drafters(register: Register) -> None:
     register(
         "eagle",
-        "specframe_heads.eagle.drafter:Eagle",
+        "specframe_heads.eagle.eagle_drafter:Eagle",
         summary="A small transformer over the target's features drafts chains or trees: EAGLE-1, 2 and 3.",
         needs={"hidden"},
         offers={"chain", "logits"},
     )
     register(
         "medusa",
-        "specframe_heads.stepwise.drafter:Medusa",
+        "specframe_heads.stepwise.step_drafter:Medusa",
         summary=(
             "Medusa's heads, each of which predicts one place from the same feature, draft a tree of their "
             "likeliest tokens."
@@ -26,7 +26,7 @@ def specframe_register_drafters(register: Register) -> None:
     )
     register(
         "hydra",
-        "specframe_heads.stepwise.drafter:Hydra",
+        "specframe_heads.stepwise.step_drafter:Hydra",
         summary=(
             "Hydra's heads read the tokens before their own; of Hydra++ the feature goes through a layer with a "
             "cache first."
@@ -36,21 +36,21 @@ def specframe_register_drafters(register: Register) -> None:
     )
     register(
         "clover",
-        "specframe_heads.stepwise.drafter:Clover",
+        "specframe_heads.stepwise.step_drafter:Clover",
         summary="Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features.",
         needs={"hidden"},
         offers={"chain", "logits"},
     )
     register(
         "clover2",
-        "specframe_heads.stepwise.drafter:Clover2",
+        "specframe_heads.stepwise.step_drafter:Clover2",
         summary="Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers.",
         needs={"hidden"},
         offers={"chain", "logits"},
     )
     register(
         "dflash",
-        "specframe_heads.blocks.drafter:DFlash",
+        "specframe_heads.blocks.block_drafter:DFlash",
         summary=(
             "Proposes the tokens of one pass over a block of masks, which reads the target's features: DFlash "
             "(arXiv 2602.06036)."
@@ -60,7 +60,7 @@ def specframe_register_drafters(register: Register) -> None:
     )
     register(
         "dspark",
-        "specframe_heads.blocks.drafter:DSpark",
+        "specframe_heads.blocks.block_drafter:DSpark",
         summary=(
             "DFlash with a Markov head, which corrects each slot by the token before it, and a confidence head: "
             "DSpark (2607.05147)."
@@ -70,7 +70,7 @@ def specframe_register_drafters(register: Register) -> None:
     )
     register(
         "mtp",
-        "specframe_heads.mtp.drafter:Mtp",
+        "specframe_heads.mtp.mtp_drafter:Mtp",
         summary=(
             "The MTP layers in a target's own checkpoint, or in a file in the format of `speculators`, draft "
             "chains, or one of them trees."

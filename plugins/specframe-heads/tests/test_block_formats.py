@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specframe_heads.blocks.drafter import DSpark
+from specframe_heads.blocks.block_drafter import DSpark
 from specframe_heads.blocks.markov import confident, scheduled
 from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from specframe_heads.blocks.drafter import DFlash, DSpark
+from specframe_heads.blocks.block_drafter import DFlash, DSpark
 from specframe_heads.blocks.pard import Pard
 from specframe_heads.blocks.peagle import PEagle
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.eagle.drafter import Eagle
+from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.head import HeadDrafter
-from specframe_heads.mtp.drafter import Mtp
-from specframe_heads.mtp.loading import together
 from specframe_heads.mtp.model import block_config
+from specframe_heads.mtp.mtp_drafter import Mtp
+from specframe_heads.mtp.mtp_weights import together
 from specframe_heads.target import Target
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks as block_heads

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from specframe_heads import features
-from specframe_heads.blocks import drafter as block_drafter
+from specframe_heads.blocks import block_drafter
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter
 from specframe_heads.vocabulary import DraftVocabulary

@@ -19,7 +19,7 @@ import attrs
 import pytest
 import torch
 from specframe_heads import features
-from specframe_heads.eagle.drafter import Eagle
+from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_heads.features import Features, Waiting
 from specframe_testing import harness, zoo
 from specframe_testing.heads import checkpoints

@@ -14,10 +14,10 @@ import torch
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
+from specframe_heads.blocks.block_weights import required
 from specframe_heads.blocks.choosing import chain
-from specframe_heads.blocks.loading import required
 from specframe_heads.checkpoint import Checkpoint
-from specframe_heads.eagle.loading import speculators_3
+from specframe_heads.eagle.eagle_weights import speculators_3
 from specframe_heads.eagle.model import EagleHead
 from specframe_heads.features import Waiting
 from specframe_heads.formats.format import Format

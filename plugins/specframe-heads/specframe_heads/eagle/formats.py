@@ -8,7 +8,7 @@ from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format, final, given_ids
 from specframe_heads.formats.keys import Keys
 
-BUILD = "specframe_heads.eagle.loading:"
+BUILD = "specframe_heads.eagle.eagle_weights:"
 IDS = "eagle_aux_hidden_state_layer_ids"
 """The key of the layer ids."""
 

@@ -77,7 +77,7 @@ AFTER = Layout("model.layers.N after the last", after_the_last)
 LAYOUTS = (AFTER, Layout("mtp", beside), Layout("mtp_layers", of_speculators))
 
 OWN = Format(
-    "MTP layers of the target", "mtp", lambda checkpoint: False, "specframe_heads.mtp.loading:of_target", final
+    "MTP layers of the target", "mtp", lambda checkpoint: False, "specframe_heads.mtp.mtp_weights:of_target", final
 )
 """Is never recognised: a target's checkpoint is a model, which may draft, too. The drafter ``mtp`` asks for it."""
 
@@ -86,7 +86,7 @@ FORMATS = (
         "speculators mtp",
         "mtp",
         lambda checkpoint: checkpoint.config.get("speculators_model_type") == "mtp",
-        "specframe_heads.mtp.loading:in_a_file",
+        "specframe_heads.mtp.mtp_weights:in_a_file",
         final,
     ),
 )

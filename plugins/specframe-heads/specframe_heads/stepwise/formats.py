@@ -7,7 +7,7 @@ import re
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format, final
 
-BUILD = "specframe_heads.stepwise.loading:"
+BUILD = "specframe_heads.stepwise.step_weights:"
 
 FASTER_DECODING = re.compile(r"(medusa_heads?\.)?\d+\.0\.linear\.weight")
 

@@ -14,9 +14,9 @@ from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError
 from specframe.values import number
+from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.cache import HeadCache
 from specframe_heads.blocks.choosing import chain
-from specframe_heads.blocks.loading import BlockHead
 from specframe_heads.blocks.markov import confident, scheduled
 from specframe_heads.blocks.net import sight
 from specframe_heads.features import on_path
