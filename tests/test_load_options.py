@@ -82,6 +82,10 @@ def test_target_and_draft_model_are_quantised_and_decoded_exactly(monkeypatch: p
     assert decoded == [list(harness.continuation(pipe.target_model, one, 8)) for one in PROMPTS]
 
 
+FITS: dict[str, list[str]] = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
+"""What transformers tells of weights that fit."""
+
+
 def test_a_quantised_model_is_made_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are not moved to the device afterwards, also where the checkpoint itself is quantised; others are."""
     seen: list[dict[str, Any]] = []
@@ -90,7 +94,9 @@ def test_a_quantised_model_is_made_on_its_device(monkeypatch: pytest.MonkeyPatch
 
     def from_pretrained(location: str, **options: Any) -> Any:
         seen.append(options)
-        return SimpleNamespace(device=place, to=moved.append), {"missing_keys": []}
+        return SimpleNamespace(device=place, to=moved.append), dict.fromkeys(
+            ("missing_keys", "mismatched_keys", "unexpected_keys"), ()
+        )
 
     settings = SimpleNamespace(quantization_config={"quant_method": NAME})
     monkeypatch.setattr(loading, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=from_pretrained))

@@ -9,6 +9,7 @@ import torch
 from specframe_testing import harness, zoo
 
 from specframe import Sampling
+from specframe.errors import OptionError
 
 TARGET = zoo.build("qwen3")
 DRAFT = zoo.good_draft(TARGET, noise=0.03)
@@ -80,9 +81,13 @@ def test_each_prompt_is_told_what_it_asks_for():
     assert [result.token_ids for result in results] == plain
 
 
-def test_more_than_there_are():
-    """Of all tokens there are no more than the vocabulary has; their probabilities add up to 1."""
-    (result,) = pipeline().generate(PROMPTS[:1], 3, sampling=Sampling(logprobs=1000))
+def test_as_many_as_there_are():
+    """The probabilities of all tokens of the vocabulary add up to 1; more than it has are refused."""
+    with pytest.raises(
+        OptionError, match=rf"^logprobs: expected at most {zoo.VOCABULARY}, .*, got {zoo.VOCABULARY + 1}$"
+    ):
+        pipeline().generate(PROMPTS[:1], 3, sampling=Sampling(logprobs=zoo.VOCABULARY + 1))
+    (result,) = pipeline().generate(PROMPTS[:1], 3, sampling=Sampling(logprobs=zoo.VOCABULARY))
     assert len(result.top_logprobs) == 3
     for top in result.top_logprobs:
         assert sorted(top) == list(range(zoo.VOCABULARY))

@@ -27,7 +27,7 @@ def specframe_register_commands(register: Register) -> None:
     register(
         "run",
         "specframe.cli.run:run",
-        summary="Decode prompts, then show the figures.",
+        summary="Decode prompts, then say in a line what speculation gained.",
     )
     register(
         "plugins",
