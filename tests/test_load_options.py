@@ -94,9 +94,7 @@ def test_a_quantised_model_is_made_on_its_device(monkeypatch: pytest.MonkeyPatch
 
     def from_pretrained(location: str, **options: Any) -> Any:
         seen.append(options)
-        return SimpleNamespace(device=place, to=moved.append), dict.fromkeys(
-            ("missing_keys", "mismatched_keys", "unexpected_keys"), ()
-        )
+        return SimpleNamespace(device=place, to=moved.append), FITS
 
     settings = SimpleNamespace(quantization_config={"quant_method": NAME})
     monkeypatch.setattr(loading, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=from_pretrained))
