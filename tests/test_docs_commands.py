@@ -130,7 +130,11 @@ def words(command: str, models: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (name(page) not in FAST), id=name(page)) for page in WALKED]
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow, pytest.mark.nightly] * (name(page) not in FAST), id=name(page))
+        for page in WALKED
+    ],
 )
 def test_commands_of_a_page_run_in_order(page: Path, folder: Path, models: dict[str, str]) -> None:
     """Each command of a page, and each of its Python blocks, is done as the page says after those before it."""
