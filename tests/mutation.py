@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import queue
 import re
@@ -22,6 +23,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import NoReturn
 
 import attrs
 
@@ -34,6 +36,18 @@ WHOLE_SECONDS = 3600
 BROKEN = re.compile(r"^\S+:\d+: ((?:Import|ModuleNotFound|Name|Syntax|Indentation)Error.*)$", re.MULTILINE)
 """The line of a failed test's error that says that the mutant is no program: nothing was found out about the suite."""
 FAST = ("-m", "not slow", "--ignore", "tests/test_wheels.py")
+FORKS = multiprocessing.get_context("forkserver")
+DEPENDENCIES = [
+    "torch",
+    "transformers",
+    "transformers.generation.utils",
+    "pytest",
+    "click",
+    "rich.table",
+    "pluggy",
+    "fastapi",
+]
+"""Modules that the process imports from which those of the tests are forked: to import them takes 4 s, most tests less."""
 
 
 @attrs.frozen
@@ -143,41 +157,37 @@ class Copy:
 
     def test(self, tests: Sequence[str], seconds: float, *options: str) -> tuple[int | None, str]:
         """Run tests in the copy and return pytest's exit status and output; no status if they took longer than ``seconds``."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--tb=line",
-            "-rfE",
-            *options,
-            *tests,
-        ]
-        with subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
+        arguments = ["-q", "-p", "no:cacheprovider", "--tb=line", "-rfE", *options, *tests]
+        with tempfile.NamedTemporaryFile() as output:
+            process = FORKS.Process(
+                target=_pytest, args=(self.folder, self.parts, self.environment(), arguments, output.name)
+            )
+            process.start()
             try:
-                return _finished(process, seconds)
+                process.join(seconds)
+                return process.exitcode, Path(output.name).read_text(encoding="utf-8", errors="replace")
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # a test that was ended may have left processes
+                for kill in (lambda: os.killpg(process.pid or 0, signal.SIGKILL), process.kill):
+                    with contextlib.suppress(ProcessLookupError):
+                        kill()  # a test that was ended may have left processes
+                process.join()
 
 
-def _finished(process: subprocess.Popen[str], seconds: float) -> tuple[int | None, str]:
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None, ""
-    return process.returncode, output
+def _pytest(
+    folder: Path, parts: Sequence[Path], environment: dict[str, str], arguments: list[str], output: str
+) -> NoReturn:
+    """Be ``python -m pytest`` in ``folder``, in a process that has its dependencies already, with its output in a file."""
+    os.setsid()
+    written = os.open(output, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(written, stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = [str(folder), *map(str, parts), *(path for path in sys.path if Path(path) != FOLDER.parent)]
+    import pytest
+
+    sys.exit(pytest.main(arguments))
 
 
 def judge(status: int | None, output: str) -> tuple[str, str]:
@@ -242,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--whole", action="store_true", help="run the whole fast suite on mutants that their tests miss"
     )
     given = parser.parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which is then forked
+    FORKS.set_forkserver_preload(DEPENDENCIES)
     mutants = read()
     if missing := {*(given.only or [])} - {mutant.name for mutant in mutants}:
         parser.error(f"there is no mutant {', '.join(sorted(missing))}")
