@@ -16,6 +16,7 @@ from specframe.contracts.requests import FinishReason, Request
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import HandClock
 from specframe.engine.error_words import strategy_name
+from specframe.engine.forks import begin_decoding, parent_for, parent_to_copy, rows_taken
 from specframe.engine.gains import gains
 from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting_queue import Key, Queue
@@ -201,7 +202,7 @@ class Pool:
         if self.draining:
             return reading
         most = self.rows if self.most is None else min(self.rows, self.most)
-        for _ in range(min(count, len(self._returned) + len(self.waiting), most - self._taken)):
+        for _ in range(min(count, len(self._returned) + len(self.waiting), most - rows_taken(self.live))):
             returned = self._returned
             sequence = next(iter(returned.values())) if returned else self._taken_up(self._queue.first)
             sequence.guide = self.guide(sequence.request)  # what raises here leaves the request where it is
@@ -236,22 +237,9 @@ class Pool:
 
     def _taken_up(self, request: Request) -> Sequence:
         moment = 0.0 if request.max_time is None else self._clock.now  # several processes would have to agree on it
-        return Sequence(request, self.limit(request), parent=self._parent(request), taken_up=moment)
-
-    @property
-    def _taken(self) -> int:
-        """Number of rows in use: of live sequences, with a row or about to get one, and of finished parents whose forks wait."""
-        parents = {id(sequence.parent): sequence.parent for sequence in self.live if sequence.parent}
-        return len(self.live) + sum(parent.finished and not parent.gone for parent in parents.values())
-
-    def _parent(self, request: Request) -> Sequence | None:
-        """Return a live sequence of the same prompt that reads or has read it."""
-        if not request.sample:
-            return None
-        alike = (other for other in self.live if other.request.index == request.index and other.parent is None)
-        if not self.late_forks:  # one that reads what it has generated, too, has no state at its prompt's end either
-            alike = (other for other in alike if not other.ready and not other.token_ids)
-        return next(alike, None)
+        return Sequence(
+            request, self.limit(request), parent=parent_for(request, self.live, self.late_forks), taken_up=moment
+        )
 
     def length(self, sequence: Sequence) -> int:
         """Return the number of tokens of a live sequence."""
@@ -307,12 +295,7 @@ class Pool:
         timed = any(sequence.request.max_time is not None for sequence in sequences)
         found = gains(batch, draft, transfer.host, held, self._clock.now if timed else None)
         stand()
-        append(batch, verdict.tokens_BT)
-        batch.lengths_B.add_(verdict.accepted_B + 1)
-        for row, (start, ids) in enumerate(zip(before.tolist(), found.tokens, strict=True)):
-            held[row, start : start + len(ids)] = ids
-        gained = np.array([len(ids) for ids in found.tokens], dtype=np.int64)
-        self._held.lengths[self._held.own] += gained
+        gained = self._held.append(batch, verdict, found.tokens)
         self._under_way = []
         for sequence, drafted, accepted in zip(sequences, found.drafted, found.accepted, strict=True):
             if drafted:
@@ -360,25 +343,3 @@ class Pool:
 def differ(some: list[Sequence], others: list[Sequence]) -> bool:
     """Return whether there are other sequences among these than among those."""
     return set(map(id, some)) != set(map(id, others))
-
-
-def parent_to_copy(sequence: Sequence) -> Sequence | None:
-    """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
-    return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
-
-
-def append(batch: Batch, tokens_BT: torch.Tensor) -> None:
-    """Write tokens after each row's last one, on the device."""
-    width = tokens_BT.shape[1]
-    if (even := batch.even) is None:
-        batch.tokens_BS.scatter_(1, batch.positions(0, width), tokens_BT)
-    else:
-        batch.tokens_BS[:, even : even + width] = tokens_BT
-
-
-def begin_decoding(batch: Batch) -> None:
-    """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
-    for sequence in batch.sequences:
-        if sequence.state is State.STARTING and sequence.parent:
-            sequence.parent.forks -= 1
-        sequence.state = State.DECODING

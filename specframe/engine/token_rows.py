@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from specframe.contracts.drafts import Verdict
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
 from specframe.rows import RowMap
@@ -126,6 +127,26 @@ class TokenRows:
             beside,
         )
 
+    def append(self, batch: Batch, verdict: Verdict, tokens: list[list[int]]) -> np.ndarray:
+        """Append a round's tokens to the rows arranged last.
+
+        Args:
+            batch: these rows.
+            verdict: its tokens are written on the device, beyond a row's end too: the row is longer by those accepted and one more.
+            tokens: the token ids that each row gains, up to its end; the host's copy has these.
+
+        Returns:
+            (B,) the number of tokens that each row gains.
+        """
+        write(batch, verdict.tokens_BT)
+        batch.lengths_B.add_(verdict.accepted_B + 1)
+        held, lengths = self.tokens[self.own], self.lengths[self.own]
+        for row, (start, ids) in enumerate(zip(lengths.tolist(), tokens, strict=True)):
+            held[row, start : start + len(ids)] = ids
+        gained = np.array([len(ids) for ids in tokens], dtype=np.int64)
+        lengths += gained
+        return gained
+
     def _viewed(self, first: int, count: int) -> Views:
         """Return views of adjacent rows, which are mostly those of the round before."""
         rows = slice(first, first + count)
@@ -143,6 +164,15 @@ class TokenRows:
 
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray, np.ndarray, np.ndarray]
 """Tokens, lengths and random streams of some rows on the device, and their tokens, lengths and limits on the host, read-only."""
+
+
+def write(batch: Batch, tokens_BT: torch.Tensor) -> None:
+    """Write tokens after each row's last one, on the device."""
+    width = tokens_BT.shape[1]
+    if (even := batch.even) is None:
+        batch.tokens_BS.scatter_(1, batch.positions(0, width), tokens_BT)
+    else:
+        batch.tokens_BS[:, even : even + width] = tokens_BT
 
 
 def read_only(view: np.ndarray) -> np.ndarray:

@@ -1,0 +1,45 @@
+"""Forks: samples of a prompt that begin from a copy of the row of the sequence that has read it, their parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch, Sequence, State
+
+
+def parent_for(request: Request, live: Several[Sequence], late: bool) -> Sequence | None:
+    """Return the live sequence that a request begins from, one of the same prompt that reads or has read it; None: there is none.
+
+    Args:
+        request: it begins from another if it is not the first sample of its prompt.
+        live: the sequences that have rows.
+        late: whether a parent may have begun to decode, or have read tokens of its own; layers that keep a state have none of its
+            start by then.
+    """
+    if not request.sample:
+        return None
+    alike = (other for other in live if other.request.index == request.index and other.parent is None)
+    return next((other for other in alike if late or not (other.ready or other.token_ids)), None)
+
+
+def parent_to_copy(sequence: Sequence) -> Sequence | None:
+    """Return the parent whose row a fork is yet to copy; None: it is no fork, or has begun."""
+    return sequence.parent if sequence.state in (State.WAITING, State.STARTING) else None
+
+
+def begin_decoding(batch: Batch) -> None:
+    """Let sequences that have their first token decode; their parents' rows are no longer needed by them."""
+    for sequence in batch.sequences:
+        if sequence.state is State.STARTING and sequence.parent:
+            sequence.parent.forks -= 1
+        sequence.state = State.DECODING
+
+
+def rows_taken(live: Several[Sequence]) -> int:
+    """Return the number of rows in use: of live sequences, and of finished parents whose forks wait.
+
+    A live sequence counts before it has its row, too.
+    """
+    parents = {id(sequence.parent): sequence.parent for sequence in live if sequence.parent}
+    return len(live) + sum(parent.finished and not parent.gone for parent in parents.values())
