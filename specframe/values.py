@@ -7,10 +7,10 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specframe.errors import OptionError, literal
+from specframe.errors import OptionError, UnknownNameError, literal
 
 LARGEST_SEED = 2**64 - 1
 """Largest seed: that of torch.manual_seed. Random numbers are hashes of 64 bits."""
@@ -62,6 +62,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
+    if not isinstance(value, str) or value not in known:
+        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else literal(value), known)
+    return value
+
+
 def read_number(text: str, kind: type[int] | type[float]) -> float:
     """Return the number written in a text; raise :class:`ValueError` unless the text is in ASCII digits.
 
@@ -90,6 +97,14 @@ def entries(value: Any) -> list[Any] | None:
         return list(value)
     except TypeError:
         return None
+
+
+def list_of(name: str, value: Any, expected: str) -> list[Any]:
+    """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
+    held = None if isinstance(value, str | bytes | Mapping) else entries(value)
+    if held is None:
+        raise OptionError(f"{name}: expected {expected}, got {literal(value)}")
+    return held
 
 
 def bound(least: float, most: float, above: bool = False) -> str:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Rows
 from typing import Any
 
-from specframe.errors import OptionError, UnknownNameError, literal
+from specframe.errors import OptionError, literal
 from specframe.plugins.protocols import require_members
-from specframe.values import entries, number
-
-
-def one_of(name: str, value: Any, known: Rows[str]) -> str:
-    """Return ``value`` when it is one of ``known``; raise :class:`UnknownNameError` otherwise."""
-    if not isinstance(value, str) or value not in known:
-        raise UnknownNameError(f"value of {name}", value if isinstance(value, str) else literal(value), known)
-    return value
-
-
-def list_of(name: str, value: Any, expected: str) -> list[Any]:
-    """Return what a list holds; raise :class:`OptionError` for what is none, texts and mappings among it."""
-    held = None if isinstance(value, str | bytes | Mapping) else entries(value)
-    if held is None:
-        raise OptionError(f"{name}: expected {expected}, got {literal(value)}")
-    return held
+from specframe.values import list_of, number
 
 
 def observers(given: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import attrs
 
 from specframe.errors import OptionError
 from specframe.plugins.registry import Registry, registry
-from specframe.values import LARGEST_SEED, flag, whole
+from specframe.values import LARGEST_SEED, flag, one_of, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,9 +84,9 @@ class Recipe:
             seed=whole("seed", self.seed, 0, LARGEST_SEED),
             observers=arguments.observers(self.observers),
             check=flag("check", self.check),
-            graphs=arguments.one_of("graphs", self.graphs, GRAPHS),
-            layers=arguments.one_of("layers", self.layers, LAYERS),
-            generation_config=arguments.one_of("generation_config", settings, GENERATION_CONFIG),
+            graphs=one_of("graphs", self.graphs, GRAPHS),
+            layers=one_of("layers", self.layers, LAYERS),
+            generation_config=one_of("generation_config", settings, GENERATION_CONFIG),
             bitwise=flag("bitwise", self.bitwise),
         )._unshaped()
 
