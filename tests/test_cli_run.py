@@ -24,9 +24,10 @@ from click.testing import CliRunner, Result
 from specframe_testing import zoo
 
 import specframe
-from specframe.cli import cli
+from specframe.cli import cli, run_report
 from specframe.cli.display import FIGURES, Display
 from specframe.observe.counts import RunReport
+from specframe.plugins.registry import registry
 from specframe.text import prompts
 
 TEST_AND_RUN = """
@@ -111,6 +112,24 @@ def test_plain_decoding_is_told_in_words(pair: list[str]) -> None:
         told,
     )
     assert run(*pair, "", "--drafter", "none").stdout.splitlines()[-2] == "0 sequences, 0 tokens in 0.00 s"
+
+
+def test_worker_processes_are_offered_where_they_pay(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run of several batches in one process, on a CPU of several cores, ends with the option that begins workers."""
+    asked = "run the same with --executor workers,count=auto"
+    offer = f"several processes decode more tokens a second on the 2 cores of this CPU: {asked}"
+    batches = [*pair, "aaaa", "bb", "--batch-size", "1"]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert offer not in run(*batches).stdout
+    monkeypatch.setattr(run_report, "LONG_RUN", 0.0)
+    assert run(*batches).stdout.splitlines()[-1] == offer
+    assert offer not in run(*pair, "aaaa", "bb", "--batch-size", "2").stdout
+    assert offer not in run(*batches, "--quiet").stdout
+    with monkeypatch.context() as without:
+        without.setitem(registry().defaults, "worker processes", [])
+        assert offer not in run(*batches).stdout
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert offer not in run(*batches).stdout
 
 
 def test_built_in_prompts(pair: list[str]) -> None:

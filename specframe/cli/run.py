@@ -20,7 +20,7 @@ from specframe.cli.option_types import File, OneOf, Strategy, WholeNumber
 from specframe.cli.options import LIMIT, PROMPTS_FILE, names, pipeline_options
 from specframe.cli.ranks import Ranks, ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream
-from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict
+from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict, workers_offer
 from specframe.cli.sampling import Parameters, sampling_options, take_options
 from specframe.cli.signals import Screen
 from specframe.errors import OptionError, SpecframeWarning
@@ -236,12 +236,12 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
     combined = combination(run.pipe, options, run.greedy, run.inherited)
     outcome = Outcome(failed, attrs.evolve(run.pipe.report, errors=failed), combined)
     with screen.showing():
-        show(outcome, manner)
+        show(outcome, manner, run.pipe.recipe.executor)
     return outcome
 
 
-def show(outcome: Outcome, manner: DisplaySettings) -> None:
-    """Print the outcome of a run."""
+def show(outcome: Outcome, manner: DisplaySettings, executor: str) -> None:
+    """Print the outcome of a run that an executor of this name has decoded."""
     from specframe.cli.display import show_conditions, show_figures
 
     if manner.quiet or outcome.report is None:
@@ -251,7 +251,8 @@ def show(outcome: Outcome, manner: DisplaySettings) -> None:
 
         show_conditions("environment", environment({outcome.combination["device"]}), manner.err)
         show_figures(outcome.report.figures(), manner.err)
-    for line in (summary(outcome.report.figures()), verdict(outcome.combination)):
+    offer = workers_offer(outcome, executor)
+    for line in (summary(outcome.report.figures()), verdict(outcome.combination), *filter(None, [offer])):
         click.echo(line, err=manner.err)
 
 

@@ -38,6 +38,7 @@ PURPOSES: Mapping[str, str] = {
     "alignment": "alignment",
     "verifier": "verifier",
     "executor": "executor",
+    "worker processes": "executor",
     "plain decoding": "drafter",
     "draft model": "drafter",
     "draft model of another vocabulary": "drafter",
@@ -52,8 +53,8 @@ PURPOSES: Mapping[str, str] = {
     "target": "model",
 }
 """The purposes that plugins register defaults for, and the kind of the strategy, or "model". The default for "fixed draft length"
-has an option ``length``, and that for "prompt lookup" an option ``ngram``. That for "draft model of another vocabulary" drafts by
-way of text."""
+has an option ``length``, that for "prompt lookup" an option ``ngram``, that for "worker processes" an option ``count``. That for
+"draft model of another vocabulary" drafts by way of text."""
 
 
 @attrs.frozen

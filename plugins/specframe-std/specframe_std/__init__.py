@@ -265,6 +265,7 @@ def specframe_register_executors(register: Register) -> None:
 
 @hookimpl
 def specframe_register_defaults(register: RegisterDefaults) -> None:
+    register("worker processes", "workers")
     register("plain decoding", "none")
     register("draft model", "model")
     register("draft model of another vocabulary", "translated")

@@ -7,11 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import test_target_faults as nan
+from specframe_std.executors.workers import executor
 from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.executor import Workers
 from specframe_std.executors.workers.jobs import Job, report_of
@@ -319,13 +321,21 @@ class Mortal:
 
 
 class DyingProcesses:
-    """One worker that tells what it is made to tell; a None is its death."""
+    """Workers that tell what they are made to tell, the first one unless a message says which; a None is a death."""
 
-    def __init__(self, messages: list[Any]) -> None:
-        self.run, self.processes, self._messages = 1, [Mortal()], messages
+    def __init__(self, messages: list[Any], count: int = 1) -> None:
+        self.run, self.processes, self._messages, self._count = 1, [Mortal()], messages, count
 
     def begin(self, parts: Any) -> int:
         return 1
+
+    @property
+    def missing(self) -> int:
+        return self._count - len(self.processes)
+
+    def add(self) -> Mortal:
+        self.processes.append(Mortal())
+        return self.processes[-1]
 
     def open(self, *_: Any) -> None:
         pass
@@ -335,7 +345,8 @@ class DyingProcesses:
         return self.processes[0]
 
     def listen(self, timeout: float | None) -> tuple[Any, Any]:
-        return self.processes[0], self._messages.pop(0)
+        message = self._messages.pop(0)
+        return (self.processes[message[0]], message[1]) if isinstance(message, tuple) else (self.processes[0], message)
 
     def dismiss(self) -> None:
         self.run = 0
@@ -356,6 +367,67 @@ def test_deaths_that_a_request_is_blamed_for(between: list[Any], errors: int) ->
     failed = [sequence.error for report in reports if report for sequence in report.finished]
     assert failed == ["3 worker processes have died with this request, the last one by signal 9"] * errors
     assert engine.idle is bool(errors)
+
+
+def test_workers_are_begun_as_requests_come() -> None:
+    """There are no more workers than requests, and none has a request before it is ready."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    processes: Any = DyingProcesses([Ready(), *[told(0, [7])] * 3, (1, Ready()), told(0, [7])], count=2)
+    engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
+    assert engine.remote == 4
+    engine.add(Request(0, [1, 2, 3], 9))
+    engine.step()
+    assert len(processes.processes) == 1
+    for index in range(1, 6):
+        engine.add(Request(index, [1, 2, 3], 9))
+    engine.step()
+    first, second = processes.processes
+    assert second.sent == []
+    for _ in range(3):
+        engine.step()
+    dealt = [[ticket for one in worker.sent for ticket, _ in one.requests] for worker in (first, second)]
+    assert dealt == [[0, 1, 2], [3, 4, 5]]
+    assert len(processes.processes) == 2
+
+
+@pytest.mark.parametrize(("cores", "gigabytes", "count"), [(4, 100.0, 4), (4, 0.5, 1), (4, 2.9, 2), (1, 100.0, 1)])
+def test_the_number_of_workers_is_that_of_cores_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: float, count: int
+) -> None:
+    """As many workers as threads, or as four fifths of the memory available hold models and a process each, and one at least."""
+    pipe = harness.pipeline(TARGET, DRAFT)
+    monkeypatch.setattr(executor.torch, "get_num_threads", lambda: cores)
+    memory = SimpleNamespace(available=gigabytes * 2**30)
+    monkeypatch.setattr(executor.psutil, "virtual_memory", lambda: memory)
+    assert executor.most_workers(pipe.recipe, pipe.parts) == count
+
+
+def test_models_count_as_memory_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target and a draft of 1 GB each take 2 GB in every worker, beside its own."""
+    pipe = harness.pipeline(TARGET, DRAFT)
+    large = SimpleNamespace(parameters=lambda: [SimpleNamespace(nbytes=2**30)], buffers=lambda: [])
+    parts: Any = SimpleNamespace(target=large, draft=large)
+    monkeypatch.setattr(executor.torch, "get_num_threads", lambda: 9)
+    memory = SimpleNamespace(available=12 * 2**30)
+    monkeypatch.setattr(executor.psutil, "virtual_memory", lambda: memory)
+    assert executor.most_workers(pipe.recipe, parts) == 3
+
+
+def test_a_number_of_workers_that_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `count=auto` results are those of one process, and one prompt is decoded by one worker."""
+    monkeypatch.setattr(executor, "most_workers", lambda recipe, parts: 2)
+    left_open, before = Workers("auto"), workers()
+    pipe = harness.pipeline(TARGET, DRAFT, executor=left_open, batch_size=2, seed=4)
+    try:
+        for count, expected in ((1, 1), (len(PROMPTS), 2)):
+            found, alone = (
+                facts(one.generate(PROMPTS[:count], 14))
+                for one in (pipe, harness.pipeline(TARGET, DRAFT, batch_size=2, seed=4))
+            )
+            assert found == alone
+            assert len(multiprocessing.active_children()) == len(before) + expected
+    finally:
+        left_open.dismiss()
 
 
 def test_aborts_reach_the_worker_that_decodes_and_what_waits_is_never_dealt() -> None:

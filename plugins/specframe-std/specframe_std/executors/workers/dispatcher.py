@@ -96,7 +96,7 @@ class DispatchingEngine:
         try:
             self._run = processes.begin(parts)
             self._workers = [Assignment(process) for process in processes.processes]
-            self.remote = rows * len(self._workers)
+            self.remote = rows * (len(self._workers) + processes.missing)
             for worker in self._workers:
                 processes.open(worker.process, recipe, parts)
             while not all(worker.ready for worker in self._workers):
@@ -154,6 +154,7 @@ class DispatchingEngine:
         if self.idle:
             return None
         report = None
+        self._add_workers()
         try:
             with self._watch.stage(REMOTE):
                 report = self._dispatch() or self._listen(self._patience())
@@ -163,6 +164,12 @@ class DispatchingEngine:
                 raise
             self._late = error  # what has ended is reported first
         return report
+
+    def _add_workers(self) -> None:
+        """Begin workers that have not been begun, as long as there are more requests than workers."""
+        while self._processes.missing and len(self._workers) < len(self._jobs):
+            self._workers.append(Assignment(self._processes.add()))
+            self._processes.open(self._workers[-1].process, self._recipe, self._parts)
 
     def _tell(self, report: RoundReport | None) -> None:
         """Tell the observers of the round of a worker, if one has come, and of its report."""
@@ -225,7 +232,8 @@ class DispatchingEngine:
     def _next_request(self) -> tuple[Assignment, Job] | None:
         """Take the next request out of the queue, with the worker that is to have it; None: none may be given now."""
         workers = sorted(
-            (worker for worker in self._workers if not worker.reserved), key=lambda worker: len(worker.jobs)
+            (worker for worker in self._workers if worker.ready and not worker.reserved),
+            key=lambda worker: len(worker.jobs),
         )
         if workers and self._queue.alone:
             least = workers.pop(0)  # it is given nothing until it has nothing

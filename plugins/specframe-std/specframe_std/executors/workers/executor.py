@@ -1,4 +1,8 @@
-"""The executor ``workers``: worker processes of this machine, with models of their own."""
+"""The executor ``workers``: worker processes of this machine, with models of their own.
+
+The number of workers "auto" follows from the machine's cores, or GPUs, and from its memory; and no more begin than there are
+requests to decode.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from collections.abc import Sequence as Rows
 from typing import Any
 
 import attrs
+import psutil
+import torch
 
 from specframe.contracts.engine import Clock, Engine, Value
 from specframe.contracts.roles import Observer
@@ -19,18 +25,26 @@ from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.messages import packed_recipe
 from specframe_std.executors.workers.processes import WorkerProcesses
 
+AUTO = "auto"
+"""The number of workers that is left open."""
+BESIDE_MODELS = 2**30
+"""Bytes that a worker takes beside its models: Python with torch and transformers takes 0.5 GB, and caches take the rest."""
+SHARE = 0.8
+"""Share of the memory available that workers may take: other programs need some, and what a forward computes is not foreseen."""
+
 
 class Workers:
     """Decodes in worker processes of this machine, each with models of its own.
 
     Options:
-        count: number of processes, each on a GPU of its own where there are several.
+        count: number of processes, each on a GPU of its own where there are several; "auto": as many as there are requests, and no
+            more than GPUs, or than cores and memory suffice for.
     """
 
     offers = frozenset({"remote"})
 
-    def __init__(self, count: int = 2) -> None:
-        self.count = whole("count", count, 1)
+    def __init__(self, count: int | str = 2) -> None:
+        self.count = count if count == AUTO else whole(f"count other than {AUTO!r}", count, 1)
         self._processes: WorkerProcesses | None = None
 
     def home(self, recipe: Recipe) -> Recipe:
@@ -52,7 +66,9 @@ class Workers:
         Raises:
             OptionError: the workers are still at another run.
         """
-        self._processes = self._processes or WorkerProcesses(self.count)
+        if self._processes is None:
+            count = most_workers(recipe, parts) if self.count == AUTO else int(self.count)
+            self._processes = WorkerProcesses(count, as_needed=self.count == AUTO)
         if self._processes.run:
             raise OptionError(
                 "executor workers: expected workers that are free, got some at another run: finish that, or take another executor"
@@ -67,3 +83,19 @@ class Workers:
     def agree(self, value: Value) -> Value:
         """Return the value itself: every row is decoded by one process."""
         return value
+
+
+def most_workers(recipe: Recipe, parts: Parts) -> int:
+    """Return the number of workers that pays on this machine, at least 1: its GPUs, or as many as cores and memory suffice for.
+
+    Args:
+        recipe: the options of the run; a device with its number is one device.
+        parts: the models, as this process has them.
+    """
+    device = loading.pick_device(recipe.device)
+    if device.type != "cpu":
+        return 1 if device.index is not None else torch.accelerator.device_count()
+    models = [model for model in (parts.target, parts.draft) if model is not None]
+    size = sum(tensor.nbytes for model in models for tensor in (*model.parameters(), *model.buffers()))
+    room = int(SHARE * psutil.virtual_memory().available) // (size + BESIDE_MODELS)
+    return max(1, min(torch.get_num_threads(), room))

@@ -69,10 +69,11 @@ class WorkerProcesses:
 
     Args:
         count: number of workers.
+        as_needed: whether a run begins with one, or those there are, and others follow by :meth:`add`.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, as_needed: bool = False) -> None:
+        self._count, self._first = count, 1 if as_needed else count
         self.processes: list[WorkerProcess] = []
         self.run = 0
         """Number of the run that the workers are at; 0: none."""
@@ -83,14 +84,24 @@ class WorkerProcesses:
         self._over = weakref.finalize(self, end_processes, self.processes)
 
     def begin(self, parts: Parts) -> int:
-        """Have all workers up for a run with these parts, and return the run's number."""
+        """Have the workers up that a run with these parts begins with, and return the run's number."""
         if self._parts is None or self._parts() is not parts:
             self._parts, self._recipes = weakref.ref(parts), self._recipes + 1
-        while len(self.processes) < self._count:
-            self.processes.append(start_process(len(self.processes), self._count))
+        while len(self.processes) < self._first:
+            self.add()
         self._runs += 1
         self.run = self._runs
         return self.run
+
+    @property
+    def missing(self) -> int:
+        """Number of workers that have not been begun."""
+        return self._count - len(self.processes)
+
+    def add(self) -> WorkerProcess:
+        """Begin another worker."""
+        self.processes.append(start_process(len(self.processes), self._count))
+        return self.processes[-1]
 
     def open(self, process: WorkerProcess, recipe: Recipe, parts: Parts) -> None:
         """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
