@@ -11,11 +11,12 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe_std.alignments.ragged import Ragged
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.kv.dynamic import Dynamic
+from specframe_std.policies.fixed import FixedLength
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget
 from specframe.drop_in.pipeline_cache import check
-from specframe.errors import CompositionError, OptionError, UnknownNameError
+from specframe.errors import CompositionError, OptionError, PluginError, UnknownNameError
 from specframe.plugins.compose import Composition, able, compose, draft_length_policy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
@@ -246,3 +247,22 @@ def test_a_run_that_samples_keeps_its_draft_length() -> None:
     prompts, how = harness.random_prompts([3, 9, 5], zoo.VOCABULARY), Sampling(temperature=0.9)
     once, again = ([result.token_ids for result in pipe.generate(prompts, 12, sampling=how)] for _ in range(2))
     assert once == again
+
+
+@pytest.mark.parametrize(("role", "kind"), [("kv", "KV backend"), ("scheduler", "scheduler")])
+def test_an_alignment_whose_own_strategy_is_not_installed(role: str, kind: str) -> None:
+    """An alignment may ask for a KV backend or a scheduler of another plugin; where that is missing, both are named."""
+    wishing = Ragged()
+    setattr(wishing, role, "elsewhere")
+    with pytest.raises(
+        PluginError, match=rf"^alignment 'ragged' asks for a {kind} that is not installed: .*'elsewhere'"
+    ):
+        composed(align=wishing)
+
+
+def test_a_policy_with_a_maximum_below_0() -> None:
+    """A policy's maximum is what caches and graphs are made for."""
+    negative = FixedLength(3)
+    negative.maximum = Budget(-1, -1)
+    with pytest.raises(PluginError, match=r"^draft-length policy 'fixed': expected a maximum of at least 0, got -1$"):
+        draft_length_policy(registry(), negative)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from specframe_heads.blocks.block_drafter import DSpark
+from specframe_heads.blocks.formats import evenly
 from specframe_heads.blocks.markov import confident, scheduled
 from specframe_heads.blocks.net import sight
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.recognised import drafter_of, format_of
 from specframe_heads.target import Target
+from specframe_heads.vocabulary import DraftVocabulary
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks as block_heads
 from torch import nn
@@ -331,3 +333,32 @@ def test_drafts_are_at_most_as_long_as_the_block(tmp_path: Path) -> None:
         feeds = harness.Feeds()
         harness.check(harness.pipeline(target, folder, draft_length=9, observers=[feeds]), asked)
         assert max(round.report.draft.depth for round in feeds.rounds) == longest
+
+
+@pytest.mark.parametrize(
+    ("targets", "layers", "ids"),
+    [(36, 5, (1, 9, 17, 25, 33)), (28, 1, (14,)), (28, 3, (1, 13, 25)), (48, 5, (1, 12, 23, 34, 45))],
+)
+def test_ids_that_a_dflash_file_leaves_out(targets: int, layers: int, ids: tuple[int, ...]) -> None:
+    """z-lab's default: as many layers as the head has, evenly from the second to the third before the last; one is the middle."""
+    assert evenly(targets, layers) == ids
+
+
+def test_vocabularies_without_a_mapping() -> None:
+    """Logits for padding are cut, those that lack for the target's padding are minus infinity, and fewer tokens need a mapping."""
+    logits = torch.arange(6.0)
+    assert DraftVocabulary.of("a head", 6, 6, 4, None).full(logits).tolist() == [0, 1, 2, 3]
+    assert DraftVocabulary.of("a head", 6, 6, 8, None).full(logits).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        -torch.inf,
+        -torch.inf,
+    ]
+    with pytest.raises(
+        SpecframeError, match=r"^a head has logits for 5 of 6 tokens and no mapping: expected a tensor d2t"
+    ):
+        DraftVocabulary.of("a head", 5, 6, 6, None)
