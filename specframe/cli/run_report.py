@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 
-LONG_RUN = 20.0
-"""Seconds of a run from which worker processes pay on a CPU: to begin one takes 5 s, and two decode 1.4 times the tokens of one."""
+LONG_RUN = 60.0
+"""Seconds of a run from which worker processes pay on a CPU: to begin two takes 10 to 20 s, and they decode 1.2 to 1.8 times the
+tokens of one process with as many threads."""
 
 
 @attrs.frozen
