@@ -13,13 +13,13 @@ import attrs
 from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, Request, Result
 from specframe.contracts.roles import Drafter, Observer
-from specframe.engine.chunks import Chunks
 from specframe.engine.encoding import Prompt, as_list
 from specframe.engine.guards.roles import guard
 from specframe.engine.parts import Parts, check_strategies, parts_of
 from specframe.engine.request_stream import RequestStream, rounds
 from specframe.engine.requests import Asked, Requests
 from specframe.engine.results import Results, in_order
+from specframe.engine.stream_chunks import Chunks
 from specframe.errors import OptionError, literal
 from specframe.models.loading import pick_device
 from specframe.observe.counts import RunReport
@@ -28,7 +28,7 @@ from specframe.plugins.recipe import DEFAULTS, MAX_NEW_TOKENS, Recipe
 from specframe.plugins.registry import registry
 from specframe.text.chat import as_chat, require_template
 from specframe.text.sampling import Sampling
-from specframe.values import flag, whole
+from specframe.value_checks import flag, whole
 
 if TYPE_CHECKING:
     import torch

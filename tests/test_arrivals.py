@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from specframe_lab.arrivals import arrival_times, poisson
+from specframe_lab.comparison.comparison_observers import Waits
 from specframe_lab.comparison.figures import percentiles
-from specframe_lab.comparison.gauges import Waits
 from specframe_testing import harness
 from specframe_testing.fakes import always_right, fake_draft, fake_target
 

@@ -17,7 +17,7 @@ from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.engine.guards.roles import guard
-from specframe.engine.local import Local
+from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.engine.results import Results
 from specframe.errors import ContractError, PromptError

@@ -189,7 +189,7 @@ def test_faults_of_an_executor_are_one_sentence(executor: Any, told: str) -> Non
 def test_the_executor_of_this_process_comes_through_the_hook() -> None:
     """It is registered by the core for every process, as a reference that is imported when it is used."""
     entry = registry().entry("executor", "local")
-    assert (entry.distribution, entry.reference) == (OWN, "specframe.engine.local:Local")
+    assert (entry.distribution, entry.reference) == (OWN, "specframe.engine.local_executor:Local")
 
 
 def test_the_command_line_knows_executors() -> None:

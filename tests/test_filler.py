@@ -10,7 +10,7 @@ from specframe_std.drafters.prompt_lookup import PromptLookup
 from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Block, Budget
-from specframe.observe.filler import Filler
+from specframe.observe.filler_counts import Filler
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
 

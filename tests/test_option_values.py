@@ -26,7 +26,7 @@ from specframe.forward.graphs import RECORDINGS
 from specframe.models import loading as models
 from specframe.plugins.entries import ROLES
 from specframe.plugins.registry import Registry, offer, parse_specification, registry
-from specframe.values import LARGEST_SEED, bound, check_annotated, number, whole
+from specframe.value_checks import LARGEST_SEED, bound, check_annotated, number, whole
 
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {

@@ -7,7 +7,7 @@ import torch
 from specframe_testing import fakes, harness, zoo
 
 from specframe.plugins.registry import registry
-from specframe.rows import Moves
+from specframe.row_map import Moves
 from specframe.text.sampling import Sampling
 
 TARGET = fakes.fake_target()

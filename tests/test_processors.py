@@ -19,9 +19,9 @@ from specframe.contracts.requests import Plan, Request
 from specframe.contracts.round import Batch
 from specframe.contracts.round import Sequence as Row
 from specframe.text import processors
-from specframe.text.formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.generation import Settings
 from specframe.text.prefixes import paths
+from specframe.text.processor_formulas import FORMULAS, PresencePenalty, Reads, kind_of, plan_of
 from specframe.text.sampling import shape
 
 VOCABULARY, LENGTHS, NODES = 23, (9, 2, 14, 1, 9, 6), 5
@@ -327,7 +327,7 @@ def test_tokens_of_mixed_requests(name: str, drafter: str, monkeypatch: pytest.M
         return [result.token_ids for result in pipe.generate(prompts, 12, sampling=asked)]
 
     together = ids()
-    monkeypatch.setattr("specframe.text.formulas.FORMULAS", {})
+    monkeypatch.setattr("specframe.text.processor_formulas.FORMULAS", {})
     assert kind_of(hf.TemperatureLogitsWarper(0.5)) is None
     assert ids() == together
 

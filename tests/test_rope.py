@@ -18,7 +18,7 @@ from specframe.contracts.requests import Request
 from specframe.engine import rotary_groups
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
-from specframe.engine.local import Local
+from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.errors import SpecframeWarning
 from specframe.plugins.recipe import Recipe

@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence, State
-from specframe.rows import Moves, RowMap
+from specframe.row_map import Moves, RowMap
 
 ROWS = 6
 

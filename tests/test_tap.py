@@ -12,7 +12,7 @@ from specframe_testing import fakes, harness
 from specframe.contracts.drafts import Draft, Transfer, Verdict
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.probes.ledger import Ledger
+from specframe.probes.cache_checks import Ledger
 from specframe.probes.tap import Listener, Tap, TappedAlignment, listeners
 
 EVENTS = [name for name in vars(Listener) if not name.startswith("_")]

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from specframe import Pipeline, Sampling
 from specframe.errors import SpecframeWarning
-from specframe.text.trial import State, copy_of, unfit
+from specframe.text.processor_trial import State, copy_of, unfit
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10], [5, 6, 11]])
 

@@ -12,7 +12,7 @@ from specframe_std.acceptance.greedy import Greedy
 from specframe.engine.guards.roles import guard
 from specframe.engine.guards.storage import GuardedLayout
 from specframe.probes.tap import Listener, Tap
-from specframe.values import Wrapper, unwrap_guards
+from specframe.value_checks import Wrapper, unwrap_guards
 
 AROUND: dict[str, Any] = {
     "guard": lambda: guard("acceptance rule", Greedy()),

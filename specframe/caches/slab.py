@@ -9,7 +9,7 @@ import torch
 
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
-from specframe.rows import RowMap, by_device
+from specframe.row_map import RowMap, by_device
 
 
 class Slab:

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from specframe.devices import names
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal
 from specframe.plugins.recipe import PLAIN
-from specframe.values import a_number, bound, number_within, read_number, whole_within
+from specframe.value_checks import a_number, bound, number_within, read_number, whole_within
 
 CONFIG = "specframe.config"
 """Key of the configuration file's path in a context's ``meta``."""

@@ -15,7 +15,7 @@ from specframe.cli.option_types import Device, DraftLength, File, Kind, LoadOpti
 from specframe.errors import OptionError, PluginError
 from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
 from specframe.plugins.registry import registry
-from specframe.values import LARGEST_SEED
+from specframe.value_checks import LARGEST_SEED
 
 SHORT = {"--output": "-o", "--limit": "-n", "--batch-size": "-b", "--quiet": "-q", "--verbose": "-v"}
 """Options that have a short form, the same in every command."""

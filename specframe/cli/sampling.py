@@ -14,7 +14,7 @@ from specframe.cli.option_types import Number, Text
 from specframe.cli.options import refuse_idle, whole, with_options
 from specframe.errors import SpecframeError, SpecframeWarning
 from specframe.text.prompts import Prompt
-from specframe.values import MOST_SAMPLES
+from specframe.value_checks import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from specframe.text.sampling import Sampling

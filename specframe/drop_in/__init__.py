@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specframe.drop_in.call import Call
+from specframe.drop_in.call_rows import requests_of
 from specframe.drop_in.outputs import StepOutputs, output
 from specframe.drop_in.pipeline_cache import Kept, check
-from specframe.drop_in.plain import decode_plainly, obstacles
-from specframe.drop_in.rows import requests_of
 from specframe.drop_in.streams import Sink, sink_of
+from specframe.drop_in.undrafted_calls import decode_plainly, obstacles
 from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.pipeline import Pipeline
 from specframe.plugins.recipe import DEFAULTS

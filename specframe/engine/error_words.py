@@ -11,7 +11,7 @@ import torch
 from specframe.errors import literal, sentence
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 
 
 def strategy_name(kind: str, strategy: Any) -> str:

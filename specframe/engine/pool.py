@@ -17,7 +17,7 @@ from specframe.contracts.round import Batch, Sequence, State
 from specframe.engine.arrivals import HandClock
 from specframe.engine.error_words import strategy_name
 from specframe.engine.forks import begin_decoding, parent_for, parent_to_copy, rows_taken
-from specframe.engine.gains import gains
+from specframe.engine.round_gains import gains
 from specframe.engine.token_rows import TokenRows
 from specframe.engine.waiting_queue import Key, Queue
 from specframe.errors import ModelError

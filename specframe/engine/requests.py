@@ -18,10 +18,10 @@ from specframe.plugins.compose import able
 from specframe.plugins.recipe import MAX_NEW_TOKENS, Recipe, is_auto
 from specframe.plugins.registry import registry
 from specframe.text.generation import Settings, not_done, of_checkpoint
+from specframe.text.processor_trial import warn_of_unfit
 from specframe.text.sampling import Sampling
 from specframe.text.stopping import Criteria, StopStrings
-from specframe.text.trial import warn_of_unfit
-from specframe.values import entries, flag, whole
+from specframe.value_checks import entries, flag, whole
 
 Samplings = Sampling | Iterable[Sampling] | None
 """Sampling parameters of all prompts, or one for each; None: those of the generation config."""

@@ -11,7 +11,7 @@ import torch
 from specframe.contracts.drafts import Verdict
 from specframe.contracts.round import Batch, Sequence
 from specframe.devices.kinds import on_device
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 
 
 class TokenRows:

@@ -35,7 +35,7 @@ class CurrentForward:
     attends: Attend | None = None
     """The attention that takes the place of the mask tensor; None: there is a mask."""
     cache: Any = None
-    """The :class:`specframe.forward.views.StoreCache` around the KV store."""
+    """The :class:`specframe.forward.cache_views.StoreCache` around the KV store."""
     forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)
     """The functions called in the place of modules' own ``forward``."""
     unpadded: Any = None

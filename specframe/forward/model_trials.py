@@ -21,7 +21,7 @@ from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.trial_stores import Reordered, Scratch, narrow_window, uneven_placement
 from specframe.forward.unpadded import Unpadded
 from specframe.models.precision import eps
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 
 PROBED_PAGE = 16
 """Slots of a page when a backend is tried that reads nothing else."""

@@ -10,7 +10,7 @@ import torch
 from specframe.contracts.cache import KVBackend, KVShape, KVStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import StateStore
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 
 
 @attrs.frozen(eq=False)

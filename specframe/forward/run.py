@@ -22,7 +22,7 @@ from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
 from specframe.forward.open_stores import OpenStore, Stores
 from specframe.forward.states import RowStates
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 
 
 class Sessions:

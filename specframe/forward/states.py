@@ -25,7 +25,7 @@ from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
 from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
-from specframe.rows import Moves, RowMap
+from specframe.row_map import Moves, RowMap
 
 Result = TypeVar("Result")
 

@@ -17,12 +17,12 @@ from specframe.contracts.cache import Placement
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
+from specframe.forward.cache_views import StoreCache, Unwritten
 from specframe.forward.current_forward import CurrentForward, by_interface, own_value, running, shared_config
 from specframe.forward.hidden import Forwards
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
 from specframe.forward.unpadded import Unpadded
-from specframe.forward.views import StoreCache, Unwritten
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
+from specframe.forward.cache_views import in_pages
 from specframe.forward.current_forward import exclusive_config
-from specframe.forward.views import in_pages
 
 
 class Reordered:

@@ -11,7 +11,7 @@ import torch
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import SequenceMetrics
 from specframe.devices import kinds
-from specframe.observe.filler import Filler
+from specframe.observe.filler_counts import Filler
 from specframe.observe.stopwatch import Stopwatch
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from specframe.errors import OptionError, literal
 from specframe.plugins.protocols import require_members
-from specframe.values import list_of, number
+from specframe.value_checks import list_of, number
 
 
 def observers(given: Any) -> list[Any]:

@@ -10,7 +10,7 @@ def specframe_register_executors(register: Register) -> None:
     """Offer the executor of this process."""
     register(
         "local",
-        "specframe.engine.local:Local",
+        "specframe.engine.local_executor:Local",
         summary="Decodes in this process.",
     )
 

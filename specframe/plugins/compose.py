@@ -14,7 +14,7 @@ from specframe.errors import CompositionError, OptionError, PluginError, Unknown
 from specframe.plugins.entries import Entry
 from specframe.plugins.recipe import PLAIN, Recipe, is_auto, own_budget
 from specframe.plugins.registry import Registry, parse_specification
-from specframe.values import of_type, unwrap_guards
+from specframe.value_checks import of_type, unwrap_guards
 
 if TYPE_CHECKING:
     from specframe.contracts.attention import AttentionBackend

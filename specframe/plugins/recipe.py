@@ -14,7 +14,7 @@ import attrs
 
 from specframe.errors import OptionError
 from specframe.plugins.registry import Registry, registry
-from specframe.values import LARGEST_SEED, flag, one_of, whole
+from specframe.value_checks import LARGEST_SEED, flag, one_of, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -28,7 +28,7 @@ from specframe.errors import (
 from specframe.plugins import builtin, hookspecs, missing_packages, versions
 from specframe.plugins.entries import OTHERS, PURPOSES, ROLES, Default, Entry, ModelAlias, the_one
 from specframe.plugins.traits import REQUIRED, declare
-from specframe.values import check_annotated, parse_value, unwrap_guards
+from specframe.value_checks import check_annotated, parse_value, unwrap_guards
 
 GROUP = OWN = "specframe"
 """The group of entry points, and the distribution whose own plugin is always loaded."""

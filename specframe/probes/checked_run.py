@@ -14,8 +14,8 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
-from specframe.probes.accounts import Accounts
-from specframe.probes.ledger import Ledger, ViewLedger
+from specframe.probes.cache_checks import Ledger, ViewLedger
+from specframe.probes.sequence_records import Accounts
 from specframe.probes.tap import tapped_layout
 
 

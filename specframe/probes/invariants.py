@@ -11,7 +11,8 @@ row        a row's tokens, keys and values are those of its own sequence
 =========  ==========================================================================================
 
 The strategies themselves run unchanged: :class:`Checks` listens to a tap around the acceptance rule and the alignment
-(:mod:`specframe.probes.tap`), hands the run models that check what is fed (:mod:`specframe.probes.ledger`), and watches the rounds.
+(:mod:`specframe.probes.tap`), hands the run models that check what is fed (:mod:`specframe.probes.cache_checks`), and watches the
+rounds.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from specframe.contracts.round import Batch, Sequence
 from specframe.forward.run import Run
 from specframe.observe.watch import Watcher
 from specframe.plugins.compose import Composition
-from specframe.probes.accounts import Accounts
 from specframe.probes.checked_run import CheckedRun
+from specframe.probes.sequence_records import Accounts
 from specframe.probes.tap import Listener, Tap, TappedAlignment
 
 

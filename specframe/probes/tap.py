@@ -17,7 +17,7 @@ from specframe.contracts.drafts import Block, Draft, Scores, Transfer, Verdict
 from specframe.contracts.roles import Alignment
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import MakesLayout, Run
-from specframe.values import Wrapper
+from specframe.value_checks import Wrapper
 
 
 class Listener:

@@ -16,7 +16,7 @@ from transformers import generation as hf
 
 from specframe.contracts.requests import Plan
 from specframe.errors import OptionError, literal, sentence
-from specframe.text.formulas import PresencePenalty, plan_of
+from specframe.text.processor_formulas import PresencePenalty, plan_of
 from specframe.text.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 
 from specframe.contracts.requests import Kind, Plan
 from specframe.devices.kinds import constant
-from specframe.text.formulas import FORMULAS, Formula, Reads
 from specframe.text.prefixes import Prefixes
+from specframe.text.processor_formulas import FORMULAS, Formula, Reads
 
 MOST_SHOWN = 2**22
 """Token ids that one call is shown at most; what goes beyond takes further calls."""

@@ -19,7 +19,7 @@ from specframe.errors import OptionError, UnknownNameError, literal
 from specframe.text.constraints import constrain
 from specframe.text.prefixes import Prefixes
 from specframe.text.processors import process
-from specframe.values import MOST_SAMPLES, flag, number, whole, whole_within
+from specframe.value_checks import MOST_SAMPLES, flag, number, whole, whole_within
 
 COUNT = functools.partial(whole, least=1)
 SHARE = functools.partial(number, least=0, most=1, above=True)

@@ -12,7 +12,7 @@ from specframe.trees import growth
 from specframe.trees.children import by_rule
 from specframe.trees.growth import Grown, Run
 from specframe.trees.shapes import MOST_NODES, Shape
-from specframe.values import whole
+from specframe.value_checks import whole
 
 KINDS = ("chain", "static", "dynamic")
 DEPTH, NODES = 5, 16

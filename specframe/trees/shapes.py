@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from specframe.errors import OptionError, literal
-from specframe.values import whole_within
+from specframe.value_checks import whole_within
 
 Ranks = tuple[int, ...]
 

@@ -20,7 +20,7 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 
 GROWTH = 8
 """Features per row by which the buffer grows: it is made anew once in so many rounds without a draft, not in each."""

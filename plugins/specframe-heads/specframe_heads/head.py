@@ -23,7 +23,7 @@ from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
 from specframe.trees.growth import Frontier
 from specframe.trees.options import Trees
-from specframe.values import whole
+from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Features, Piece, Waiting
 from specframe_heads.formats.format import Format

@@ -19,8 +19,8 @@ from specframe_heads.training import clover2, eagle3, loop
 from specframe_heads.training.continuations import Text, texts
 from specframe_heads.training.kinds import LEARNERS, learner, require
 from specframe_heads.training.learner import frequent, mean
-from specframe_heads.training.lessons import Lesson, Reader, drawn
 from specframe_heads.training.optimizers import WARM, Optimizers
+from specframe_heads.training.training_batches import Lesson, Reader, drawn
 from specframe_testing import harness, zoo
 from specframe_tiny import train_heads
 

@@ -8,7 +8,7 @@ from typing import Any
 from specframe.engine.arrivals import checked_arrivals
 from specframe.errors import OptionError
 from specframe.plugins.registry import parse_specification
-from specframe.values import read_number
+from specframe.value_checks import read_number
 from specframe_lab.serving.gaps import LEAST_RATE, Process
 from specframe_lab.serving.traces import moments
 

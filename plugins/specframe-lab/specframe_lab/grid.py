@@ -102,7 +102,7 @@ def check_cell(cell: Cell) -> None:
     from specframe.plugins.compose import compose
     from specframe.plugins.recipe import Recipe
     from specframe.plugins.registry import registry
-    from specframe.values import whole
+    from specframe.value_checks import whole
 
     recipe = Recipe(**cell)
     target, drafter, draft_model = choose(recipe.target, recipe.drafter)

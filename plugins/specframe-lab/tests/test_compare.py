@@ -18,9 +18,9 @@ from specframe_lab import grid_models
 from specframe_lab.commands.dry_run import duration
 from specframe_lab.comparison import compare as comparing
 from specframe_lab.comparison.compare import Settings, compare, steps
+from specframe_lab.comparison.comparison_observers import Branches, Positions
 from specframe_lab.comparison.figures import bitwise_price, equality
 from specframe_lab.comparison.forecast import Forecast, forecast
-from specframe_lab.comparison.gauges import Branches, Positions
 from specframe_lab.comparison.results import ABOUT, RESULTS, Comparison
 from specframe_lab.comparison.schemes import brief_names, cases
 from specframe_lab.grid import checked, expand

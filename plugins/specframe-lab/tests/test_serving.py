@@ -18,7 +18,7 @@ from specframe_lab.serving.service import BOTH_GROUPS, Service
 from specframe_testing import harness
 from specframe_testing.fakes import always_right, fake_draft, fake_target
 
-from specframe.engine.local import Local
+from specframe.engine.local_executor import Local
 from specframe.errors import OptionError
 
 PAIR = [[1, 2], [3, 4]]

@@ -11,7 +11,7 @@ import attrs
 from specframe.contracts.engine import Value
 from specframe.errors import OptionError, SpecframeError, literal
 from specframe.files import Output, claim_folder
-from specframe.values import number, whole
+from specframe.value_checks import number, whole
 
 if TYPE_CHECKING:
     from specframe.contracts.job import Job

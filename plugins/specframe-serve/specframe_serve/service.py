@@ -16,9 +16,9 @@ from specframe import Pipeline
 from specframe.contracts.engine import Engine
 from specframe.contracts.requests import Chunk, FinishReason, Request, Result, SequenceMetrics
 from specframe.contracts.roles import Observer
-from specframe.engine.chunks import Chunks
 from specframe.engine.encoding import Prompt
 from specframe.engine.results import Results
+from specframe.engine.stream_chunks import Chunks
 from specframe.errors import sentence
 from specframe.text.sampling import Sampling
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import KVShape, KVView, Paged, Placement
 from specframe.contracts.round import Sequence
-from specframe.forward.views import gather_slots
+from specframe.forward.cache_views import gather_slots
 
 
 class Pages:

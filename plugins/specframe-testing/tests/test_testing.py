@@ -12,7 +12,7 @@ from specframe.contracts.drafts import Budget, Draft, Scores, Transfer, Verdict
 from specframe.contracts.round import Kept
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 
 pytest_plugins = ["pytester"]
 

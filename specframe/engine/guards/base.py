@@ -20,7 +20,7 @@ from specframe.engine.guards.calls import RUNNING, passes
 from specframe.engine.guards.numbers import Fault
 from specframe.errors import ContractError
 from specframe.observe.watch import Stage, Watch
-from specframe.values import Wrapper
+from specframe.value_checks import Wrapper
 
 
 class Guard(Wrapper):

@@ -17,7 +17,7 @@ from specframe.contracts.states import StateStore
 from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
-from specframe.values import Wrapper
+from specframe.value_checks import Wrapper
 
 
 class GuardedAlignment(Guard):

@@ -12,7 +12,7 @@ from specframe.contracts.attention import Asked, AttentionBackend, AttentionFact
 from specframe.contracts.cache import KVShape, Placement
 from specframe.errors import ModelError
 from specframe.forward.current_forward import own_value
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 
 PREFILL_TOKENS = 4096
 """Prompt tokens read in one forward pass, over all rows, at most."""

@@ -18,7 +18,7 @@ from specframe.text.prompts import tables
 from specframe.text.prompts.entries import KEYS, from_entry, load
 from specframe.text.prompts.lazy import GZIP, Prompts, Text
 from specframe.text.prompts.prompt import Prompt, checked_prompt
-from specframe.values import parse_value
+from specframe.value_checks import parse_value
 
 Reader = Callable[[Text, str, int | None], Prompts]
 """Returns the prompts of a text, of the source of that name, the first so many."""

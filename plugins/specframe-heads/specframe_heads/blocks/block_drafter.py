@@ -13,7 +13,7 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError
-from specframe.values import number
+from specframe.value_checks import number
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.cache import HeadCache
 from specframe_heads.blocks.choosing import chain

@@ -20,7 +20,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.contracts.states import StateLayer
-from specframe.forward.views import gather_slots
+from specframe.forward.cache_views import gather_slots
 from specframe_heads.blocks.net import Write
 
 

@@ -23,7 +23,7 @@ from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer
 from specframe.models.vocabulary import check_vocabularies
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 from specframe_heads.blocks.choosing import chain
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format

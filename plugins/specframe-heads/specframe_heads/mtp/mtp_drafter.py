@@ -21,8 +21,8 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
-from specframe.rows import RowMap
-from specframe.values import whole
+from specframe.row_map import RowMap
+from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Piece, Waiting
 from specframe_heads.formats.format import Format

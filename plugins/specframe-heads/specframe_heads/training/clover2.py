@@ -14,7 +14,7 @@ from specframe_heads.stepwise.head import StepHead
 from specframe_heads.stepwise.layers import Layers, sizes
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean, soft_cross_entropy
-from specframe_heads.training.lessons import Lesson
+from specframe_heads.training.training_batches import Lesson
 from specframe_heads.vocabulary import DraftVocabulary
 
 DECAY, FEATURES = 0.7, 10.0

@@ -20,7 +20,7 @@ from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
-from specframe_heads.training.lessons import Lesson
+from specframe_heads.training.training_batches import Lesson
 
 TRAINED = Reach(sliding_causal=True, from_anchor=True)
 """What blocks see in the format in which heads are written."""

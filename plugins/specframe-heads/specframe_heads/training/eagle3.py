@@ -21,7 +21,7 @@ from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, soft_cross_entropy
-from specframe_heads.training.lessons import Lesson
+from specframe_heads.training.training_batches import Lesson
 
 DECAY = 0.8
 """The weight of each step, times that of the step before: the authors'."""

@@ -12,7 +12,7 @@ import torch
 
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import Text
-from specframe_heads.training.lessons import Lesson
+from specframe_heads.training.training_batches import Lesson
 
 WRITTEN = torch.bfloat16
 """The precision of written heads, that of the published ones."""

@@ -10,8 +10,8 @@ import torch
 
 from specframe_heads.training.continuations import Text
 from specframe_heads.training.learner import Learner
-from specframe_heads.training.lessons import Reader, drawn
 from specframe_heads.training.optimizers import Optimizers
+from specframe_heads.training.training_batches import Reader, drawn
 
 CHECKPOINT = "checkpoint.pt"
 """The file with all that a training needs to go on."""

@@ -12,7 +12,7 @@ from specframe_heads.stepwise.head import StepHead
 from specframe_heads.stepwise.medusa import Medusa
 from specframe_heads.target import Target
 from specframe_heads.training.learner import WRITTEN, Learner, mean
-from specframe_heads.training.lessons import Lesson
+from specframe_heads.training.training_batches import Lesson
 from specframe_heads.vocabulary import DraftVocabulary
 
 DECAY = 0.8

@@ -13,7 +13,7 @@ from specframe.cli.name_checks import check_names
 from specframe.cli.option_types import File, OneOf
 from specframe.cli.options import CUT, PROMPTS, names, refuse_idle, whole, with_options
 from specframe.files import claim_folder
-from specframe.values import LARGEST_SEED
+from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN, show_forecast
 from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled

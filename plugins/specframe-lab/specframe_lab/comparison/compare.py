@@ -22,7 +22,7 @@ from specframe.plugins.compose import strategy
 from specframe.plugins.recipe import DEFAULTS
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
-from specframe_lab.comparison.gauges import Branches, Positions, Waits
+from specframe_lab.comparison.comparison_observers import Branches, Positions, Waits
 from specframe_lab.comparison.results import Comparison, Folder, Line
 from specframe_lab.comparison.schemes import Case, cases
 from specframe_lab.grid import Grid

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from specframe.errors import OptionError
-from specframe.values import number
+from specframe.value_checks import number
 
 LEAST_RATE = 1e-6
 """Fewest requests per second, one in eleven days: a clock that has run for much longer cannot tell milliseconds."""

@@ -12,7 +12,7 @@ import numpy as np
 from specframe_lab.serving.objectives import Objectives, holds
 
 Served = dict[str, Any]
-"""The moments of one request, as :class:`specframe_lab.serving.moments.Served` keeps them."""
+"""The moments of one request, as :class:`specframe_lab.serving.request_moments.Served` keeps them."""
 
 PERCENTILES = (50, 90, 99)
 PER_REQUEST = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from specframe.errors import OptionError
-from specframe.values import read_number
+from specframe.value_checks import read_number
 
 NAMES = ("ttft", "tpot", "e2el")
 """The figures that can be objectives: each has one value per request."""

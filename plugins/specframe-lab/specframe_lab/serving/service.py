@@ -18,8 +18,8 @@ from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.errors import OptionError
 from specframe.observe.watch import Watcher
-from specframe.values import Wrapper
-from specframe_lab.serving.moments import Key, Moments
+from specframe.value_checks import Wrapper
+from specframe_lab.serving.request_moments import Key, Moments
 
 BOTH_GROUPS = (
     "--max-concurrency: prompts cannot be held back where some are longer than the length at which the target's rotary factors "

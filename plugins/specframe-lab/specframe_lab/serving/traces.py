@@ -8,7 +8,7 @@ from typing import Any
 
 from specframe.errors import OptionError
 from specframe.files import contents, decode_text
-from specframe.values import number_within, read_number
+from specframe.value_checks import number_within, read_number
 
 MEANT = "expected poisson:RATE, gamma:RATE, constant:RATE or a file of seconds, one number per line, or of a trace"
 MILLISECONDS = 1000

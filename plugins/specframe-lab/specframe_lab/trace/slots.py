@@ -12,7 +12,7 @@ from specframe.contracts.cache import Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.probes.tap import Listener
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 
 NOTHING = -1
 """In place of a cell's number: the slot holds no token."""

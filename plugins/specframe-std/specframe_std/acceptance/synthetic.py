@@ -10,7 +10,7 @@ from specframe.contracts.run import Run
 from specframe.devices.kinds import constant
 from specframe.errors import OptionError
 from specframe.text.noise import Stream, uniform
-from specframe.values import number, read_number
+from specframe.value_checks import number, read_number
 from specframe_std.acceptance.greedy import Greedy
 from specframe_std.acceptance.rejection import no_filler
 

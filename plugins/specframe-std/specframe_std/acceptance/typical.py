@@ -8,7 +8,7 @@ from specframe.contracts.drafts import Draft, Scores, Verdict
 from specframe.contracts.round import Batch
 from specframe.trees.children import likeliest
 from specframe.trees.paths import deepest, parents, place_after
-from specframe.values import number
+from specframe.value_checks import number
 from specframe_std.acceptance.rejection import Rejection, likelihoods, no_filler, verdict
 
 

@@ -10,7 +10,7 @@ from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 
 
 class EqSpec:

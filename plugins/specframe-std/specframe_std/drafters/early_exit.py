@@ -15,7 +15,7 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
 from specframe.forward.runner import ModelRunner
-from specframe.values import whole
+from specframe.value_checks import whole
 from specframe_std.drafters.model import ModelDrafter
 
 DEFAULT_SHARE = 4

@@ -12,7 +12,7 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.devices.kinds import constant
 from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
-from specframe.rows import RowMap
+from specframe.row_map import RowMap
 from specframe.text.sampling import is_unshaped, shape, sharpen
 from specframe.trees.growth import Frontier
 from specframe.trees.options import Trees

@@ -13,7 +13,7 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.values import whole
+from specframe.value_checks import whole
 
 NO_TOKEN = -1
 """In place of the tokens before a row's first."""

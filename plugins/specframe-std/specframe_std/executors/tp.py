@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from specframe.errors import ModelError, OptionError
-from specframe.values import number
+from specframe.value_checks import number
 
 if TYPE_CHECKING:
     import torch

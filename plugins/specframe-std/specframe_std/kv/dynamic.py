@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
-from specframe.rows import by_device
+from specframe.row_map import by_device
 
 
 class Dynamic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.values import whole
+from specframe.value_checks import whole
 
 
 class FixedLength:

@@ -11,7 +11,7 @@ import numpy as np
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
-from specframe.values import whole
+from specframe.value_checks import whole
 from specframe_std.policies.estimates import Acceptance, RoundSeconds
 
 PLAIN_FIRST = 3

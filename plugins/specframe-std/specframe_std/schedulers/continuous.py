@@ -5,7 +5,7 @@ from __future__ import annotations
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence, State
 from specframe.errors import OptionError, literal
-from specframe.values import whole
+from specframe.value_checks import whole
 
 PLACES = 4096
 """Rows times tokens of a piece beside them: as many places as models read of prompts in one forward."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from specframe.contracts.pool import Pool
 from specframe.contracts.round import Batch, Sequence
-from specframe.values import whole
+from specframe.value_checks import whole
 
 
 class SameLength:

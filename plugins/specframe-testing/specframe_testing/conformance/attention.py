@@ -13,7 +13,7 @@ from specframe.contracts.cache import Dense, KVShape, KVView, Placement
 from specframe.contracts.drafts import Block
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
-from specframe.forward.views import in_pages
+from specframe.forward.cache_views import in_pages
 from specframe_testing import harness, zoo
 from specframe_testing.conformance.base import Suite, pytest_generate_surroundings
 

@@ -14,7 +14,7 @@ from specframe.pipeline import Pipeline
 from specframe.plugins.compose import OPTIONS, strategy
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import parse_specification, registry
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 from specframe_testing import fakes, harness
 
 

@@ -15,7 +15,7 @@ from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
 from specframe.plugins.recipe import Recipe
 from specframe.text.sampling import Sampling
-from specframe.values import unwrap_guards
+from specframe.value_checks import unwrap_guards
 from specframe_testing import harness, standard
 from specframe_testing.conformance.base import Suite
 from specframe_testing.conformance.decoding import fake_pair, usual_requests

@@ -18,7 +18,7 @@ from specframe.contracts.cache import KVShape, Paged, Placement
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence as LiveSequence
 from specframe.contracts.round import State
-from specframe.forward.views import gather_slots
+from specframe.forward.cache_views import gather_slots
 from specframe.plugins.registry import registry
 from specframe_testing import harness
 from specframe_testing.conformance.decoding import DecodingSuite, fake_pair, usual_requests

@@ -18,7 +18,7 @@ from specframe_heads.stepwise.medusa import Medusa
 from specframe_heads.stepwise.steps import Steps
 from specframe_heads.target import Target
 from specframe_heads.training.continuations import Text
-from specframe_heads.training.lessons import Lesson, Reader
+from specframe_heads.training.training_batches import Lesson, Reader
 from specframe_heads.vocabulary import DraftVocabulary
 from transformers import PreTrainedModel
 

@@ -20,7 +20,7 @@ from specframe.errors import OptionError
 from specframe.models import loading
 from specframe.models.pairs import is_module
 from specframe.plugins.recipe import Recipe
-from specframe.values import whole
+from specframe.value_checks import whole
 from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.messages import packed_recipe
 from specframe_std.executors.workers.processes import WorkerProcesses

@@ -17,7 +17,7 @@ from transformers import generation as hf
 
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
-from specframe.text.formulas import FORMULAS
+from specframe.text.processor_formulas import FORMULAS
 
 if TYPE_CHECKING:
     from specframe.text.sampling import Sampling

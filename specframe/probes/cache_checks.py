@@ -21,8 +21,8 @@ from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.attention.masks import masks
-from specframe.forward.views import gather_slots
-from specframe.probes.accounts import Account, Accounts
+from specframe.forward.cache_views import gather_slots
+from specframe.probes.sequence_records import Account, Accounts
 from specframe.probes.tap import Listener
 from specframe.probes.ties import Scales, tie_bound
 

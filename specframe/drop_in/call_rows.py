@@ -11,7 +11,7 @@ from transformers import generation as hf
 from specframe.contracts.requests import Request
 from specframe.drop_in.call import Call
 from specframe.pipeline import Pipeline
-from specframe.text.formulas import plan_of
+from specframe.text.processor_formulas import plan_of
 from specframe.text.stopping import Criteria
 
 

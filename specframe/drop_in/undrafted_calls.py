@@ -11,7 +11,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 
 from specframe.drop_in.call import Call
 from specframe.errors import SpecframeWarning
-from specframe.text.trial import unfit
+from specframe.text.processor_trial import unfit
 
 if TYPE_CHECKING:
     from transformers.generation.utils import GenerateDecoderOnlyOutput
