@@ -21,8 +21,8 @@ from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_heads.formats.recognised import format_of
 from specframe_heads.head import HeadDrafter
-from specframe_heads.mtp.model import block_config
 from specframe_heads.mtp.mtp_drafter import Mtp
+from specframe_heads.mtp.mtp_layers import block_config
 from specframe_heads.mtp.mtp_weights import together
 from specframe_heads.target import Target
 from specframe_testing import harness, zoo

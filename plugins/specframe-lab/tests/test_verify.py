@@ -409,3 +409,16 @@ def test_each_kind_of_arithmetic_has_a_reference_of_its_own(
     assert seen == [False] * len(PROMPTS) + [True] * len(PROMPTS)
     assert all(one.sound for one in found)
     assert decodings([one.cell for one in found]) == 6
+
+
+def test_quiet_and_verbose(tmp_path: Path) -> None:
+    """-q leaves what was found, -v adds versions and device, and both together are refused."""
+    pair = [*zoo.save_pair(tmp_path), "--max-new-tokens", "3", "ab"]
+    asked, quiet, verbose = (invoke(*pair, *more) for more in ([], ["-q"], ["-v"]))
+    last = asked.stdout.splitlines()[-1]
+    assert last == "1 of 1 combinations decode as the reference decoder does, ties aside"
+    assert (quiet.exit_code, quiet.output) == (0, f"{last}\n")
+    assert asked.stdout.startswith("combination")
+    assert verbose.stdout.startswith("environment")
+    assert f"torch         {torch.__version__}" in verbose.stdout
+    assert invoke(*pair, "-q", "-v").output == "Error: --quiet and --verbose: expected one of them, got both\n"

@@ -17,8 +17,8 @@ from specframe.errors import ModelError
 from specframe_heads.blocks.block_weights import required
 from specframe_heads.blocks.choosing import chain
 from specframe_heads.checkpoint import Checkpoint
+from specframe_heads.eagle.eagle_layers import EagleHead
 from specframe_heads.eagle.eagle_weights import speculators_3
-from specframe_heads.eagle.model import EagleHead
 from specframe_heads.features import Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter, pairs_of

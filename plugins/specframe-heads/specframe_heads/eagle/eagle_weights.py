@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from specframe.errors import ModelError
 from specframe_heads.backbone import FAMILIES, Backbone, configured, filled
 from specframe_heads.checkpoint import Checkpoint, number
-from specframe_heads.eagle.model import Eagle1, Eagle3, EagleHead, Fusion, Norms
+from specframe_heads.eagle.eagle_layers import Eagle1, Eagle3, EagleHead, Fusion, Norms
 from specframe_heads.formats.format import Format
 from specframe_heads.target import Target, require_hidden, require_vocabulary
 from specframe_heads.tensors import Tensors
@@ -112,7 +112,7 @@ def eagle_1(
     tensors: Tensors,
     qkv_bias: bool = False,
 ) -> EagleHead:
-    """Return an EAGLE-1 head, see :class:`specframe_heads.eagle.model.Eagle1`."""
+    """Return an EAGLE-1 head, see :class:`specframe_heads.eagle.eagle_layers.Eagle1`."""
     whose = str(checkpoint)
     require_hidden(whose, int(config.hidden_size), target)
     require_vocabulary(whose, int(config.vocab_size), target)

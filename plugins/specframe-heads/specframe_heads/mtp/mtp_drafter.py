@@ -28,7 +28,7 @@ from specframe_heads.features import Piece, Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_slab, pairs_of
 from specframe_heads.mtp.formats import OWN
-from specframe_heads.mtp.model import MtpBackbone, MtpHead
+from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead
 
 
 class Mtp(PairDrafter):

@@ -18,7 +18,7 @@ from specframe_heads.backbone import filled
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.formats.format import Format
 from specframe_heads.mtp.formats import AFTER, LAYOUTS, Layout
-from specframe_heads.mtp.model import MtpBackbone, MtpHead, block_config
+from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead, block_config
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors, require_weights
 

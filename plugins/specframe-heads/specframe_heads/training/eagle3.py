@@ -16,7 +16,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from specframe_heads.backbone import FAMILIES, configured
-from specframe_heads.eagle.model import Eagle3, Fusion, Norms
+from specframe_heads.eagle.eagle_layers import Eagle3, Fusion, Norms
 from specframe_heads.stepwise.layers import sizes
 from specframe_heads.stepwise.writing import write
 from specframe_heads.target import Target

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from specframe_heads.mtp.model import block_config
+from specframe_heads.mtp.mtp_layers import block_config
 from specframe_heads.target import Target
 from transformers import (
     AutoModelForCausalLM,
