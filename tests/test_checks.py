@@ -185,8 +185,33 @@ class Overwriting(Ragged):
         return self.Layout(store, rows, capacity)
 
 
+class Claiming(EqSpec):
+    """Says of rows with padding on the left that each token's slot is its place, which kernels without masks go by."""
+
+    class Layout(LeftPadded):
+        def place(self, batch: Batch, block: Block) -> Placement:
+            return attrs.evolve(super().place(batch, block), in_order=True)
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> LeftPadded:
+        return self.Layout(store, rows)
+
+
+class ClaimingEven(Ragged):
+    """Says of rows of unequal length that all are as long as the longest."""
+
+    class Layout(RaggedLayout):
+        def place(self, batch: Batch, block: Block) -> Placement:
+            placement = super().place(batch, block)
+            return attrs.evolve(placement, even_of=(placement.slots_BT, placement.order_BT, placement.key_order_BS))
+
+    def layout(self, store: KVStore, rows: int, capacity: int) -> RaggedLayout:
+        return self.Layout(store, rows, capacity)
+
+
 OTHERS = {
     "overwriting": (Overwriting, "slot"),
+    "claiming": (Claiming, "slot"),
+    "claiming-even": (ClaimingEven, "slot"),
     "swapped-verdicts": (SwappedVerdicts, "row"),
     "swapped-in-place": (SwappedInPlace, "row"),
     "reordered": (Reordered, "row"),

@@ -124,9 +124,24 @@ class Ledger(Listener):
                 self._fail("position", row, account, f"the token with {place} tokens before it has position {got}")
 
     def _check_slots(self, accounts: list[Account], places_BT: np.ndarray, placement: Placement) -> None:
-        """Check that nothing else is written to the slot of a token; padding may share a slot that holds none."""
+        """Check that nothing else is written to the slot of a token, and that it is the one that was promised.
+
+        Padding may share a slot that holds none.
+        """
         slots_BT = placement.slots_BT.expand(places_BT.shape).cpu().numpy()
+        if placement.even:  # attention goes by the promise, and looks neither at slots nor at orders
+            even_T = np.arange(places_BT.shape[1]) + placement.key_order_BS.shape[1] - places_BT.shape[1]
+            slots_BT = np.broadcast_to(even_T, places_BT.shape)
         for row, account in enumerate(accounts):
+            astray = np.flatnonzero((places_BT[row] >= 0) & (slots_BT[row] != places_BT[row]))
+            if placement.in_order and len(astray):
+                slot, place = slots_BT[row, astray[0]], places_BT[row, astray[0]]
+                self._fail(
+                    "slot",
+                    row,
+                    account,
+                    f"slots are said to be in order, and slot {slot} gets the token at place {place}",
+                )
             slots, times = np.unique(slots_BT[row], return_counts=True)
             taken = np.intersect1d(slots[times > 1], slots_BT[row][places_BT[row] >= 0])
             if len(taken):

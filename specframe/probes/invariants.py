@@ -2,7 +2,7 @@
 
 =========  ==========================================================================================
 position   position of a token = number of real tokens before it in its row
-slot       a forward writes nothing else to the slot of a token that it feeds
+slot       a forward writes nothing else to the slot of a token that it feeds, and to no other slot than was promised
 mask       a query sees exactly its row's tokens up to itself
 cache      the visible slots of a row hold the row's tokens, each once, and no rejected token
 bonus      accepted draft tokens and the bonus token after them are the target's own choices
