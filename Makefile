@@ -19,7 +19,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs wheels bench clean
+.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -116,6 +116,12 @@ check: install  ## lint, types, and whether the generated docs are up to date
 
 docs: install  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
+
+# of 0.2.0 many changes stand in CHANGELOG.md already: they join those of the files
+changelog: install  ## make the section of a version in CHANGELOG.md of the files in docs/changes: VERSION=0.3.0
+	@test -n "$(VERSION)" || { echo "changelog: expected VERSION=0.3.0 or the like, got none" >&2; exit 2; }
+	$(BIN)/towncrier build --yes --version $(VERSION)
+	$(BIN)/python -c "from pathlib import Path; p = Path('CHANGELOG.md'); p.write_text(p.read_text().replace('## Unreleased ($(VERSION))', '### Others'))"
 
 wheels: install  ## build all wheels into dist/
 	rm -rf dist

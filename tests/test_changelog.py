@@ -1,0 +1,84 @@
+"""The changelog: versions in order, and files in docs/changes that become the section of the next one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+from pages import ROOT
+
+import specframe
+
+HEADING = re.compile(r"^## (?:Unreleased \((\S+)\)|(\S+) \(\d{4}-\d\d-\d\d\))$", flags=re.MULTILINE)
+FRAGMENTS = sorted((ROOT / "docs/changes").glob("+*.md"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the files that the changelog is made of, with one more change."""
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "docs/changes", tmp_path / "docs/changes")
+    (tmp_path / "docs/changes/+round.mended.md").write_text("A round is round.\n")
+    return tmp_path
+
+
+def build(folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """Build the section of version 9.9.9 in a folder."""
+    command = [sys.executable, "-m", "towncrier", "build", "--version", "9.9.9", *how]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def versions(text: str) -> list[str]:
+    """Return the versions of a changelog's sections, from the top."""
+    return [first or second for first, second in HEADING.findall(text)]
+
+
+def test_sections_are_versions_in_order() -> None:
+    """Every section is a version with its date, or the one that is not out; the latest comes first and none is there twice."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = versions(text)
+    assert len(found) == text.count("\n## ")
+    assert found == sorted(set(found), key=Version, reverse=True)
+    assert found[0] == specframe.__version__
+
+
+def test_a_draft_shows_every_change(copy: Path) -> None:
+    """A draft has the sentence of each file, under its kind, and writes nothing."""
+    before = (copy / "CHANGELOG.md").read_text()
+    drafted = build(copy, "--draft")
+    assert drafted.returncode == 0, drafted.stderr
+    assert "### Mended\n\n- A round is round.\n" in drafted.stdout
+    assert all(path.read_text(encoding="utf-8").strip() in drafted.stdout for path in FRAGMENTS)
+    assert (copy / "CHANGELOG.md").read_text() == before
+
+
+def test_a_version_takes_all_changes(copy: Path) -> None:
+    """The section of a version goes to the top, and the files are gone."""
+    before = versions((copy / "CHANGELOG.md").read_text())
+    built = build(copy, "--yes")
+    assert built.returncode == 0, built.stderr
+    text = (copy / "CHANGELOG.md").read_text()
+    assert versions(text) == ["9.9.9", *before]
+    assert "- A round is round." in text.partition("## Unreleased")[0]
+    assert [path.name for path in (copy / "docs/changes").iterdir()] == ["README.md"]
+
+
+def test_a_file_of_another_kind_is_refused(copy: Path) -> None:
+    """A file whose name says no kind of change is an error that names it."""
+    (copy / "docs/changes/+round.better.md").write_text("It is better.\n")
+    refused = build(copy, "--draft")
+    assert refused.returncode != 0
+    assert "+round.better.md" in refused.stderr
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
+def test_links_of_changes_resolve(path: Path) -> None:
+    """A change links to files from the top of the repository, where its section will be."""
+    links = re.findall(r"\]\(([^)\s#]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
