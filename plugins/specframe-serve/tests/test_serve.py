@@ -175,6 +175,17 @@ def test_a_body_of_unknown_length_is_counted(running):
     assert answer.status_code == 413
 
 
+def test_a_page_of_another_site_cannot_ask(running):
+    """A browser sends its JSON only where the server allows the site: it allows none. Other types are refused."""
+    sent = {"Content-Type": "text/plain", "Origin": "http://elsewhere.example"}
+    answer = running.post(GOOD, headers=sent)
+    assert answer.status_code == 400
+    asked = {"Origin": sent["Origin"], "Access-Control-Request-Method": "POST"}
+    allowed = httpx.options(f"{running.url}/v1/completions", headers=asked)
+    assert allowed.status_code == 405
+    assert not [name for one in (answer, allowed) for name in one.headers if name.startswith("access-control")]
+
+
 def test_other_routes(running):
     """Models, health, the page, their heads without bodies, and routes that there are not."""
     model = running.client().models.retrieve("tiny")

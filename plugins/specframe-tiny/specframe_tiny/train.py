@@ -202,12 +202,12 @@ def train(
     """
     checkpoint, done = work / f"{name}.checkpoint.pt", work / f"{name}.pt"
     if done.exists():
-        model.load_state_dict(torch.load(done))
+        model.load_state_dict(torch.load(done, weights_only=True))
         return
     optimizers = Optimizers(model, *rates, steps)
     first = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizers.load(saved["optimizers"])
         first = saved["step"]
@@ -354,7 +354,7 @@ def once(file: Path, make: Callable[[], Any]) -> Any:
     """Return what ``file`` holds, made and saved first where there is none."""
     if not file.exists():
         torch.save(make(), file)
-    return torch.load(file)
+    return torch.load(file, weights_only=True)
 
 
 def learn_target(options: argparse.Namespace, target: Model, stream: torch.Tensor) -> None:
