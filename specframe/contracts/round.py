@@ -134,7 +134,7 @@ class Batch:
     @property
     def longest(self) -> int:
         """Length of the longest row."""
-        return max(self.lengths.tolist())
+        return int(max(self.lengths.tolist()))
 
     @property
     def even(self) -> int | None:
@@ -176,10 +176,10 @@ class Kept:
         """Return the number of tokens that stand in each row, (B,), on the host."""
         beyond = self.on_host() if self.on_host else self.beyond
         assert not isinstance(beyond, torch.Tensor), "numbers on the device come with a function that brings them"
-        return np.maximum(batch.lengths + beyond, 0)
+        stands: np.ndarray = np.maximum(batch.lengths + beyond, 0)
+        return stands
 
     def device(self, batch: Batch) -> torch.Tensor:
         """Return the number of tokens that stand in each row, (B,), on the device, without a wait."""
-        beyond, lengths_B = self.beyond, batch.lengths_B
-        beyond = on_device(beyond, lengths_B.device) if isinstance(beyond, np.ndarray) else beyond
-        return (lengths_B + beyond).clamp(min=0)
+        beyond = on_device(self.beyond, batch.lengths_B.device) if isinstance(self.beyond, np.ndarray) else self.beyond
+        return (batch.lengths_B + beyond).clamp(min=0)
