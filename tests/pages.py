@@ -12,6 +12,8 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
     if ".egg-info" not in str(page)
 )
+FORMS = sorted(path for path in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if path.stem != "config")
+"""The forms of issues."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 

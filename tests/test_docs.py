@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import click
 import pytest
-from pages import BLOCK, PAGES, ROOT, name, put
+from pages import BLOCK, FORMS, PAGES, ROOT, name, put
 from specframe_lab.commands.option_types import ListOf
 from specframe_lab.grid import split_list
 
@@ -48,6 +48,8 @@ def commands() -> Iterator[str]:
             yield from (line for line in block.splitlines() if line.startswith("specframe "))
         prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
         yield from re.findall(r"`(specframe [a-z][^`]*)`", prose)
+    for form in FORMS:
+        yield from re.findall(r"(?:`|placeholder: )(specframe [a-z][^`\n]*)", form.read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
