@@ -19,7 +19,7 @@ NUMERIC := $(addprefix tests/test_,attention.py compiled.py drop_in.py drop_in_k
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -116,6 +116,10 @@ check: install  ## lint, types, and whether the generated docs are up to date
 
 docs: install  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
+
+# with --quiet, --strict would not count warnings
+site: install  ## build the documentation as a site that is read without a server, build/site/index.html; every link is checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # of 0.2.0 many changes stand in CHANGELOG.md already: they join those of the files
 changelog: install  ## make the section of a version in CHANGELOG.md of the files in docs/changes: VERSION=0.3.0

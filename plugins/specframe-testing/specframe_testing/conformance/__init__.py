@@ -1,4 +1,4 @@
-"""One suite per role. Subclass it, override ``make`` and run pytest::
+"""One suite per role. Subclass it, override ``make`` and run pytest:
 
     class TestMyDrafter(DrafterSuite):
         def make(self):
