@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Addresses(HTMLParser):
-    """Collects the addresses in a page: those a browser fetches with it (of scripts, styles, images), and those a reader may follow."""
+    """Collects a page's addresses: those a browser fetches with it (scripts, styles, images), and those a reader may follow."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()

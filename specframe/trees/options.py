@@ -21,6 +21,9 @@ some billion parameters verifies about as fast as one."""
 MOST_CHILDREN = 10
 """The most nodes that a level of a dynamic tree runs, and children that each gets: EAGLE-2's."""
 
+WIDEST = 64
+"""The most nodes that a level runs where that costs no forward. Each has as many children, and all of these are sorted."""
+
 
 class Trees:
     """A drafter's trees: what the options ask for, and what that needs of other strategies.
@@ -31,6 +34,8 @@ class Trees:
         nodes: nodes of the tree; None: those of ``branch``, or 16.
         top: nodes that each level of a dynamic tree runs, and children of each; None: as many as its nodes have room for, up to 10.
         depth: depth where no draft length is given.
+        wide: whether the nodes that levels run cost nothing: where ``top`` is left open there are as many as the tree has, up to
+            64, so that none of the likeliest is missed.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Trees:
         nodes: int | None = None,
         top: int | None = None,
         depth: int = DEPTH,
+        wide: bool = False,
     ) -> None:
         if tree not in KINDS:
             raise OptionError(f"tree: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {literal(tree)}")
@@ -54,7 +60,7 @@ class Trees:
         self._shape = None if branch is None else Shape.read(branch)
         self._nodes = None if nodes is None else whole("nodes", nodes, 1, MOST_NODES)
         self._top = None if top is None else whole("top", top, 1)
-        self._depth = depth
+        self._depth, self._wide = depth, wide
 
     @property
     def chain(self) -> bool:
@@ -107,6 +113,8 @@ class Trees:
         Args:
             spare: slots of a row beyond those of the tree's nodes; None: as many as are wanted.
         """
+        if self._wide and self._top is None:
+            return max(1, min(budget.nodes, WIDEST))
         most = MOST_CHILDREN if self._top is None else self._top
         if spare is None and self._top is not None:
             return most

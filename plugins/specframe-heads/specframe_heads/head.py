@@ -51,6 +51,7 @@ class HeadDrafter:
     Args:
         checkpoint: an alias, a directory or a hub id.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+        trees: what is drafted; None: chains.
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
@@ -61,10 +62,16 @@ class HeadDrafter:
     ahead: ClassVar[int] = 1
     """1: the head needs the token after a feature's own to consume it; see :class:`specframe_heads.features.Features`."""
 
-    def __init__(self, checkpoint: str, shift: int = 0) -> None:
+    def __init__(self, checkpoint: str, shift: int = 0, trees: Trees | None = None) -> None:
+        self.trees = trees or Trees()
         self.shift = whole("shift", shift, -8, 8)
         self.checkpoint, self.format = self._opened(checkpoint)
         self._made: tuple[PreTrainedModel, Any] | None = None
+        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
+
+    def budget(self, depth: int | None = None) -> Budget | None:
+        """Return the budget of a tree; None: a chain of any length."""
+        return None if self.trees.chain else self.trees.budget(depth)
 
     def _opened(self, name: str) -> tuple[Checkpoint, Format]:
         """Return the checkpoint of a name and its format."""
@@ -170,7 +177,8 @@ class PairDrafter(HeadDrafter):
     """
 
     head: PairHead
-    trees: Trees
+    wide: ClassVar[bool] = False
+    """Whether the levels of a tree are not fed to the head, so that they take no slots of its cache."""
     _runner: ModelRunner | None = None
     _spare = 0
     """The slots of a row that trees take beyond those of their nodes, for the budgets that were asked for."""
@@ -184,16 +192,12 @@ class PairDrafter(HeadDrafter):
         nodes: int | None = None,
         top: int | None = None,
     ) -> None:
-        self.trees = Trees(tree, branch, nodes, top)
-        super().__init__(checkpoint, shift)
-        self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
+        super().__init__(checkpoint, shift, Trees(tree, branch, nodes, top, wide=self.wide))
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length."""
-        if self.trees.chain:
-            return None
-        found = self.trees.budget(depth)
-        self._spare = max(self._spare, self.trees.spare(found))
+        if (found := super().budget(depth)) is not None:
+            self._spare = max(self._spare, self.trees.spare(found))
         return found
 
     def start(self, run: Run) -> None:

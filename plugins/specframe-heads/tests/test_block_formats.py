@@ -214,6 +214,29 @@ def chance_of(draw: Any, target: Any, count: int = 4000) -> float:
     return float(torch.special.gammaincc(torch.tensor(float(often.sum()) / 2, dtype=torch.float64), statistic / 2))
 
 
+def of_five_tokens() -> LlamaForCausalLM:
+    """Return a target small enough for all continuations to be enumerated."""
+    config = LlamaConfig(
+        vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32,
+        initializer_range=0.7, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"), [("rejection", "2/2"), ("traversal", "3/1"), ("traversal,siblings=likely", "dynamic")]
+)
+def test_trees_of_one_pass_draw_from_the_target(rule: str, shape: str, tmp_path: Path) -> None:
+    """Sampled tokens have the target's distribution where drafts are trees that one pass has given."""
+    target = of_five_tokens()
+    folder = block_heads.speculators(tmp_path / "head", target, "dspark", hidden=16, ids=(0, 1))
+    tree = {"tree": "dynamic", "nodes": 6} if shape == "dynamic" else {"branch": shape}
+    pipe = harness.pipeline(target, DSpark(folder, **tree), accept=rule, draft_length=2, batch_size=800, seed=3)
+    assert chance_of(pipe.generate, target) > 1e-3
+
+
 class Peeking(DSpark):
     """A drafter that decides on all tokens by the last of them: the fault that must not be."""
 
@@ -225,13 +248,7 @@ class Peeking(DSpark):
 @pytest.mark.parametrize(("rule", "count"), [("block", 4000), pytest.param("rejection", 12000, marks=pytest.mark.slow)])
 def test_shortened_drafts_draw_from_the_target(rule: str, count: int, tmp_path: Path) -> None:
     """With drafts that end by confidence, sampled tokens have the target's distribution; looking at a later one is biased."""
-    config = LlamaConfig(
-        vocab_size=5, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32,
-        initializer_range=0.7, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        target = LlamaForCausalLM(config).eval()
+    target = of_five_tokens()
     folder = block_heads.speculators(tmp_path / "head", target, "dspark", hidden=16, ids=(0, 1))
     options = {"accept": rule, "draft_length": 2, "batch_size": 800, "seed": 3}
     honest = [DSpark(folder, confidence=0.5), DSpark(folder, token_cost=0.1)]

@@ -48,10 +48,10 @@ FAMILIES: dict[str, tuple[str, Save, bool]] = {
     "clover": ("clover", untrained("clover"), True),
     "clover2": ("clover2", untrained("clover2"), True),
     "mtp": ("mtp", mtp.save_file_of, True),
-    "dflash": ("dflash", functools.partial(blocks.speculators, drafted=70), False),
-    "dspark": ("dspark", functools.partial(blocks.speculators, kind="dspark", head="rnn"), False),
-    "peagle": ("peagle", functools.partial(blocks.peagle, drafted=70), False),
-    "pard": ("pard", blocks.pard, False),
+    "dflash": ("dflash", functools.partial(blocks.speculators, drafted=70), True),
+    "dspark": ("dspark", functools.partial(blocks.speculators, kind="dspark", head="rnn"), True),
+    "peagle": ("peagle", functools.partial(blocks.peagle, drafted=70), True),
+    "pard": ("pard", blocks.pard, True),
 }
 """The drafter of each family, what saves a head, and whether it drafts trees."""
 SHAPES = {"chain": ",tree=chain", "static": ",branch=3/2/1", "dynamic": ",tree=dynamic,nodes=7,top=3"}

@@ -1,10 +1,14 @@
 """Drafters that predict all tokens of a draft in one pass over a block of masks.
 
+The pass gives logits for every place, of which a tree is grown without a further pass. A dynamic one is DDTree's: the nodes whose
+paths are the likeliest, a path's probability being the product of its tokens'.
+
 Tensor names carry their shape: B rows, K draft tokens, T tokens fed, V vocabulary, H hidden size, R rank of the Markov head.
 """
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from specframe.contracts.cache import KVShape
@@ -13,14 +17,15 @@ from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.errors import OptionError
+from specframe.trees.options import Trees
 from specframe.value_checks import number
 from specframe_heads.blocks.block_weights import BlockHead
 from specframe_heads.blocks.cache import HeadCache
-from specframe_heads.blocks.choosing import chain
-from specframe_heads.blocks.markov import confident, scheduled
+from specframe_heads.blocks.markov import MarkovHead, confident, scheduled
 from specframe_heads.blocks.net import sight
 from specframe_heads.features import on_path
 from specframe_heads.head import HeadDrafter, nothing
+from specframe_heads.place_by_place import Step, at_once, drawn
 
 
 class DFlash(HeadDrafter):
@@ -33,10 +38,23 @@ class DFlash(HeadDrafter):
     Options:
         checkpoint: an alias, a directory or a hub id, in the format of speculators, z-lab or DeepSpec.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+        tree, branch, nodes, top: the shape of the draft, as for ``eagle``; all levels of a dynamic tree together have room for the
+            likeliest nodes, so that none is missed.
     """
 
     name = "dflash"
     head: BlockHead
+
+    def __init__(
+        self,
+        checkpoint: str,
+        shift: int = 0,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        super().__init__(checkpoint, shift, Trees(tree, branch, nodes, top, wide=True))
 
     def start(self, run: Run) -> None:
         """Make the head for the run's target and open its cache."""
@@ -65,12 +83,12 @@ class DFlash(HeadDrafter):
         self.head.net.remember(self.head.fuse(features_BTF), placement.positions_BT, write)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return up to ``budget.depth`` tokens per row, at most as many as the block that the head was trained with gives."""
+        """Return a chain or a tree within the budget, at most as deep as the block that the head was trained with is long."""
         count = min(budget.depth, self.head.longest)
         if count == 0:
             return nothing(batch)
         self._cache.settle(batch, Kept(-1))  # what was rejected
-        return self._drawn(batch, self._states(batch, count))
+        return self._drafted(batch, attrs.evolve(budget, depth=count), self._states(batch, count))
 
     def _states(self, batch: Batch, count: int) -> torch.Tensor:
         """Return the states (B, K, H) of the slots that predict the draft's tokens.
@@ -85,10 +103,9 @@ class DFlash(HeadDrafter):
         seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.reach, embedded_BTH.dtype)
         return net(embedded_BTH, placement.positions_BT, seen, write)[:, -whole:][:, :count]
 
-    def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
+    def _drafted(self, batch: Batch, budget: Budget, states_BKH: torch.Tensor) -> Draft:
         """Return the draft whose tokens the slots' states give."""
-        logits_BKV = self.head.head(states_BKH)
-        return chain(self, batch, states_BKH.shape[1], lambda place, _: logits_BKV[:, place])
+        return drawn(self, batch, budget, *at_once(self.head.head(states_BKH)))
 
 
 class DSpark(DFlash):
@@ -103,13 +120,27 @@ class DSpark(DFlash):
         token_cost: DSpark's scheduler: the time of one more token in the target's pass, in units of a pass without any. Only
             tokens that are worth it are proposed; a row's draft depends on the other rows. 0: no scheduler.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+        tree, branch, nodes, top: the shape of the draft, as for ``dflash``; a draft that ends early is a chain.
     """
 
     name = "dspark"
 
-    def __init__(self, checkpoint: str, confidence: float = 0.0, token_cost: float = 0.0, shift: int = 0) -> None:
-        super().__init__(checkpoint, shift)
+    def __init__(
+        self,
+        checkpoint: str,
+        confidence: float = 0.0,
+        token_cost: float = 0.0,
+        shift: int = 0,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        super().__init__(checkpoint, shift, tree, branch, nodes, top)
         self._least, self._token_cost = number("confidence", confidence, 0, 1), number("token_cost", token_cost, 0)
+        if self._shortens and not self.trees.chain:
+            option = "confidence" if self._least else "token_cost"
+            raise OptionError(f"{option}: expected a chain with it, got a {self.trees.kind} tree")
 
     def start(self, run: Run) -> None:
         """Make the head; raise :class:`OptionError` where a confidence is asked for and it has no head for that."""
@@ -123,22 +154,12 @@ class DSpark(DFlash):
     def _shortens(self) -> bool:
         return bool(self._least or self._token_cost)
 
-    def _drawn(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
-        draft = self._corrected(batch, states_BKH) if self.head.markov else super()._drawn(batch, states_BKH)
+    def _drafted(self, batch: Batch, budget: Budget, states_BKH: torch.Tensor) -> Draft:
+        if self.head.markov:
+            draft = drawn(self, batch, budget, *corrected(self.head.markov, self.head.head(states_BKH), states_BKH))
+        else:
+            draft = super()._drafted(batch, budget, states_BKH)
         return self._shortened(batch, draft, states_BKH) if self._shortens else draft
-
-    def _corrected(self, batch: Batch, states_BKH: torch.Tensor) -> Draft:
-        """Return a draft with the Markov head's bias in each slot's logits."""
-        assert self.head.markov is not None
-        markov, logits_BKV = self.head.markov, self.head.head(states_BKH)
-        state_BR = markov.initial(len(batch))
-
-        def biased(place: int, before_B: torch.Tensor) -> torch.Tensor:
-            nonlocal state_BR
-            state_BR, bias_BV = markov.step(state_BR, before_B, states_BKH[:, place])
-            return logits_BKV[:, place] + bias_BV
-
-        return chain(self, batch, states_BKH.shape[1], biased)
 
     def _shortened(self, batch: Batch, draft: Draft, states_BKH: torch.Tensor) -> Draft:
         """Return the draft with as many tokens per row as are worth it; the others are filler."""
@@ -148,3 +169,15 @@ class DSpark(DFlash):
         if self._token_cost:
             counts_B = counts_B.minimum(scheduled(chances_BK, self._token_cost))
         return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
+
+
+def corrected(markov: MarkovHead, logits_BKV: torch.Tensor, states_BKH: torch.Tensor) -> tuple[Step, torch.Tensor]:
+    """Return the step of a head whose slots' logits have a Markov head's bias, and its states before the first place."""
+
+    def step(place: int, before_BFR: torch.Tensor, tokens_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        width = tokens_BF.shape[1]
+        hidden_BFH = states_BKH[:, place, None].expand(-1, width, -1)
+        after_BFR, bias_BFV = markov.step(before_BFR.expand(-1, width, -1), tokens_BF, hidden_BFH)
+        return logits_BKV[:, place, None] + bias_BFV, after_BFR
+
+    return step, markov.initial(len(states_BKH))[:, None]

@@ -24,10 +24,11 @@ from specframe.forward.runner import ModelRunner
 from specframe.models.loading import load_model, load_tokenizer
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
-from specframe_heads.blocks.choosing import chain
+from specframe.trees.options import Trees
 from specframe_heads.checkpoint import Checkpoint, number
 from specframe_heads.formats.format import Format
 from specframe_heads.head import HeadDrafter, model_of, nothing
+from specframe_heads.place_by_place import at_once, drawn
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors
 from specframe_heads.vocabulary import DraftVocabulary
@@ -63,6 +64,7 @@ class Pard(HeadDrafter):
 
     Options:
         checkpoint: an alias, a directory or a hub id of a model whose configuration has a ``pard_token``.
+        tree, branch, nodes, top: the shape of the draft, as for ``dflash``.
     """
 
     needs: frozenset[str] = frozenset()
@@ -70,8 +72,15 @@ class Pard(HeadDrafter):
     name = "pard"
     head: PardHead
 
-    def __init__(self, checkpoint: str) -> None:
-        super().__init__(checkpoint)
+    def __init__(
+        self,
+        checkpoint: str,
+        tree: str = "chain",
+        branch: str | int | None = None,
+        nodes: int | None = None,
+        top: int | None = None,
+    ) -> None:
+        super().__init__(checkpoint, trees=Trees(tree, branch, nodes, top, wide=True))
 
     def start(self, run: Run) -> None:
         """Load the model when it first meets a target, and open its cache."""
@@ -96,7 +105,7 @@ class Pard(HeadDrafter):
             self._cache.read(outcome.batch)
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return ``budget.depth`` tokens per row."""
+        """Return a chain of ``budget.depth`` tokens per row, or a tree within the budget."""
         self._row_map.arrange(batch.sequences).apply_host(self._read)
         read = self._read[: len(batch)]
         np.minimum(read, batch.lengths - 1, out=read)  # the last token is fed again: the first prediction is after it
@@ -112,4 +121,4 @@ class Pard(HeadDrafter):
         masks_BT = batch.tokens_BS.new_full((len(batch), budget.depth - 1), self.head.mask)
         block = Block(torch.cat([batch.last_tokens(width), masks_BT], dim=1), -width)
         logits_BKV = self._cache.feed(batch, block, keep=budget.depth).logits_BTV[..., : self.head.vocabulary.size]
-        return chain(self, batch, budget.depth, lambda place, _: logits_BKV[:, place])
+        return drawn(self, batch, budget, *at_once(logits_BKV))

@@ -15,13 +15,13 @@ from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.errors import ModelError
 from specframe_heads.blocks.block_weights import required
-from specframe_heads.blocks.choosing import chain
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.eagle.eagle_layers import EagleHead
 from specframe_heads.eagle.eagle_weights import speculators_3
 from specframe_heads.features import Waiting
 from specframe_heads.formats.format import Format
 from specframe_heads.head import PairDrafter, pairs_of
+from specframe_heads.place_by_place import at_once, drawn
 from specframe_heads.target import Target
 from specframe_heads.tensors import Tensors, require_weights
 
@@ -67,20 +67,19 @@ class PEagle(PairDrafter):
     Options:
         checkpoint: an alias, a directory or a hub id, in the format of speculators.
         shift: added to the numbers of the hidden states that the head is fed, for finding out whether a format is read rightly.
+        tree, branch, nodes, top: the shape of the draft, as for ``dflash``.
     """
 
     name = "peagle"
     head: PEagleHead
-
-    def __init__(self, checkpoint: str, shift: int = 0) -> None:
-        super().__init__(checkpoint, shift)
+    wide = True
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows: for masks, and for those that fill a row up."""
         return 2 * LONGEST
 
     def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
-        """Return a chain of ``budget.depth`` tokens, at most :data:`LONGEST`."""
+        """Return a chain or a tree within the budget, at most :data:`LONGEST` deep."""
         count = min(budget.depth, LONGEST)
         if count == 0:
             return super().draft(batch, waiting, budget)
@@ -89,8 +88,7 @@ class PEagle(PairDrafter):
         states_BTD = self.feed(view, ids_BT, 0, features_BTD, keep=ids_BT.shape[1])
         slots_BK = waiting.counts_B[:, None] - 1 + torch.arange(count, device=ids_BT.device)
         states_BKD = states_BTD.gather(1, slots_BK[..., None].expand(-1, -1, states_BTD.shape[-1]))
-        logits_BKV = self.head.logits(states_BKD)
-        return chain(self, batch, count, lambda place, _: logits_BKV[:, place])
+        return drawn(self, batch, attrs.evolve(budget, depth=count), *at_once(self.head.logits(states_BKD)))
 
     def _pairs(self, view: Batch, waiting: Waiting, masks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the features (B, T, D) and ids (B, T) of each row's pairs that wait and of the masks after them.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import attrs
-import torch
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
-from specframe.text.sampling import shape
-from specframe.trees.growth import Frontier
 from specframe_heads.features import Piece, Waiting
 from specframe_heads.head import HeadDrafter, PairDrafter, nothing
+from specframe_heads.place_by_place import drawn
 from specframe_heads.stepwise.head import StepHead
 
 
@@ -56,51 +54,7 @@ class StepDrafter(PairDrafter):
         depth = min(budget.depth, self.head.steps.count)
         if depth == 0:
             return nothing(batch)
-        if self.trees.chain:
-            return self._chain(batch, states_B1D, depth)
-        path = Path(self, batch, states_B1D)
-        within = attrs.evolve(budget, depth=depth)
-        return self.trees.grow(batch, within, self.rule, path.first(), path.run, spare=None).draft
-
-    def _chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
-        drafted, kept, token_B1 = [batch.tokens_BS[:, :0]], list[torch.Tensor](), batch.last_tokens(1)
-        for offset in range(depth):
-            logits_B1V, states_B1D = self.head.steps.step(offset, states_B1D, token_B1)
-            token_B1, drawn_B1V = self.choose(batch, offset, torch.cat(drafted, dim=1), logits_B1V)
-            drafted.append(token_B1)
-            kept += [] if drawn_B1V is None else [drawn_B1V]
-        return Draft(torch.cat(drafted, dim=1), torch.cat(kept, dim=1) if kept else None)
-
-
-class Path:
-    """The states along the paths of a tree that is being grown."""
-
-    def __init__(self, drafter: StepDrafter, batch: Batch, states_B1D: torch.Tensor) -> None:
-        self._steps, self._vocabulary = drafter.head.steps, drafter.head.vocabulary
-        self._batch, self._states_BFD = batch, states_B1D
-
-    def first(self) -> torch.Tensor:
-        """Return the scores after each row's last token, (B, 1, V)."""
-        return shape(self._batch, self._batch.tokens_BS[:, :0], self._after(0, self._batch.last_tokens(1)))
-
-    def run(self, frontier: Frontier) -> torch.Tensor:
-        """Return the scores after each node of a frontier, (B, F, V)."""
-        if self._states_BFD.shape[1] > 1 or frontier.width > 1:
-            self._states_BFD = of(self._states_BFD, frontier.above_BF)
-        logits_BFV = self._after(frontier.depth, frontier.tokens_BM[:, -frontier.width :])
-        logits_BFV = logits_BFV.expand(-1, frontier.width, -1)
-        return shape(self._batch, frontier.tokens_BM, logits_BFV, frontier.parents_BM)
-
-    def _after(self, place: int, tokens_BF: torch.Tensor) -> torch.Tensor:
-        logits_BFV, self._states_BFD = self._steps.step(place, self._states_BFD, tokens_BF)
-        return self._vocabulary.full(logits_BFV)
-
-
-def of(states_BFD: torch.Tensor, above_BF: torch.Tensor) -> torch.Tensor:
-    """Return the states of nodes' parents; one state for all nodes stays one."""
-    if states_BFD.shape[1] == 1:
-        return states_BFD
-    return states_BFD.gather(1, above_BF[..., None].expand(len(states_BFD), -1, states_BFD.shape[-1]))
+        return drawn(self, batch, attrs.evolve(budget, depth=depth), self.head.steps.step, states_B1D)
 
 
 class Medusa(StepDrafter):
