@@ -21,6 +21,7 @@ from specframe.__main__ import main
 from specframe.cli import CommandLine, cli
 from specframe.cli.signals import Screen, exit_on_signals
 from specframe.errors import OptionError
+from specframe.files import Output
 
 RUN = [sys.executable, "-m", "specframe", "run", "import os", "--samples", "400", "--draft-length", "4"]
 
@@ -192,6 +193,27 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
         f"\nterminated after {count} of 400 prompts; {file} holds {count} of 400 results, --resume decodes the rest\n"
     )
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_written_is_counted(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A signal that comes between a result's writing and its counting ends the run after both: its sentence is the file's state."""
+    append, file = Output.append, tmp_path / "out.jsonl"
+
+    def interrupted(output: Output, line: str, more: str = "") -> None:
+        append(output, line, more)
+        if file.read_bytes().count(b"\n") == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Output, "append", interrupted)
+    asked = ["run", "a", "b", "c", "--drafter", "none", "--max-new-tokens", "1", "--output", str(file)]
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(asked, standalone_mode=False)
+    assert exit_.value.code == 128 + number
+    assert f" after 2 of 3 prompts; {file} holds 2 of 3 results, " in capsys.readouterr().err
+    assert file.read_bytes().count(b"\n") == 2
 
 
 def test_a_run_whose_reader_leaves_goes_on(tmp_path: Path) -> None:

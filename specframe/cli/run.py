@@ -22,7 +22,7 @@ from specframe.cli.ranks import Ranks, ranks_of
 from specframe.cli.results import Record, ResultFile, Results, ResultStream
 from specframe.cli.run_report import Outcome, as_json, combination, summary, verdict, workers_offer
 from specframe.cli.sampling import Parameters, sampling_options, take_options
-from specframe.cli.signals import Screen
+from specframe.cli.signals import Screen, uninterrupted
 from specframe.errors import OptionError, SpecframeWarning
 from specframe.files import Output
 from specframe.plugins.recipe import DEFAULTS, GENERATION_CONFIG, MAX_NEW_TOKENS
@@ -224,8 +224,9 @@ def decode_all(work: Work, results: Results, options: Record, manner: DisplaySet
             run = Decoding(pipeline(options, display, manner.quiet), work, display, manner.stream, screen)
         results.begin(work.total)
         for kept in run.records() if run else ():
-            results.write(kept)
-            finished[kept["finish_reason"]] += 1
+            with uninterrupted():  # what is told of an interruption is what the file holds
+                results.write(kept)
+                finished[kept["finish_reason"]] += 1
             with screen.showing():
                 display.completion(kept, run.first if run else math.inf)
         results.finish()

@@ -58,7 +58,27 @@ class Signals:
         self.received = number
         for other in self._before:
             signal.signal(other, signal.SIG_DFL)
+        if _whole:
+            _whole[-1].append(number)
+            return
         raise ENDINGS[signal.Signals(number)][0]
+
+
+_whole: list[list[int]] = []
+"""The signals that have come in each block of :func:`uninterrupted` that has begun."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let the block come to its end before a signal ends the command, so that what it does is done as a whole or not at all."""
+    came: list[int] = []
+    _whole.append(came)
+    try:
+        yield
+    finally:
+        _whole.pop()
+        if came:
+            raise ENDINGS[signal.Signals(came[0])][0]
 
 
 def status_of(error: BaseException) -> int:
