@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Addresses(HTMLParser):
-    """Collects a page's addresses: those a browser fetches with it (scripts, styles, images), and those a reader may follow."""
+    """Collects the addresses in a page: those a browser fetches with it, as of scripts and images, and those of links."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
