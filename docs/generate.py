@@ -5,6 +5,7 @@ docs/cli.md      from the commands
 README.md        its table of strategies, from what the plugins of this repository register
 docs/plugins.md  the files of its example, from what ``specframe plugins new`` writes
 docs/design.md   its tables of rooms and distributions, from CONTRIBUTING.md and the project files
+docs/works-with.md  its tables, from the code that refuses a run: docs/works_with.py
 
 python docs/generate.py            write it
 python docs/generate.py --check    write nothing; name the files that are not up to date and exit with status 1
@@ -26,6 +27,9 @@ import click
 # the pages describe this repository, whatever else is installed
 os.environ["SPECFRAME_PLUGINS"] = "std,heads,lab,serve,testing,tiny"
 
+sys.path.append(str(Path(__file__).parent))  # where another program imports this module
+
+import works_with
 from specframe_testing.scaffold.package import files
 
 from specframe.cli import cli
@@ -203,6 +207,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/cli.md": commands,
     "docs/design.md": design_page,
     "docs/plugins.md": plugins_page,
+    "docs/works-with.md": lambda: works_with.fill(current("docs/works-with.md")),
     "README.md": readme,
 }
 

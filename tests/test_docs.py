@@ -149,6 +149,7 @@ def test_every_page_is_linked() -> None:
 def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module docs/generate.py."""
     monkeypatch.setenv(plugins.LIMIT_VARIABLE, "")  # the module sets it: this puts it back afterwards
+    monkeypatch.setattr(sys, "path", [*sys.path])
     specification = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
