@@ -16,11 +16,11 @@ import torch
 from specframe.contracts.engine import Clock, Engine, Value
 from specframe.contracts.roles import Observer
 from specframe.engine.parts import Parts
-from specframe.errors import OptionError
+from specframe.errors import OptionError, literal
 from specframe.models import loading
 from specframe.models.pairs import is_module
 from specframe.plugins.recipe import Recipe
-from specframe.value_checks import whole
+from specframe.value_checks import whole_within
 from specframe_std.executors.workers.dispatcher import DispatchingEngine
 from specframe_std.executors.workers.messages import packed_recipe
 from specframe_std.executors.workers.processes import WorkerProcesses
@@ -44,7 +44,9 @@ class Workers:
     offers = frozenset({"remote"})
 
     def __init__(self, count: int | str = 2) -> None:
-        self.count = count if count == AUTO else whole(f"count other than {AUTO!r}", count, 1)
+        if count != AUTO and not whole_within(count, 1):
+            raise OptionError(f"count: expected a whole number of at least 1 or {AUTO!r}, got {literal(count)}")
+        self.count = count
         self._processes: WorkerProcesses | None = None
 
     def home(self, recipe: Recipe) -> Recipe:
