@@ -80,6 +80,34 @@ def test_rows_are_told_as_they_stand(options: dict[str, Any]) -> None:
     assert any(len(set(gained)) > 1 for gained in drafter.gains)
 
 
+class Reading(Listening):
+    """Keeps the places of the prompts' tokens that it is told of."""
+
+    def start(self, run: Any) -> None:
+        """Begin without any."""
+        super().start(run)
+        self.places: dict[int, list[int]] = {}
+
+    def observe(self, outcome: Outcome) -> None:
+        """Note what was read of each prompt."""
+        super().observe(outcome)
+        batch = outcome.before
+        for row, sequence in enumerate(batch.sequences if batch.unreads is not None else ()):
+            length = len(sequence.request.prompt_ids)
+            read = range(length - int(batch.unreads[row]), length - min(batch.left, int(batch.unreads[row])))
+            self.places.setdefault(sequence.request.index, []).extend(read)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["continuous", "continuous,piece=4", "continuous,piece=4,mixed=on", "continuous,piece=3,mixed=on"]
+)
+def test_every_token_of_a_prompt_is_told_once(schedule: str) -> None:
+    """Prompts that are read at once, in pieces between rounds and in pieces beside rows that decode are told of to their end."""
+    drafter = Reading()
+    harness.check(harness.pipeline(TARGET, drafter, batch_size=2, draft_length=4, schedule=schedule), ASKED)
+    assert drafter.places == {index: [*range(len(prompt))] for index, prompt in enumerate(PROMPTS)}
+
+
 def engine_of(drafter: Any, asked: list[Request]) -> Engine:
     """Return an engine that has taken requests."""
     pipe = harness.pipeline(TARGET, drafter, batch_size=3, draft_length=4)

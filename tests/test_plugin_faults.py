@@ -291,6 +291,12 @@ FAULTS = {
         lambda *_: None,
         MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got None",
     ),
+    "alignment commits a copy": Fault(
+        "alignment",
+        "commit",
+        lambda stands, *_: attrs.evolve(stands),
+        MUST + r"the specframe.contracts.drafts.Transfer it was given, or another verdict's, got ",
+    ),
     "alignment commits too much": Fault(
         "alignment",
         "commit",
