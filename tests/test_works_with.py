@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -145,9 +146,20 @@ RUNS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Any]:
+    """The executor of the runs by workers: its process goes on from one run to the next."""
+    made = registry().make("executor", KINDS["workers"]["executor"])
+    yield made
+    made.dismiss()
+
+
 @pytest.mark.parametrize(("drafter", "kind"), RUNS)
-def test_runs_of_every_kind(embedded: dict[str, Any], drafter: str, kind: str) -> None:
-    """A run of a kind gives the tokens of plain decoding with the same options, whatever drafts."""
+def test_runs_of_every_kind(embedded: dict[str, Any], workers: Any, drafter: str, kind: str) -> None:
+    """A run of a kind gives the tokens of plain decoding in this process with the same options, whatever drafts."""
     assert cells("tried")[drafter, kind] == "tried"
     how = {"accept": "gumbel", "seed": 3, **KINDS[kind]}
-    assert decoded(embedded, drafter=TRIED[drafter], **how) == decoded(embedded, drafter=None, **how)
+    plain = decoded(embedded, drafter=None, **{option: value for option, value in how.items() if option != "executor"})
+    if "executor" in how:
+        how["executor"] = workers
+    assert decoded(embedded, drafter=TRIED[drafter], **how) == plain
