@@ -152,7 +152,7 @@ GOOD = {"model": "tiny", "prompt": "a"}
         ({**GOOD, "prompt": [1] * 3000}, 400, "expected fewer than the target's context"),
         ({**GOOD, "max_tokens": 10**6}, 400, "max_tokens: expected at most 4096"),
         ({**GOOD, "prompt": ["a"] * 20_000, "n": 128}, 400, "expected at most 43 sequences, as many as may be decoded"),
-        ({**GOOD, "n": 43, "max_tokens": 4096}, 400, "expected at most 20000 tokens, of prompts and new ones in all"),
+        ({**GOOD, "n": 43, "max_tokens": 480}, 400, "expected at most 20000 tokens, of prompts and new ones in all"),
         (b'{"model": "tiny", "prompt": "a", "stop": "\\ud800"}', 400, "stop"),
         (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', 400, "got \\ud800"),
         (b'{"model": "\\ud800", "prompt": "a"}', 404, "got '\\ud800'"),
