@@ -85,6 +85,8 @@ def test_each_path_has_its_own_correction(kind: str) -> None:
     """The Markov head corrects a node by the tokens of its own path, whichever nodes are beside it, in trees and in chains."""
     torch.manual_seed(0)
     markov = MarkovHead(VOCABULARY, VOCABULARY, 4, HIDDEN, kind).requires_grad_(False)
+    for weights in markov.parameters():
+        weights.mul_(3)  # so that paths of unlike tokens have unlike successors
     logits_BKV, states_BKH = torch.randn(ROWS, PLACES, VOCABULARY), torch.randn(ROWS, PLACES, HIDDEN)
 
     def alone(place: int, path: Node, row: int) -> torch.Tensor:
@@ -94,10 +96,11 @@ def test_each_path_has_its_own_correction(kind: str) -> None:
         return logits_BKV[row, place] + bias[0]
 
     step = corrected(markov, logits_BKV, states_BKH)
-    draft = drawn(drafter_of(Trees("dynamic", nodes=12, wide=True)), batch_of(), Budget(PLACES, 12), *step)
+    draft = drawn(drafter_of(Trees("dynamic", nodes=30, wide=True)), batch_of(), Budget(PLACES, 30), *step)
     chain = drawn(drafter_of(Trees()), batch_of(), Budget(PLACES), *step)
     for row in range(ROWS):
-        assert set(paths(draft, row)) == likeliest(12, PLACES, alone, row)
+        assert set(paths(draft, row)) == likeliest(30, PLACES, alone, row)
+        assert sum(len(path) == PLACES for path in paths(draft, row)) > 1
         path: Node = ()
         for place in range(PLACES):
             path = (*path, int(alone(place, path, row).argmax()))
