@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browser import browsing, needs_chromium
+from browser import faults as faults_of
 from specframe_lab.comparison import figures as f
 from specframe_lab.comparison.compare import Settings, compare
+from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.results import RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case, explicit
-from specframe_lab.comparison.summary import COLUMNS, findings, summary
+from specframe_lab.comparison.summary import COLUMNS, findings, requests, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import pdf, plots
@@ -103,11 +104,11 @@ def test_latency_is_the_median_over_repeats():
 
 def test_p99_is_told_of_a_hundred_sequences_only():
     """Of fewer the table has none and the findings tell medians; how many sequences there are is said in either case."""
-    for count, first, cell in ((99, "Median", "-"), (100, "P99", "1")):
+    for count, first, cell in ((99, "Median", "-"), (100, "P99", "1.00")):
         lines = {name: [line(1, latencies=[1.0] * count)] for name in (("plain", 2), ("ragged", 2))}
         found = made(lines)
         (told,) = [text for text in findings(found, tables(found)) if " latency of " in text]
-        assert told.startswith(f"{first} latency of {count} sequences at batch size 2: 1 s with ")
+        assert told.startswith(f"{first} latency of {count} sequences at batch size 2: 1.00 s with ")
         assert ("P99 is told from 100 sequences on" in told) == (count < 100)
         assert {row[COLUMNS.index("P99 s")] for row in summary(found, tables(found))} == {cell}
 
@@ -119,7 +120,7 @@ def test_captions_say_what_is_drawn():
         shown = tables(found)
         for name in ("speed_up", "throughput", "realign_share", "acceptance_length", "peak_kv_bytes"):
             assert words in shown[name].drawn
-        assert shown["latency"].drawn == "Percentiles of 4 sequences in each run."
+        assert shown["latency"].drawn == "Percentiles of 4 sequences in each run; P99 is told from 100 on."
         page = html(found, shown, {"throughput": "<svg ></svg>"})
         assert page.count(words) == 2  # below the title, and for who does not see the picture
 
@@ -132,7 +133,73 @@ def test_axes_are_named():
         axes = figure.axes[-1]
         assert (axes.get_xscale() == "log") == ("logarithmic" in axes.get_xlabel()), name
     assert drawn["speed_up"].axes[0].get_ylabel() == "times plain decoding"
-    assert [one.get_ylabel() for one in drawn["latency"].axes] == ["P50 (s), n = 4", "P99 (s), n = 4"]
+    assert [one.get_ylabel() for one in drawn["latency"].axes] == ["P50 (s), n = 4", "P90 (s), n = 4"]
+
+
+def served(count: int) -> list[dict[str, Any]]:
+    """Return the moments of so many requests, each of two chunks with a gap of its own."""
+    one = {"arrival": 0.0, "sent": 0.0, "taken_up": 0.5, "prompt_tokens": 3, "tokens": [1, 2]}
+    return [one | {"chunks": [1.0, 2.0 + number]} for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "tail"), [(99, "P90"), (100, "P99")])
+def test_p99_of_few_is_neither_drawn_nor_shown(count: int, tail: str):
+    """Of fewer than 100 values P90 is drawn as the tail, and pages have no P99; axes say the unit and of how many values."""
+    told = line(1, latencies=[1.0] * count, requests=served(count))
+    found = made({(name, size): [told] for name in ("plain", "ragged") for size in (1, 2)})
+    drawn = requests_drawn(found)
+    assert [one.get_ylabel() for one in drawn["latency"].axes][1] == f"{tail} (s), n = {count}"
+    assert drawn["serving"].axes[0].get_ylabel() == f"ttft, {tail} (s)\nn = {count}"
+    one_size = Comparison(found.about, [one for one in found.cases if one.batch_size == 2], found.lines)
+    bars = requests_drawn(one_size)
+    marks = ", diamond P99" * (tail == "P99")
+    assert bars["latency"]._supxlabel.get_text().replace("\n", " ") == (
+        f"seconds, batch size 2; dot P50, bar P90{marks}, n = {count}"
+    )
+    assert bars["serving"].axes[0].get_xlabel() == f"ttft (s), n = {count}; dot P50, bar P90{marks}"
+    assert len(bars["serving"].axes[0].lines) == 2 * (3 if marks else 2)
+    page = html(found, tables(found), {"latency": "<svg ></svg>", "serving": "<svg ></svg>"})
+    assert ("P99 is told from 100 on" in page) == (count < 100)
+    shown = re.findall(r"<td>1\.00</td><td>1\.00</td><td>(1\.00|-)</td><td>2</td><td>(\d+)</td>", page)
+    assert shown == [("1.00" if count == 100 else "-", str(count))] * 4
+    assert {row[0] for row in summary_requests(found)} == {"1.00 / 1.00 / " + ("1.00" if count == 100 else "-")}
+
+
+def requests_drawn(found: Comparison) -> dict[str, Any]:
+    """Return the figures of latencies."""
+    painters = {"latency": plots.latency, "serving": plots.serving}
+    return {name: paint(tables(found)[name], looks(found.schemes)) for name, paint in painters.items()}
+
+
+def summary_requests(found: Comparison) -> list[tuple[str, ...]]:
+    """Return the figures in the table of requests that the command prints."""
+    return [row[2:] for row in requests(found, tables(found))]
+
+
+def test_numbers_of_a_column_have_the_same_decimals():
+    """Three digits of the largest count, two of the smallest, as far as three more decimals; other kinds have their own."""
+    assert texts([("a", 3.5), ("b", 3.294), ("c", 12.0)]) == [("a", "3.5"), ("b", "3.3"), ("c", "12.0")]
+    assert texts([(3.5,), (3.294,)]) == [("3.50",), ("3.29",)]
+    assert texts([(1500.0,), (0.5,)]) == [("1,500.00",), ("0.50",)]
+    assert texts([(0.25,), (1e-9,)]) == [("0.250000",), ("0.000000",)]
+    assert texts([(float("nan"), None, True, 7)]) == [("-", "-", "yes", "7")]
+    assert texts([((1.0, 0.25, float("nan")),), ((0.5, 10.0, 2.0),)]) == [
+        ("1.00 / 0.25 / -",),
+        ("0.50 / 10.00 / 2.00",),
+    ]
+    assert texts([("ttft", 0.012), ("per user", 345.6)], ["ttft", "per user"]) == [
+        ("ttft", "0.0120"),
+        ("per user", "346"),
+    ]
+    assert texts([(0.0,), (0.0,)]) == [("0",), ("0",)]
+
+
+def test_columns_of_the_summary_have_one_number_of_digits():
+    """Tokens per second and per round, latencies and memory are told with the same decimals in every row."""
+    found = made({("plain", 1): [line(100.0)], ("ragged", 1): [line(6.29, latencies=[0.7] * 4)]})
+    rows = summary(found, tables(found))
+    for column, expected in (("tokens/s", ["100.0", "6.3"]), ("P50 s", ["2.00", "0.70"])):
+        assert [row[COLUMNS.index(column)] for row in rows] == expected
 
 
 @pytest.mark.parametrize(
@@ -468,56 +535,35 @@ def test_one_batch_size_is_drawn_as_bars():
     assert png(drawn["latency"]).startswith(b"\x89PNG")
 
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--allow-file-access-from-files",
-    "--enable-logging=stderr",
-    "--window-size=1280,900",
-    "--dump-dom",
-)
-FRAMES = """<!DOCTYPE html><link rel="icon" href="data:,">
-<iframe src="{page}" style="border:0;width:360px;height:800px"></iframe>
-<iframe src="{page}" style="border:0;width:1280px;height:800px"></iframe>
-<pre id="seen"></pre>
-<script>
-onload = () => {{
-  const look = (frame) => {{
-    const inside = frame.contentDocument, root = inside.documentElement;
-    for (const one of inside.querySelectorAll("details")) one.open = true;
-    const out = [...inside.querySelectorAll("body *")].filter((one) =>
-      !one.closest(".scroll") && !one.closest("svg") && one.getBoundingClientRect().right > frame.clientWidth + 0.5);
-    const sizes = [...inside.querySelectorAll("figure > svg")].map((one) => one.getBoundingClientRect());
-    const boxes = [...inside.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
-    return {{width: frame.contentWindow.innerWidth, page: root.scrollWidth,
-      out: out.map((one) => one.outerHTML.slice(0, 80)),
-      smallest: Math.min(...sizes.map((one) => Math.min(one.width, one.height))), scrolling: boxes.length,
-      summary: boxes.includes(inside.querySelector(".scroll")),
-      hint: inside.defaultView.getComputedStyle(inside.querySelector(".hint")).display}};
-  }};
-  document.getElementById("seen").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(look));
-}};
-</script>"""
+LOOK = """() => {
+  const out = [...document.querySelectorAll("body *")].filter((one) =>
+    !one.closest(".scroll") && !one.closest("svg") && one.getBoundingClientRect().right > innerWidth + 0.5);
+  const sizes = [...document.querySelectorAll("figure > svg")].map((one) => one.getBoundingClientRect());
+  const boxes = [...document.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
+  return {page: document.documentElement.scrollWidth, out: out.map((one) => one.outerHTML.slice(0, 80)),
+    smallest: Math.min(...sizes.map((one) => Math.min(one.width, one.height))), scrolling: boxes.length,
+    summary: boxes.includes(document.querySelector(".scroll")),
+    hint: getComputedStyle(document.querySelector(".hint")).display};
+}"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
-def test_page_in_a_browser(folder: Path, tmp_path: Path):
-    """It renders without a word on the console, and on a screen of 360 px only tables scroll, in their own boxes."""
-    (tmp_path / "frames.html").write_text(FRAMES.format(page=(folder / "report.html").as_uri()), encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
-    seen = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
-    assert [text for text in seen.stderr.splitlines() if "CONSOLE" in text] == []
-    narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', seen.stdout)[1])
-    assert (narrow["width"], narrow["page"], narrow["out"]) == (360, 360, [])
-    assert (wide["width"], wide["page"], wide["out"]) == (1280, 1280, [])
+@needs_chromium
+def test_page_in_a_browser(folder: Path):
+    """It renders without a word on the console, on a screen of 360 px only tables scroll, in their own boxes, and it breaks no rule
+    of accessibility.
+    """
+    with browsing() as page:
+        page.goto((folder / "report.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        looks = {}
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            looks[width] = page.evaluate(LOOK)
+        page.reload()
+        assert faults_of(page) == []
+    narrow, wide = looks[360], looks[1280]
+    assert (narrow["page"], narrow["out"]) == (360, [])
+    assert (wide["page"], wide["out"]) == (1280, [])
     assert (narrow["summary"], narrow["hint"]) == (True, "block")  # it scrolls, and says so
     assert (wide["summary"], wide["hint"]) == (False, "none")
     assert narrow["scrolling"] > 0

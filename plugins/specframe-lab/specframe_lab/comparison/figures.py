@@ -23,7 +23,9 @@ from specframe_lab.verify import common_start
 STAGES = ("draft", "verify", "accept", "align", "schedule", "prefill")
 SPREAD = ("scheme", "batch_size", "median", "lowest", "highest", "repeats")
 ENOUGH_FOR_P99 = 100
-"""Fewest sequences for P99 in a headline. With fewer sequences, P99 lies between the two slowest."""
+"""Fewest sequences for P99. Of fewer sequences, P99 lies between the two slowest."""
+P99 = "p99"
+"""The column with P99 in tables whose last column is the number of values that the percentiles are of."""
 
 
 @attrs.frozen
@@ -40,8 +42,9 @@ class Table:
     @property
     def drawn(self) -> str:
         """Meaning of a point or bar, with the number of runs or sequences behind it; "" if ``meaning`` contains it."""
-        if self.rows and self.name == "latency":
-            return f"Percentiles of {spelled(row[-1] for row in self.rows)} sequences in each run."
+        if self.rows and P99 in self.columns:
+            few = f"; P99 is told from {ENOUGH_FOR_P99} on" * (min(row[-1] for row in self.rows) < ENOUGH_FOR_P99)
+            return f"Percentiles of {spelled(row[-1] for row in self.rows)} {self.columns[-1]} in each run{few}."
         if not self.rows or tuple(self.columns) != SPREAD:
             return ""
         runs = spelled(row[-1] for row in self.rows)
@@ -50,6 +53,14 @@ class Table:
         return (
             f"A point or a bar is the median of {runs} runs, the line through it goes from the lowest to the highest."
         )
+
+    @property
+    def told(self) -> list[tuple[Any, ...]]:
+        """The rows for readers, in which P99 of too few values is not a number."""
+        if P99 not in self.columns:
+            return self.rows
+        place = self.columns.index(P99)
+        return [row if row[-1] >= ENOUGH_FOR_P99 else (*row[:place], math.nan, *row[place + 1 :]) for row in self.rows]
 
     def dicts(self) -> list[dict[str, Any]]:
         """Return the rows by column."""
@@ -66,7 +77,7 @@ class Table:
 
 def spelled(counts: Iterable[int]) -> str:
     """Return a count, or the range of several."""
-    counts = sorted(set(counts))
+    counts = sorted(set(counts)) or [0]
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
+from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import ENOUGH_FOR_P99, Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
@@ -44,17 +43,17 @@ def clock_unit(comparison: Comparison) -> str:
 
 def summary(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
     """Return one row of texts per timed case, by batch size; of a case that failed, its name and that it failed."""
-    found = {name: {row[:2]: row[2:] for row in table.rows} for name, table in tables.items() if name != "break_even"}
-    rows: list[tuple[str, ...]] = []
+    found = {name: {row[:2]: row[2:] for row in table.told} for name, table in tables.items() if name != "break_even"}
+    rows: list[tuple[Any, ...]] = []
     for size in comparison.batch_sizes:
         for case in comparison.timed:
             if case.batch_size == size:
                 named = case.scheme, str(size)
                 if comparison.fault(case):
-                    rows.append((*named, FAILED, *["-"] * (len(COLUMNS) - 3)))
+                    rows.append((*named, FAILED, *[None] * (len(COLUMNS) - 3)))
                 else:
                     rows.append((*named, *cells({name: of.get((case.scheme, size)) for name, of in found.items()})))
-    return rows
+    return texts(rows)
 
 
 SERVED = ("ttft", "tpot", "itl", "e2el")
@@ -79,35 +78,30 @@ def served_columns(comparison: Comparison) -> tuple[str, ...]:
 
 def requests(comparison: Comparison, tables: dict[str, Table]) -> list[tuple[str, ...]]:
     """Return one row of texts per timed case that has run: percentiles of the figures of its requests, and their rates."""
-    found = {row[:3]: row[3:] for row in tables["serving"].rows}
-    rows = []
+    found = {row[:3]: row[3:] for row in tables["serving"].told}
+    rows: list[tuple[Any, ...]] = []
     for scheme, size, _, throughput, _, _, _, goodput, fraction in tables["request_rates"].rows:
-        percentiles = [stroked(found[scheme, size, name][1:4]) for name in SERVED]
-        per_user = amount(found[scheme, size, "output_token_throughput_per_user"][1])
-        good = (amount(goodput), f"{fraction:.1%}") if comparison.about.get("slo") else ()
-        rows.append((scheme, str(size), *percentiles, per_user, amount(throughput), *good))
-    return rows
+        percentiles = [tuple(found[scheme, size, name][1:4]) for name in SERVED]
+        per_user = found[scheme, size, "output_token_throughput_per_user"][1]
+        good = (goodput, f"{fraction:.1%}") if comparison.about.get("slo") else ()
+        rows.append((scheme, str(size), *percentiles, per_user, throughput, *good))
+    return texts(rows)
 
 
-def stroked(values: Sequence[float]) -> str:
-    """Return numbers with strokes between them; "-" for one that is not a number."""
-    return " / ".join("-" if math.isnan(value) else amount(value) for value in values)
-
-
-def cells(found: dict[str, Any]) -> tuple[str, ...]:
-    """Return the texts of one row from the case's row in each table."""
+def cells(found: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the cells of one row from the case's row in each table."""
     return (
         ranged(found["speed_up"]),
-        number(found["throughput"]),
-        number(found["acceptance_length"]),
+        median(found["throughput"]),
+        median(found["acceptance_length"]),
         share(found["realign_share"]),
         share(found["grouping_rate"]),
         share(found["padding_share"]),
         share(found["filler_share"]),
-        number(found["latency"]),
-        number(found["latency"], 2) if found["latency"] and found["latency"][4] >= ENOUGH_FOR_P99 else "-",
+        median(found["latency"]),
+        found["latency"][2] if found["latency"] else None,
         f"{found['equality'][1]}/{found['equality'][0]}" if found["equality"] else "-",
-        f"{found['peak_kv_bytes'][0] / 1e6:.3g}" if found["peak_kv_bytes"] else "-",
+        found["peak_kv_bytes"][0] / 1e6 if found["peak_kv_bytes"] else None,
     )
 
 
@@ -119,9 +113,9 @@ def ranged(row: Any) -> str:
     return f"{median:.2f}" + (f" ({low:.2f} to {high:.2f})" if repeats > 1 else "")
 
 
-def number(row: Any, place: int = 0) -> str:
-    """Return a number with three digits that count."""
-    return amount(row[place]) if row else "-"
+def median(row: Any) -> float | None:
+    """Return the median, None where nothing was measured."""
+    return row[0] if row else None
 
 
 def share(row: Any) -> str:
@@ -229,5 +223,6 @@ def tails(table: Table) -> list[str]:
     rows = sorted((row for row in table.rows if row[1] == largest), key=lambda row: row[column])
     if len(rows) < 2:
         return []
-    best, worst = (f"{amount(row[column])} {table.unit} with {row[0]}" for row in (rows[0], rows[-1]))
-    return [f"{name} latency of {count} sequences at batch size {largest}: {best}, {worst}{why}."]
+    (best,), (worst,) = texts([(rows[0][column],), (rows[-1][column],)])
+    ends = f"{best} {table.unit} with {rows[0][0]}, {worst} {table.unit} with {rows[-1][0]}"
+    return [f"{name} latency of {count} sequences at batch size {largest}: {ends}{why}."]

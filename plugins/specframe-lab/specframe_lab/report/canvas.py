@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from specframe_lab.comparison.figures import STAGES
 from specframe_lab.comparison.schemes import is_plain
@@ -67,9 +68,9 @@ def widths(count: int) -> list[float]:
     return np.linspace(1.2 + 0.4 * (count - 1), 1.2, count).clip(max=3.2).tolist()
 
 
-def percent(value: float, _: Any = None) -> str:
-    """Return a share as a percentage."""
-    return f"{value:.1%}" if 0 < value < 0.1 and round(value * 100, 6) % 1 else f"{value:.0%}"
+def in_percent(axis: Axis) -> None:
+    """Write an axis's shares as percentages, all with the same decimals."""
+    axis.set_major_formatter(PercentFormatter(1, decimals=None))
 
 
 def panels(count: int, height: float = 2.5) -> tuple[Figure, list[Axes]]:
@@ -92,7 +93,7 @@ def lines_for(names: Iterable[str]) -> tuple[Figure, Axes]:
 def scale(axis: Axis, unit: str) -> str:
     """Write an axis's numbers in a unit people read, and return its name."""
     if unit.startswith("share"):
-        axis.set_major_formatter(percent)
+        in_percent(axis)
     if unit == "bytes":
         axis.set_major_formatter(lambda value, _: f"{value / 1e6:,.3g}")
         return "MB"

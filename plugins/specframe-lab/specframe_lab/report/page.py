@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import string
-from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from specframe.files import MARK, ends, make_folder, write_page
+from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import is_plain
-from specframe_lab.comparison.summary import COLUMNS, FAILED, amount, columns, findings, summary
+from specframe_lab.comparison.summary import COLUMNS, FAILED, columns, findings, summary
 from specframe_lab.report.images import adapting, png, standing_alone, svg
+from specframe_lab.report.markup import described, listing, part, row, scrolling
 from specframe_lab.report.plots import draw
 
 PAGE, FIGURES = "report.html", "figures"
@@ -58,21 +56,11 @@ def html(comparison: Comparison, tables: dict[str, Table], inline: dict[str, str
     )
 
 
-def part(name: str) -> str:
-    """Return a file of this package."""
-    return (files("specframe_lab.report") / name).read_text(encoding="utf-8")
-
-
 def title(comparison: Comparison) -> str:
     """Return the number of compared schemes and the names of their targets."""
     targets = sorted({Path(str(case.cell["target"])).name for case in comparison.cases})
     schemes = len([scheme for scheme in comparison.schemes if not is_plain(scheme)])
     return f"{schemes} scheme{'s' * (schemes != 1)} on {', '.join(targets)}"
-
-
-def listing(texts: Sequence[str], kind: str) -> str:
-    """Return a list of sentences."""
-    return f'<ul class="{kind}">' + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>" if texts else ""
 
 
 def summary_table(comparison: Comparison, tables: dict[str, Table]) -> str:
@@ -98,42 +86,22 @@ def card(table: Table, picture: str) -> str:
     meaning = " ".join(part for part in (table.meaning, table.drawn) if part)
     described = f'<svg role="img" aria-label="{escape(table.title)}: {escape(meaning)}" '
     picture = adapting(picture).replace("<svg ", described, 1)
-    rows = [row([escape(text(value)) for value in values]) for values in table.rows]
+    rows = [row(map(escape, cells)) for cells in numbers(table)]
     return (
         f'<figure id="{table.name}">\n<h3>{escape(table.title)}</h3>\n<p>{escape(meaning)}</p>\n{picture}\n'
         f"<details><summary>Numbers</summary>{scrolling(table.title, table.columns, rows)}</details>\n</figure>"
     )
 
 
-def row(cells: Iterable[str], kind: str = "") -> str:
-    """Return a row of a table from its cells' markup; the first names the row."""
-    first, *others = cells
-    start = f'<tr class="{kind}">' if kind else "<tr>"
-    return f'{start}<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others) + "</tr>"
-
-
-def scrolling(name: str, columns: Iterable[str], rows: Iterable[str]) -> str:
-    """Return a table in a box that scrolls by itself."""
-    head = "".join(f'<th scope="col">{escape(column.replace("_", " "))}</th>' for column in columns)
-    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}, table">'
-    return f"{box}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-
-
-def text(value: Any) -> str:
-    """Return a value of a table as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return amount(value) if isinstance(value, float) else str(value)
+def numbers(table: Table) -> list[tuple[str, ...]]:
+    """Return the rows of a table as texts; where a column names a figure, each figure has decimals of its own."""
+    place = table.columns.index("figure") if "figure" in table.columns else None
+    return texts(table.told, None if place is None else [row[place] for row in table.told])
 
 
 def about(comparison: Comparison) -> str:
     """Return the common settings and the environment of all runs, as a list."""
-    shown = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in about_pairs(comparison))
-    return f"<dl>{''.join(shown)}</dl>"
+    return described(about_pairs(comparison))
 
 
 def about_pairs(comparison: Comparison) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from specframe_lab.comparison.figures import Table
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.summary import columns, findings, summary
 from specframe_lab.report.canvas import STYLE
-from specframe_lab.report.page import about_pairs, text, title
+from specframe_lab.report.page import about_pairs, numbers, title
 from specframe_lab.report.plots import draw
 
 PDF = "report.pdf"
@@ -56,8 +56,7 @@ def drawn(comparison: Comparison, tables: dict[str, Table]) -> Iterator[Figure]:
     for name, figure in draw(tables, comparison.schemes).items():
         table = tables[name]
         yield captioned(figure, table)
-        rows = [[text(value) for value in row] for row in table.rows]
-        yield from written(f"{table.title}: numbers", aligned(table.columns, rows))
+        yield from written(f"{table.title}: numbers", aligned(table.columns, numbers(table)))
 
 
 def captioned(figure: Figure, table: Table) -> Figure:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specframe_lab.comparison.figures import STAGES, Table, spelled
+from specframe_lab.comparison.figures import ENOUGH_FOR_P99, STAGES, Table, spelled
 from specframe_lab.comparison.summary import together
 from specframe_lab.report.canvas import (
     INK,
@@ -23,15 +23,16 @@ from specframe_lab.report.canvas import (
     STYLE,
     Looks,
     from_zero,
+    in_percent,
     legend,
     lines_for,
     looks,
     panels,
-    percent,
     scale,
     widths,
     wrapped,
 )
+from specframe_lab.serving.metrics import PERCENTILES
 
 Curve = tuple[tuple[float, float], ...]
 BATCH_SIZE = "batch size (rows), logarithmic"
@@ -108,60 +109,84 @@ def latency(table: Table, look: Looks) -> Figure:
     sizes = sorted({row[1] for row in table.rows})
     if len(sizes) == 1:
         return ranges(table, look)
-    figure, axes, counts = *panels(2, 4.1), counted(table)
-    for one, column, title in ((axes[0], 2, "P50"), (axes[1], 4, "P99")):
-        spans(one, table, look, sizes, column, None)
+    figure, axes = panels(2, 4.1)
+    for one, place in ((axes[0], 0), (axes[1], tail(table.rows))):
+        spans(one, table, look, sizes, 2 + place, None)
         one.set_ylim(bottom=0)
-        one.set_ylabel(f"{title} ({table.unit}), n = {counts}")
+        one.set_ylabel(f"P{PERCENTILES[place]} ({table.unit}), n = {counted(table.rows)}")
     axes[0].tick_params(labelbottom=False)
     axes[1].set_xlabel(BATCH_SIZE)
     legend(figure, axes[0])
     return figure
 
 
-def counted(table: Table) -> str:
-    """Return how many sequences latencies are percentiles of."""
-    return spelled(row[-1] for row in table.rows)
+Rows = Sequence[tuple[Any, ...]]
+"""Rows of percentiles, the last place of each the number of values that they are of."""
+
+
+def tail(rows: Rows) -> int:
+    """Return the place of the farthest percentile that is drawn: that of P99, or of P90 where some row has too few values."""
+    return 2 if min((row[-1] for row in rows), default=0) >= ENOUGH_FOR_P99 else 1
+
+
+def counted(rows: Rows) -> str:
+    """Return how many values the percentiles are of."""
+    return spelled(row[-1] for row in rows)
+
+
+MARKED = ("dot P50", "bar P90", "diamond P99")
+"""Marks of percentiles on a line."""
+
+
+def marked(rows: Rows) -> str:
+    """Return the marks of the percentiles that are drawn."""
+    return ", ".join(MARKED[: tail(rows) + 1])
 
 
 def ranges(table: Table, look: Looks) -> Figure:
-    """Draw P50, P90 and P99 of every scheme on one line."""
+    """Draw P50, P90 and P99 of every scheme on one line; P99 only of enough sequences."""
     figure, axes = lines_for(row[0] for row in table.rows)
-    percentile_lines(axes, [(scheme, percentiles) for scheme, _, *percentiles, _, _ in table.rows], look)
+    shown = tail(table.rows) + 1
+    percentile_lines(axes, [(row[0], row[2 : 2 + shown]) for row in table.rows], look)
     unit = "seconds" if table.unit == "s" else table.unit
-    words = f"{unit}, batch size {table.rows[0][1]}; dot P50, bar P90, diamond P99 of {counted(table)}"
+    words = f"{unit}, batch size {table.rows[0][1]}; {marked(table.rows)}, n = {counted(table.rows)}"
     figure.supxlabel("\n".join(textwrap.wrap(words, 60)), fontsize=9)
     axes.grid(axis="y", visible=False)
     return figure
 
 
 def percentile_lines(axes: Axes, rows: Sequence[tuple[str, Sequence[float]]], look: Looks) -> None:
-    """Draw a line of (P50, P90, P99) per scheme."""
+    """Draw a line of percentiles per scheme, from P50 on."""
     for place, (scheme, percentiles) in enumerate(rows):
         colour = look[scheme]["color"]
-        axes.hlines(place, percentiles[0], percentiles[2], color=colour, linewidth=1.6)
-        for value, mark in zip(percentiles, "o|D", strict=True):
+        axes.hlines(place, percentiles[0], percentiles[-1], color=colour, linewidth=1.6)
+        for value, mark in zip(percentiles, "o|D", strict=False):  # of few values there is no diamond
             axes.plot(value, place, mark, color=colour, markersize=9 if mark == "|" else 5, markeredgewidth=1.5)
-    axes.set_xlim(from_zero(max((percentiles[2] for _, percentiles in rows), default=0)))
+    axes.set_xlim(from_zero(max((percentiles[-1] for _, percentiles in rows), default=0)))
 
 
 def serving(table: Table, look: Looks) -> Figure:
-    """Draw P99 of what clients of a server look at, one figure above the other; for one batch size P50, P90 and P99."""
+    """Draw the tail of what clients of a server look at, one figure above the other; for one batch size P50 to the tail.
+
+    The tail is P99 of enough values, else P90.
+    """
     sizes = sorted({row[1] for row in table.rows})
     figure, axes = panels(len(SERVED), 1.9 * len(SERVED))
+    unit = "s" if table.unit == "seconds" else "passes"
     for one, name in zip(axes, SERVED, strict=True):
         rows = [row for row in table.rows if row[2] == name and not math.isnan(row[6])]
+        last, count = tail(rows), f"n = {counted(rows)}"
         if len(sizes) > 1:
-            spans(one, attrs.evolve(table, rows=rows), look, sizes, 6, None)
+            spans(one, attrs.evolve(table, rows=rows), look, sizes, 4 + last, None)
             one.set_ylim(bottom=0)
-            one.set_ylabel(f"{name}, P99")
+            one.set_ylabel(f"{name}, P{PERCENTILES[last]} ({unit})\n{count}")
         else:
-            percentile_lines(one, [(row[0], row[4:7]) for row in rows], look)
+            percentile_lines(one, [(row[0], row[4 : 5 + last]) for row in rows], look)
             one.set_yticks(range(len(rows)), [wrapped(row[0]) for row in rows])
             one.set_ylim(len(rows) - 0.4, -0.6)
-            one.set_xlabel(f"{name}; dot P50, bar P90, diamond P99")
+            one.set_xlabel(f"{name} ({unit}), {count}; {marked(rows)}")
     if len(sizes) > 1:
-        axes[-1].set_xlabel(f"{BATCH_SIZE}; {table.unit}")
+        axes[-1].set_xlabel(BATCH_SIZE)
         legend(figure, axes[0])
     return figure
 
@@ -189,7 +214,7 @@ def stage_shares(table: Table, look: Looks) -> Figure:
     axes.set_yticks(places, names)
     axes.set_ylim(places[-1] + 0.6, places[0] - 1.5)
     axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(percent)
+    in_percent(axes.xaxis)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     legend(figure, axes, columns=3)
@@ -207,7 +232,7 @@ def by_position(table: Table, look: Looks) -> Figure:
     axes.set_xticks(sorted({row[2] for row in table.rows}))
     axes.set_xlabel("position in the draft")
     axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(percent)
+    in_percent(axes.yaxis)
     axes.set_ylabel("accepted")
     legend(figure, axes)
     return figure
@@ -238,7 +263,7 @@ def by_branch(table: Table, look: Looks) -> Figure:
             bottom += shares
         axes.set_xticks(depths)
         axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(percent)
+        in_percent(axes.yaxis)
         axes.set_ylabel("stood")
         axes.set_title(wrapped(scheme), fontsize=8, loc="left")
     panes[-1].set_xlabel("depth in the tree")
@@ -261,7 +286,7 @@ def histogram(table: Table, look: Looks) -> Figure:
         axes.bar(x, [share for _, share in points], width, label=name, color=look[scheme]["color"])
     axes.set_xticks(sorted({row[2] for row in table.rows}))
     axes.set_xlabel("accepted draft tokens")
-    axes.yaxis.set_major_formatter(percent)
+    in_percent(axes.yaxis)
     axes.set_ylabel("share of rounds")
     axes.grid(axis="x", visible=False)
     legend(figure, axes)

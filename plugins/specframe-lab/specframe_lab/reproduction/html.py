@@ -11,7 +11,7 @@ from importlib.resources import files
 from markdown_it import MarkdownIt
 
 from specframe_lab.report.images import adapting
-from specframe_lab.report.page import part
+from specframe_lab.report.markup import part
 
 
 def rendered(markdown: str, pictures: Mapping[str, str]) -> str:
