@@ -9,12 +9,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.comparison.results import RESULTS
 from specframe_lab.grid_models import LoadedModels
 from specframe_lab.reproduction import page as reproduction
 from specframe_lab.reproduction import published
-from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, up_to_stop
+from specframe_lab.reproduction.reproduce import ASSISTED, Shaped, cases, spread_over, unfilled, up_to_stop
 from specframe_testing import zoo
 
 from specframe.cli import cli
@@ -114,6 +115,8 @@ def test_the_page_as_html(whole: Path) -> None:
     assert html.count('<div class="scroll" role="region" tabindex="0" aria-label="') == html.count("<table>")
     assert len(re.findall(r'<svg role="img" aria-label="\w+: [^"]+"', html)) == len(re.findall(r"!\[", markdown)) == 6
     assert not re.search(r"https?:|<img|<script|@import|url\((?!#)", html)
+    assert "made by specframe" in markdown
+    assert "made by specframe" not in html.partition("<body>")[2]
     assert not re.search(r"<td>(eqspec|exspec|ragged|plain decoding)</td>", html)  # they head their rows
     assert html.count("<thead>") == html.count("<tbody>") == html.count("<table>")
     assert not re.search(r"<th[^>]*>\s*</th>|<th>", html)  # none is empty, none without a scope
@@ -137,6 +140,21 @@ def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path:
     other = run(*command, *pair[4:6], "--output", str(tmp_path / "given"))
     assert "no --prompts" not in other.stderr
     assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
+
+
+@needs_chromium
+def test_the_page_in_a_browser(whole: Path) -> None:
+    """On wide and narrow screens, light and dark, it is no wider than the screen and breaks no rule of accessibility."""
+    with browsing() as page:
+        page.goto((whole / reproduction.HTML).as_uri())
+        assert faults(page) == []
+
+
+def test_parts_that_are_alike_are_told_together() -> None:
+    """Parts with the same prompts and the same batch sizes share a sentence, and those that are filled have none."""
+    assert unfilled({"match": (4, [1, 4]), "speed": (1, [2]), "uniform": (1, [2])}) == [
+        "speed, uniform: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
+    ]
 
 
 def test_shares_are_those_of_decoding(whole: Path) -> None:
@@ -167,7 +185,7 @@ def test_the_tail_under_bursts_is_the_same_on_every_machine(whole: Path) -> None
     assert "Prompts arrive as `--bursty gamma:0.05,burstiness=0.25` says" in page
     rows = [row for row in page.partition("## The tail")[2].splitlines() if row.startswith("| exspec, unbounded | 2 |")]
     latency = np.percentile(found[-1]["latencies"], 99)
-    assert f"| {latency:.3g} | {len(ids)} |" in rows[0]
+    assert f"| {latency:.2f} | {len(ids)} |" in rows[0]
 
 
 def test_what_is_there_is_not_run_again(whole: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,21 +235,40 @@ def test_a_drafter_without_a_model_has_no_assisted_row(pair: list[str]) -> None:
         assert {"plain", "ragged", "eqspec"} < {case.scheme for case in found}
 
 
-def test_a_cell_that_fails_is_named(pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
+@pytest.fixture(scope="module")
+def failing(pair: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """What the command says of table 1 with one prompt at batch sizes 1 and 2 and a cell that fails, and its folder."""
 
-    def failing(*_: object) -> None:
+    def fails(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("specframe_lab.reproduction.reproduce.assisted", failing)
-    command = [*pair, *SIZES, *TOKENS, "--limit", "2", "--parts", "match", "--output", str(tmp_path / "out")]
-    result = run(*command)
+    folder = tmp_path_factory.mktemp("failing") / "out"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specframe_lab.reproduction.reproduce.assisted", fails)
+        return run(*pair, *SIZES, *TOKENS, "--limit", "1", "--parts", "match", "--output", str(folder)), folder
+
+
+def test_a_cell_that_fails_is_named(failing: tuple[Result, Path]) -> None:
+    """Its reason stands on standard error and on both pages beside the other cells, and the command exits with status 1."""
+    result, folder = failing
     assert result.exit_code == 1
     assert "assisted, batch size 1: MemoryError: no room" in result.stderr
-    assert "| ragged | 1 |" in (tmp_path / "out" / reproduction.PAGE).read_text(encoding="utf-8")
+    assert "| ragged | 1 |" in (folder / reproduction.PAGE).read_text(encoding="utf-8")
     for name, start in ((reproduction.PAGE, "- "), (reproduction.HTML, "<li>")):
-        page = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        page = (folder / name).read_text(encoding="utf-8")
         assert f"{start}match, assisted, batch size 1: MemoryError: no room" in page
+
+
+def test_batches_that_prompts_do_not_fill_are_told(pair: list[str], failing: tuple[Result, Path]) -> None:
+    """Batch sizes above the number of prompts are named on standard error, in a dry run, too, and on both pages."""
+    result, folder = failing
+    told = "match: with 1 prompt no batch has more than 1 row, so batch size 2 measures a batch of 1"
+    assert result.stderr.splitlines()[0] == told
+    assert f"\n- {told}\n" in (folder / reproduction.PAGE).read_text(encoding="utf-8")
+    assert f"<li>{told}</li>" in (folder / reproduction.HTML).read_text(encoding="utf-8")
+    more = ["--match-batch-sizes", "2,3,4", "--batch-sizes", "1", "--limit", "2", "--parts", "match", "--dry-run"]
+    told = "match: with 2 prompts no batch has more than 2 rows, so batch sizes 3, 4 measure a batch of 2"
+    assert told in run(*pair, *more, *TOKENS, "--output", str(folder.parent / "none")).stderr.splitlines()
 
 
 def test_published_figures_agree_with_each_other() -> None:

@@ -107,13 +107,14 @@ def reproduce(
         raise OptionError("--parts: arrivals needs --arrivals, as in --arrivals poisson:3")
     planned = planning(**options)
     names = [part.name for part in planned]
-    note = "" if options["prompts"] else NO_PROMPTS
+    notes = [] if options["prompts"] else [NO_PROMPTS]
+    notes += crowded(planned, parts or names)
     command = shlex.join(["specframe", "reproduce", *ctx.meta["specframe.arguments"]])
     if dry_run:
-        foresee(planned, output, parts or names, note)
+        foresee(planned, output, parts or names, notes)
         return
     prepare(quiet, verbose, {options["device"]})
-    found = run(planned, output, command, parts or names, note, quiet)
+    found = run(planned, output, command, parts or names, notes, quiet)
     faults = [f"{case}: {fault}" for kept in found.parts.values() for case in kept.cases if (fault := kept.fault(case))]
     for fault in faults:
         click.echo(fault, err=True)
@@ -121,13 +122,24 @@ def reproduce(
         ctx.exit(1)
 
 
-def foresee(planned: list[Part], output: str, only: list[str], note: str) -> None:
-    """Show what would be run, after a note."""
+def crowded(planned: list[Part], only: list[str]) -> list[str]:
+    """Return sentences that name the batch sizes of the parts to run which are larger than the number of their prompts."""
+    from specframe_lab.reproduction.reproduce import unfilled
+
+    running = [part for part in planned if part.name in only]
+    return unfilled(
+        {part.name: (len(part.settings.prompts), [case.batch_size for case in part.cases]) for part in running}
+    )
+
+
+def foresee(planned: list[Part], output: str, only: list[str], notes: list[str]) -> None:
+    """Show what would be run, after some notes."""
     from specframe_lab.comparison.compare import steps
     from specframe_lab.comparison.forecast import forecast
     from specframe_lab.reproduction.reproduce import about
 
-    click.echo(note, err=True, nl=bool(note))
+    for note in notes:
+        click.echo(note, err=True)
     wanted = [step for part in planned if part.name in only for step in steps(part.cases, part.settings.repeats)]
     settings = {part.name: part.settings for part in planned}
     show_forecast(forecast(wanted, output, about(planned, "")), lambda case: settings[case.cell["part"]], output)
@@ -180,26 +192,26 @@ def planning(
     return planned
 
 
-def run(planned: list[Part], output: str, command: str, only: list[str], note: str, quiet: bool) -> Reproduction:
-    """Run the steps that are missing, after a note, then write the page."""
+def run(planned: list[Part], output: str, command: str, only: list[str], notes: list[str], quiet: bool) -> Reproduction:
+    """Run the steps that are missing, after some notes, then write the page."""
     from specframe_lab.comparison.results import RESULTS
     from specframe_lab.reproduction.page import HTML, PAGE, write_reproduction
     from specframe_lab.reproduction.reproduce import reproduce as run_parts
 
     with claim_folder(output, RESULTS, [PAGE, HTML]):
         with telling(quiet) as tell:
-            found = run_parts(planned, output, command, only, naming(tell, note))
+            found = run_parts(planned, output, command, only, naming(tell, notes))
         click.echo(write_reproduction(found, output))
     return found
 
 
-def naming(tell: Progress, note: str) -> Progress:
-    """Return a progress callback that names the part of every step, and prints a note before the first."""
-    notes = [note] if note else []
+def naming(tell: Progress, notes: list[str]) -> Progress:
+    """Return a progress callback that names the part of every step, and prints the notes before the first."""
+    notes = [*notes]
 
     def telling_part(step: Any, line: dict[str, Any] | None) -> None:
         while notes:
-            click.echo(notes.pop(), err=True)
+            click.echo(notes.pop(0), err=True)
         named = attrs.evolve(step.case, scheme=f"{step.case.cell['part']}, {step.case.scheme}")
         tell(attrs.evolve(step, case=named), line)
 

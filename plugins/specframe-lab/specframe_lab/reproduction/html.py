@@ -18,9 +18,10 @@ def rendered(markdown: str, pictures: Mapping[str, str]) -> str:
     """Return a page.
 
     Args:
-        markdown: its text; a picture is ``![name](name.svg)``.
+        markdown: its text; a picture is ``![name](name.svg)``, a comment is left out.
         pictures: SVG by name.
     """
+    markdown = re.sub(r"(?s)<!--.*?-->\n*", "", markdown)  # the renderer takes no HTML: it would show a comment as text
     content = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     title = re.search(r"<h1>(.*?)</h1>", content)
     content = re.sub(r'<p><img src="(\w+)\.svg" alt="\w*" ?/?></p>', lambda found: figure(found[1], pictures), content)

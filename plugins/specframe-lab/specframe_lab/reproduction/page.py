@@ -14,6 +14,7 @@ import matplotlib
 
 from specframe.files import write_page
 from specframe_lab.comparison import figures as f
+from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.figures import SPREAD, Table
 from specframe_lab.comparison.results import Comparison, Line
 from specframe_lab.comparison.schemes import PLAIN_NAME, Case
@@ -23,7 +24,7 @@ from specframe_lab.report.images import png, standing_alone, svg
 from specframe_lab.reproduction import published
 from specframe_lab.reproduction.html import rendered
 from specframe_lab.reproduction.published import Anatomy
-from specframe_lab.reproduction.reproduce import ASSISTED, PATIENCE, SPECULATING, WINDOW, Reproduction
+from specframe_lab.reproduction.reproduce import ASSISTED, PATIENCE, SPECULATING, WINDOW, Reproduction, unfilled
 
 PAGE, HTML = "reproduction.md", "reproduction.html"
 NAMES = {
@@ -89,7 +90,8 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
         parts[name] += f"\n\n![{name}]({name}.svg)"
     template = string.Template((files("specframe_lab.reproduction") / PAGE).read_text(encoding="utf-8"))
     facts = {
-        "failed": failed(found),
+        "unfilled": listed("Some batch sizes are larger than the number of prompts:", unfilled(counts(found))),
+        "failed": listed("These could not be run and are missing below:", faults(found)),
         "command": found.about["command"],
         "arriving": arriving(found, "arrivals"),
         "bursting": arriving(found, "bursty"),
@@ -98,15 +100,27 @@ def markdown(found: Reproduction, figures: Collection[str]) -> str:
     return template.substitute(parts, **facts, pairs=", ".join(published.PAIRS), patience=PATIENCE)
 
 
-def failed(found: Reproduction) -> str:
-    """Return a list of the cells that could not be run, and why; "" where there are none."""
-    faults = [
-        f"- {name}, {case}: {fault}"
+def counts(found: Reproduction) -> dict[str, tuple[int, list[int]]]:
+    """Return the number of prompts and the batch sizes of each part that has run."""
+    kept = {name: [one for case in part.cases if (one := f.tokens(part, case))] for name, part in found.parts.items()}
+    return {
+        name: (len(ids[0]), [case.batch_size for case in found.parts[name].cases]) for name, ids in kept.items() if ids
+    }
+
+
+def faults(found: Reproduction) -> list[str]:
+    """Return the cells that could not be run, and why."""
+    return [
+        f"{name}, {case}: {fault}"
         for name, part in found.parts.items()
         for case in part.cases
         if (fault := part.fault(case))
     ]
-    return "\n".join(["\n\nThese could not be run and are missing below:\n", *faults]) if faults else ""
+
+
+def listed(heading: str, sentences: Sequence[str]) -> str:
+    """Return a list under a heading; "" where it would be empty."""
+    return "\n".join([f"\n\n{heading}\n", *(f"- {sentence}" for sentence in sentences)]) if sentences else ""
 
 
 def table(columns: Sequence[str], rows: Rows) -> str:
@@ -158,7 +172,7 @@ def match_row(comparison: Comparison, case: Case) -> Sequence[str]:
     return (
         NAMES.get(case.scheme, case.scheme),
         str(case.batch_size),
-        ", ".join(f"{exact:g} / {partial:g}" for exact, partial in figures) or NONE,
+        ", ".join(f"{exact:.1f} / {partial:.1f}" for exact, partial in figures) or NONE,
         *(agreement(comparison, case, size) for size in (1, case.batch_size)),
         *(str(line.get(kind, NONE)) for kind in ("ties", "bugs")),
     )
@@ -336,13 +350,14 @@ def tails(found: Reproduction) -> Rows:
     """Return percentiles of the passes to the first token and to the end, the longest wait and what bounds it."""
     first = {row[:2]: row[4:7] for row in f.serving(found.parts["bursty"]) if row[2] == "ttft"}
     rows = waits(f.latency(found.parts["bursty"]))
-    return [(*row[:2], *(f"{value:.3g}" for value in first[row[0], int(row[1])]), *row[2:]) for row in rows]
+    firsts = texts([first[row[0], int(row[1])] for row in rows])
+    return [(*row[:2], *ttft, *row[2:]) for row, ttft in zip(rows, firsts, strict=True)]
 
 
 def waits(latencies: Iterable[tuple[Any, ...]]) -> Rows:
     """Return percentiles of latency, the longest wait and what bounds it."""
     rows = []
     for scheme, size, *percentiles, wait, count in latencies:
-        bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else NONE
-        rows.append((scheme, str(size), *(f"{value:.3g}" for value in percentiles), str(count), str(wait), str(bound)))
-    return rows
+        bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else None
+        rows.append((scheme, size, *percentiles, count, wait, bound))
+    return texts(rows)

@@ -257,6 +257,27 @@ def up_to_stop(ids: list[int], stops: Collection[int]) -> list[int]:
     return next((ids[: place + 1] for place, token in enumerate(ids) if token in stops), ids)
 
 
+def unfilled(parts: Mapping[str, tuple[int, Collection[int]]]) -> list[str]:
+    """Return a sentence for all parts with the same number of prompts and the same batch sizes that it does not fill.
+
+    Args:
+        parts: the number of prompts and the batch sizes of each part.
+    """
+    found: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for part, (prompts, sizes) in parts.items():
+        if larger := tuple(sorted({size for size in sizes if size > prompts})):
+            found.setdefault((prompts, larger), []).append(part)
+    told = []
+    for (prompts, larger), names in found.items():
+        several = "s" * (prompts != 1)
+        why = f"with {prompts} prompt{several} no batch has more than {prompts} row{several}"
+        what = (
+            f"batch sizes {', '.join(map(str, larger))} measure" if larger[1:] else f"batch size {larger[0]} measures"
+        )
+        told.append(f"{', '.join(names)}: {why}, so {what} a batch of {prompts}")
+    return told
+
+
 def spread_over(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
     """Return ``count`` prompts, evenly spread over all of them; all where there are no more."""
     if count is None or count >= len(prompts):
