@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.trace.captions import Captions, bytes_text, listed
 from specframe_lab.trace.frames import (
@@ -342,12 +341,7 @@ def test_token_text() -> None:
     assert token_text(None)(5) == "#5"
 
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--allow-file-access-from-files", "--enable-logging=stderr", "--window-size=1280,900", "--dump-dom"),
-)
+SCROLLED = "[...document.querySelectorAll('.box')].map((one) => one.scrollLeft)"
 FRAMES = """<!DOCTYPE html><link rel="icon" href="data:,">
 <iframe src="{page}" style="border:0;width:360px;height:800px"></iframe>
 <iframe src="{page}#step=4&mask&beside" style="border:0;width:1200px;height:800px"></iframe>
@@ -420,16 +414,28 @@ onload = () => {{
 </script>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, Debian's package of that name")
+@needs_chromium
 def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are
     reached with the keyboard; lists, tables and landmarks have names and the structure that readers of a screen rely on.
+    It begins at slot 0 and follows the rows from the next step on, fits other screens, too, and breaks no rule of accessibility.
     """
     (tmp_path / "frames.html").write_text(FRAMES.format(page=page.as_uri()), encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frames.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    narrow, wide = json.loads(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[1])
+    with browsing() as seen:
+        seen.goto((tmp_path / "frames.html").as_uri())
+        told = seen.inner_text("#seen")
+        seen.set_viewport_size({"width": 400, "height": 900})
+        seen.goto(page.as_uri())
+        assert seen.evaluate(SCROLLED) == [0] * 4
+        seen.click("#last")
+        assert max(seen.evaluate(SCROLLED)) > 0
+        seen.click("#first")
+        assert seen.evaluate(SCROLLED) == [0] * 4
+        for button in ("#next", "#next", "#mask"):
+            seen.click(button)
+        assert seen.locator("canvas.mask:not([hidden])").count() > 0
+        assert faults(seen) == []
+    narrow, wide = json.loads(told)
     assert narrow["start"][0].startswith("Round 1, reading prompts. The target reads 3 prompts")
     assert wide["start"][0].startswith("Round 3, the target's pass.")
     for seen in (narrow, wide):
@@ -519,6 +525,10 @@ def test_command_with_a_limit(pair: list[str], tmp_path: Path) -> None:
             ["--output", "no/trace.html"],
             "--output: no/trace.html cannot be written: expected a file in a folder that exists",
         ),
+        (
+            ["--output", "t.pdf"],
+            "--output: t.pdf ends in .pdf: expected a name that ends in .html, since a page is written",
+        ),
         (["--align", "eqspek"], "unknown alignment 'eqspek'"),
         (["--draft-length", "0"], "--draft-length: expected a whole number of at least 1"),
         (["a"] * 17, "prompts: expected at most 16, for a page that can be looked at, got 17"),
@@ -531,7 +541,24 @@ def test_command_refuses(pair: list[str], given: list[str], said: str, tmp_path:
     result = run(*pair, *given)
     assert result.exit_code != 0
     assert said in result.output
-    assert not list(tmp_path.glob("*.html"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_trees_are_told_by_nodes_and_depth(pair: list[str], tmp_path: Path) -> None:
+    """A page of trees says how many nodes and how deep, and no draft length; beside chains each panel of trees does."""
+    path, tree = tmp_path / "t.html", "at most 4 nodes, depth 2"
+    for drafters in (f"{pair[3]},branch=2/1", f"{pair[3]},branch=2/1,{pair[3]}"):
+        given = [*pair[:2], "--drafter", drafters, "--align", "ragged", "--max-new-tokens", "4"]
+        result = run(*given, "ab", "--output", str(path))
+        assert result.exit_code == 0, result.output
+        data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)[1])
+        facts, panels = data["facts"], [scheme["about"] for scheme in data["schemes"]]
+        assert panels[0].endswith(f" Draft trees: {tree}.")
+        assert "draft length" not in facts
+        if len(panels) == 1:
+            assert facts["draft trees"] == tree
+        else:
+            assert (facts["draft length of chains"], "Draft trees" in panels[1]) == ("4", False)
 
 
 def test_one_target(pair: list[str]) -> None:
@@ -580,6 +607,7 @@ def test_trees_are_on_the_page() -> None:
     page = page_data([tree_trace("ragged")], {}, lambda token: f"#{token}")
     frames = page["schemes"][0]["frames"]
     lines = next(frame["trees"] for frame in frames if frame["trees"])
+    assert lines[0].startswith("Prompt 0: ")
     assert lines[0].endswith("stood")
     assert any(line.startswith("├─ “#") for line in lines)
     assert any("moved to slot" in line for frame in frames for line in frame["trees"])

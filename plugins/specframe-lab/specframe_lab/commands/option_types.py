@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from specframe.cli.option_types import Kind, Text, source_of
+from specframe.cli.option_types import File, Kind, Text, source_of
 from specframe.errors import OptionError, SpecframeError
 from specframe_lab.grid import split_list
 
@@ -52,6 +53,27 @@ class Slo(Text):
             objectives(text)
         except OptionError as fault:
             raise OptionError(f"{source_of(param, ctx, self.name)}: {fault}") from None
+        return text
+
+
+HTML = (".html", ".htm")
+"""Endings of the names of pages."""
+
+
+def is_page(name: str) -> bool:
+    """Return whether a file's name ends as that of a page does."""
+    return os.path.splitext(name)[1].lower() in HTML
+
+
+class PageFile(File):
+    """The name of a page; one that ends as other files do is refused, one without an ending is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; raise :class:`OptionError` where it ends in another ending than .html."""
+        text = super().convert(value, param, ctx)
+        if (ending := os.path.splitext(text)[1]) and not is_page(text):
+            expected = f"expected a name that ends in {HTML[0]}, since a page is written"
+            raise OptionError(f"{source_of(param, ctx, self.name)}: {text} ends in {ending}: {expected}")
         return text
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specframe.cli.name_checks import check_names
-from specframe.cli.option_types import File
 from specframe.cli.options import LIMIT, PROMPTS, names, whole, with_options
 from specframe.errors import InvariantError, OptionError, PluginError, SpecframeError
 from specframe.files import Output
@@ -17,6 +16,7 @@ from specframe.text.prompts import Given
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.grids import Remembered, grid_options, readable
 from specframe_lab.commands.leaving_out import tell_left_out
+from specframe_lab.commands.option_types import PageFile
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell
@@ -34,7 +34,7 @@ MOST_PROMPTS = 16
 @click.option(
     *names("--output"),
     metavar="FILE.html",
-    type=File(),
+    type=PageFile(),
     default="trace.html",
     show_default=True,
     help="The page to write.",
@@ -108,7 +108,8 @@ def write_page(cells: list[Cell], texts: Sequence[Given], new: int, output: Outp
 
     loaded, differing = LoadedModels(), varying(cells)
     schemes, cell = recorded(cells, differing, texts, new, loaded)
-    page = render(schemes, facts(cell, loaded, differing, new, command), token_text(loaded.pipeline(cell).tokenizer))
+    told = facts(cell, loaded, differing, new, command, schemes)
+    page = render(schemes, told, token_text(loaded.pipeline(cell).tokenizer))
     output.refuse_foreign()
     output.replace(page)
     return schemes
@@ -141,7 +142,9 @@ def recorded(
     return list(schemes.values()), cells[min(schemes)]
 
 
-def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str) -> dict[str, str]:
+def facts(
+    cell: Cell, loaded: LoadedModels, differing: list[str], new: int, command: str, schemes: list[SchemeTrace]
+) -> dict[str, str]:
     """Return the page's description of the run."""
     from specframe.models.pairs import choose, chosen_name
 
@@ -154,6 +157,11 @@ def facts(cell: Cell, loaded: LoadedModels, differing: list[str], new: int, comm
         "draft_length": cell["draft_length"],
     }
     same = {option.replace("_", " "): str(value) for option, value in known.items() if option not in differing}
+    trees = {scheme.tree for scheme in schemes}
+    if trees != {""}:  # of a tree it is the depth: the panels of trees tell their nodes and depth
+        length = same.pop("draft length", None)
+        same |= {"draft trees": trees.pop()} if len(trees) == 1 else {}
+        same |= {"draft length of chains": length} if "" in trees and length else {}
     precision = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
     return {**same, "new tokens": f"{new} at most", "precision": precision, "command": command}
 

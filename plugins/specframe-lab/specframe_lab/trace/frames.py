@@ -119,5 +119,7 @@ class SchemeTrace:
     """The target's own greedy continuation of each prompt; None where tokens are drawn at random."""
     windows: list[int]
     """Sliding windows of the target's layers that have a window. The masks shown are those of layers without a window."""
+    tree: str = ""
+    """Limits of its trees in words: nodes and depth; "" where drafts are chains."""
     branches: dict[tuple[int, int], int] = attrs.Factory(dict)
     """Accepted nodes of trees by depth, from 1, and rank among siblings, from 0."""

@@ -19,7 +19,7 @@ function go(to, scroll = true) {
   if (scroll) center();
 }
 
-/* Scroll to where the most rows end, the rightmost of such places. */
+/* Scroll to where the most rows end, the rightmost of such places; the first step begins at slot 0. */
 function center() {
   const width = parseFloat(getComputedStyle(panels[0].track).getPropertyValue("--w"));
   const shown = Math.floor(panels[0].box.clientWidth / width);
@@ -35,7 +35,7 @@ function scrollTo(group, width, shown) {
   const ends = group.flatMap((panel) => panel.ends());
   const near = (end) => ends.filter((other) => other <= end && other > end - shown + 2).length;
   const best = ends.reduce((one, end) => (near(end) > near(one) || (near(end) === near(one) && end > one) ? end : one), 0);
-  const left = Math.max(0, (best + 1) * width - group[0].box.clientWidth + 16);
+  const left = step === 0 ? 0 : Math.max(0, (best + 1) * width - group[0].box.clientWidth + 16);
   syncing = true;
   for (const other of group) other.box.scrollLeft = left;
   requestAnimationFrame(() => { syncing = false; });

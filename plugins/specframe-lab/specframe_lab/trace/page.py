@@ -88,7 +88,7 @@ def scheme_data(scheme: SchemeTrace, text_of: Callable[[int], str]) -> Json:
     captions, totals = Captions(scheme), Totals(scheme)
     return {
         "name": scheme.name,
-        "about": scheme.about,
+        "about": f"{scheme.about} Draft trees: {scheme.tree}." if scheme.tree else scheme.about,
         "lossless": scheme.lossless,
         "windows": scheme.windows,
         "outputs": scheme.outputs,

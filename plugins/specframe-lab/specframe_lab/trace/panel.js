@@ -20,7 +20,8 @@ class Panel {
     this.box.addEventListener("click", (event) => this.inspect(event));
     this.box.addEventListener("focusin", (event) => this.inspect(event));
     this.box.addEventListener("keydown", (event) => this.walk(event));
-    this.trees = make("pre", { class: "trees" });
+    const trees = { class: "trees", tabindex: "0", role: "region", "aria-label": `Trees of ${scheme.name}, scrollable` };
+    this.trees = make("pre", trees);
     this.note = make("p", { class: "inspect", text: SELECT });
     this.element = make(
       "section", { class: "scheme", "aria-label": scheme.name },

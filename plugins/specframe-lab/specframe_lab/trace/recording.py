@@ -45,6 +45,7 @@ from specframe_lab.trace.frames import (
     Score,
 )
 from specframe_lab.trace.slots import NOTHING, SlotBook
+from specframe_lab.trace.trees import limits
 from specframe_lab.verify import encode
 
 
@@ -339,6 +340,7 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
         slot_bytes=sizes["target"],
         draft_slot_bytes=sizes.get("draft", 0),
         windows=sorted({window for window in windows if window is not None}),
+        tree=limits(pipe.composition.drafter, pipe.composition.policy.maximum),
         cells=trace.book.cells,
         frames=trace.frames,
         prompts=[request.prompt_ids for request in requests],

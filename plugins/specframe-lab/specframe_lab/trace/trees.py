@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from specframe.contracts.drafts import Budget
+from specframe.contracts.roles import Drafter
+from specframe.plugins.recipe import own_budget
 from specframe_lab.trace.frames import Lane, Node
 
 
@@ -13,7 +16,7 @@ def drawn(lane: Lane, text_of: Callable[[int], str]) -> list[str]:
         return []
     tree = lane.score.tree
     stood = sum(node.place is not None for node in tree)
-    return [f"Prompt {lane.prompt + 1}: {len(tree)} nodes, {stood} stood", *_children(tree, -1, "", text_of)]
+    return [f"Prompt {lane.prompt}: {len(tree)} nodes, {stood} stood", *_children(tree, -1, "", text_of)]
 
 
 def _children(tree: list[Node], parent: int, indent: str, text_of: Callable[[int], str]) -> Iterator[str]:
@@ -28,6 +31,15 @@ def _described(node: Node, text_of: Callable[[int], str]) -> str:
     moved = "" if node.moved is None else f", moved to slot {node.moved}"
     stood = "" if node.place is None else ", stood"
     return f"“{text_of(node.token)}” {100 * node.chance:.0f}%, slot {node.slot}{stood}{moved}"
+
+
+def limits(drafter: Drafter, most: Budget) -> str:
+    """Return the limits of a drafter's trees in words; "" where it drafts chains."""
+    if "tree" not in drafter.offers:
+        return ""
+    own = own_budget(drafter, most.depth) or most
+    nodes, depth = min(own.nodes, most.nodes), min(own.depth, most.depth)
+    return f"at most {nodes} node{'s' * (nodes != 1)}, depth {depth}"
 
 
 def by_branch(branches: Mapping[tuple[int, int], int]) -> str:
