@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner
 from click.testing import Result as Exit
 from specframe_lab.grid import checked, expand
 from specframe_lab.grid_models import LoadedModels
+from specframe_lab.report.verification import html
 from specframe_lab.verify import Agreement, Divergence, Reference, Verification, common_start, decodings, verify
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
@@ -375,6 +378,67 @@ def test_results_are_not_written_over(saved: list[str], tmp_path: Path) -> None:
     result = invoke(*saved, "--output", str(file))
     assert result.exit_code == 2
     assert "holds results already" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def written(saved: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Exit, Path]:
+    """What the command says of a grid with a sound, a flawed and a broken combination and one left out, and its page."""
+    page = tmp_path_factory.mktemp("page") / "verified.html"
+    grid = ["--align", "ragged,masking,nothing", "--kv", "slab,dynamic", "def f(x):", "<a>"]
+    return invoke(*saved, *grid, "--output", str(page)), page
+
+
+def test_the_page_has_every_combination(written: tuple[Exit, Path]) -> None:
+    """The page has a row per combination with its first divergence, all divergences, what was left out, and the command."""
+    result, page = written
+    text = page.read_text(encoding="utf-8")
+    assert result.exit_code == 1, result.output
+    assert result.stdout.splitlines()[-1] == str(page)
+    assert "decode as the reference decoder does, ties aside.</p>" in text
+    assert re.search(r'<th scope="row">align=ragged, kv=slab</th><td>exact</td><td>none</td><td>100\.0</td>', text)
+    for line in result.stdout.splitlines():
+        if line.startswith("align=") and ": " in line:
+            name, _, why = line.partition(": ")
+            assert f'<th scope="row">{escape(name)}</th><td><span class="differs">' in text
+            assert f'<span class="words">{escape(why)}</span>' in text
+    assert re.search(r"<details><summary>align=masking, kv=dynamic: [12]</summary>", text)
+    assert "alignment &#x27;ragged&#x27; cannot run" in text.partition("Left out")[2]
+    assert "<pre>specframe verify --target" in text
+    assert "&lt;a&gt;" in text.partition("<pre>")[2]
+    assert not re.search(r"https?:|<script|<img|@import|url\((?!#)", text)
+    assert "<dt>prompts</dt><dd>2</dd>" in text
+
+
+def test_the_page_is_written_again_and_nothing_foreign_replaced(saved: list[str], written: tuple[Exit, Path]) -> None:
+    """A page of an earlier run is replaced; what somebody else made is refused before anything is decoded."""
+    page = written[1].with_name("again.html")
+    page.write_bytes(written[1].read_bytes())
+    assert invoke(*saved, "ab", "--output", str(page)).exit_code == 0
+    assert "1 of 1 combinations" in page.read_text(encoding="utf-8")
+    page.write_text("precious")
+    result = invoke(*saved, "ab", "--output", str(page))
+    assert (result.exit_code, page.read_text()) == (2, "precious")
+    assert "was not made by specframe" in result.stderr
+
+
+def test_a_page_of_ties_and_missing_tokens() -> None:
+    """A combination that parts at ties alone is exact but for them; a token that is missing is the end, and has no distance."""
+    tie, end = Divergence(0, 1, 5, 6, 0.1, 0.125, 0.2), Divergence(1, 2, None, 6, 0.1, math.inf, 0.2)
+    one = {"cell": {"align": "ragged"}, "sequences": 2, "lossless": True}
+    whole = Agreement(2, [1.0, 1.0], [])
+    ties, bugs = (Agreement(2, [0.5, 1.0], [parted]) for parted in (tie, end))
+    text = html([Verification(**one, batch_one=a, same_batch=whole, plain=whole) for a in (ties, bugs)], "", [], [])
+    assert "<td>exact but for ties</td>" in text
+    assert '<td><span class="differs">differ</span></td>' in text
+    assert "<td>the end</td><td>6</td><td>0.100</td><td>-</td><td>0.200</td><td>bug</td>" in text
+
+
+@needs_chromium
+def test_the_page_on_screens(written: tuple[Exit, Path]) -> None:
+    """On wide and narrow screens, light and dark, it is no wider than the screen and breaks no rule of accessibility."""
+    with browsing() as page:
+        page.goto(written[1].as_uri())
+        assert faults(page) == []
 
 
 def test_bitwise_knows_no_ties() -> None:

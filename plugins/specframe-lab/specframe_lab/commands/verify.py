@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +20,19 @@ from specframe.files import Output
 from specframe.text.prompts import Given
 from specframe_lab.commands.display import SHOWN, prepare
 from specframe_lab.commands.dry_run import DRY_RUN
-from specframe_lab.commands.grids import TEMPERATURE, grid_options, readable, sampled
-from specframe_lab.commands.leaving_out import tell_left_out
-from specframe_lab.commands.option_types import Unusable
+from specframe_lab.commands.grids import TEMPERATURE, Remembered, grid_options, readable, sampled
+from specframe_lab.commands.leaving_out import left_out, tell_left_out
+from specframe_lab.commands.option_types import Unusable, is_page
 
 if TYPE_CHECKING:
     from specframe_lab.grid import Cell, Grid
-    from specframe_lab.verify import Agreement, Verification
+    from specframe_lab.verify import Verification
 
 Faults = list[tuple["Cell", SpecframeError]]
 """Cells that cannot be verified, and why."""
-COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "partial %", "plain: exact %")
 
 
-@click.command()
+@click.command(cls=Remembered)
 @with_options(PROMPTS, CUT)
 @grid_options(lenient=True, draft_length="5")
 @click.option("--check", is_flag=True, help="Check positions, masks and caches in every round as well; slow.")
@@ -41,9 +42,9 @@ COLUMNS = ("exact %", "partial %", "ties", "bugs", "same batch: exact %", "parti
 @with_options(SHOWN)
 @click.option(
     *names("--output"),
-    metavar="FILE.jsonl",
+    metavar="FILE",
     type=File(),
-    help="Write each cell's outcome, with all divergences, to a file.",
+    help="Write each cell's outcome, with all divergences: as lines of JSON, or as a page where the name ends in .html.",
 )
 @click.pass_context
 def verify(
@@ -77,11 +78,23 @@ def verify(
         foresee(cells, faults, len(texts), max_new_tokens, temperature)
         ctx.exit(1 if faults else 0)
     prepare(quiet, verbose, {cell["device"] for cell in cells})
-    with lines(output) as write, telling(quiet) as progress:
-        for outcome in run(cells, faults, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
+    page = page_file(output)
+    with lines(None if page else output) as write, telling(quiet) as progress:
+        grid = comparable_grid(cells, faults, temperature)
+        for outcome in run(grid, faults, texts, max_new_tokens, max_prompt_tokens, progress, temperature):
             write(json.dumps(outcome.record(), ensure_ascii=False))
             outcomes.append(outcome)
     show(outcomes, quiet)
+    if page:
+        settings = {
+            "prompts": len(texts),
+            "max new tokens": max_new_tokens,
+            "max prompt tokens": max_prompt_tokens,
+            "temperature": temperature,
+        }
+        command = shlex.join(["specframe", "verify", *ctx.meta["specframe.arguments"]])
+        write_page(page, outcomes, grid, command, settings)
+        click.echo(page.name)
     if not all(outcome.sound for outcome in outcomes):
         ctx.exit(1)
 
@@ -132,6 +145,7 @@ def comparable_grid(cells: list[Cell], faults: Faults, temperature: float) -> Gr
 def foresee(cells: list[Cell], faults: Faults, prompts: int, new: int, temperature: float) -> None:
     """Show what would be decoded."""
     from specframe_lab.grid import varying
+    from specframe_lab.report.verification import named
     from specframe_lab.verify import decodings
 
     grid = comparable_grid(cells, faults, temperature)
@@ -148,8 +162,35 @@ def foresee(cells: list[Cell], faults: Faults, prompts: int, new: int, temperatu
     )
 
 
+def page_file(output: str | None) -> Output | None:
+    """Return the page to write, if one is asked for; raise :class:`OptionError` where it cannot be written."""
+    if output is None or not is_page(output):
+        return None
+    page = Output(output)
+    page.refuse_foreign()
+    return page
+
+
+def write_page(page: Output, outcomes: list[Verification], grid: Grid, command: str, settings: dict[str, Any]) -> None:
+    """Write the page: all outcomes, and how they were come by."""
+    from specframe.cli.environment import environment
+    from specframe.models.pairs import choose, chosen_name
+    from specframe_lab.grid import varying
+    from specframe_lab.report.verification import html
+
+    cell, differing = grid.cells[0], varying(outcome.cell for outcome in outcomes)
+    target, strategy, draft_model = choose(cell["target"], cell["drafter"])
+    pair = {"target": target, "drafter": chosen_name(cell["drafter"], strategy, draft_model)}
+    known = {name: value for name, value in pair.items() if name not in differing}
+    known |= settings | environment({cell["device"] for cell in grid.cells})
+    known["written"] = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    facts = [(name, "no" if value is None else str(value)) for name, value in known.items()]
+    page.refuse_foreign()
+    page.replace(html(outcomes, command, facts, left_out(grid)))
+
+
 def run(
-    cells: list[Cell],
+    grid: Grid,
     faults: Faults,
     texts: Sequence[Given],
     new: int,
@@ -157,11 +198,10 @@ def run(
     progress: Any,
     temperature: float,
 ) -> Iterator[Verification]:
-    """Check the grid, then yield each cell's outcome, at last those of cells with a fault."""
+    """Yield each cell's outcome, at last those of cells with a fault."""
     from specframe_lab.verify import Verification
     from specframe_lab.verify import verify as verifications
 
-    grid = comparable_grid(cells, faults, temperature)
     yield from verifications(grid, texts, new, cut, progress, temperature)
     for cell, fault in faults:
         yield Verification(cell, len(texts), fault=str(fault))
@@ -197,39 +237,14 @@ def telling(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def show(outcomes: list[Verification], quiet: bool) -> None:
     """Print a row per cell, unless ``quiet``, then where each parts from the reference decoder."""
-    from specframe_lab.grid import varying
+    from specframe_lab.report.verification import FIGURES, differing, figures, named, reason, verdict
 
-    differing = varying(outcome.cell for outcome in outcomes) or ["align"]
+    options = differing(outcomes)
     if not quiet:
-        rows = [[named(outcome.cell, differing, " "), *row(outcome)] for outcome in outcomes]
-        show_table(("combination", *COLUMNS), rows, numbers=True)
+        rows = [[named(outcome.cell, options, " "), *figures(outcome)] for outcome in outcomes]
+        show_table(("combination", *FIGURES), rows, numbers=True)
         click.echo()
     for outcome in outcomes:
-        if reason := outcome.fault or (outcome.batch_one and outcome.batch_one.worst):
-            click.echo(f"{named(outcome.cell, differing)}: {reason}")
-    sound = sum(outcome.sound for outcome in outcomes)
-    aside = "" if all(outcome.cell.get("bitwise") for outcome in outcomes) else ", ties aside"
-    click.echo(f"{sound} of {len(outcomes)} combinations decode as the reference decoder does{aside}")
-
-
-def row(outcome: Verification) -> list[str]:
-    """Return the figures of one cell."""
-    if outcome.batch_one is None or outcome.same_batch is None or outcome.plain is None:
-        return ["failed", *["-"] * (len(COLUMNS) - 1)]
-    one: Agreement = outcome.batch_one
-    return [
-        f"{one.exact_match:.1f}",
-        f"{one.partial_match:.1f}",
-        str(one.ties),
-        str(one.bugs),
-        f"{outcome.same_batch.exact_match:.1f}",
-        f"{outcome.same_batch.partial_match:.1f}",
-        f"{outcome.plain.exact_match:.1f}",
-    ]
-
-
-def named(cell: Cell, options: list[str], joint: str = ", ") -> str:
-    """Return some of a cell's options as text; those left to their default stay out."""
-    return joint.join(
-        f"{option.replace('_', '-')}={cell[option]}" for option in options if cell.get(option) is not None
-    )
+        if why := reason(outcome):
+            click.echo(f"{named(outcome.cell, options)}: {why}")
+    click.echo(verdict(outcomes))
