@@ -156,6 +156,8 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
+@pytest.mark.nightly  # `make check` looks at it as well
 def test_generated_parts_are_up_to_date() -> None:
     """``make docs`` would change nothing; in a process of its own, which knows the installed plugins and no others."""
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)

@@ -66,8 +66,8 @@ def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"attention": "masked"}, {"attention": "flex"}),
         ({"attention": "flex"}, {"attention": "flex"}),
-        ({"layers": "compiled"}, {"attention": "flex"}),
-        ({"layers": "compiled"}, {"layers": "compiled"}),
+        pytest.param(({"layers": "compiled"}, {"attention": "flex"}), marks=pytest.mark.slow),
+        pytest.param(({"layers": "compiled"}, {"layers": "compiled"}), marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
     ids=str,
 )

@@ -413,6 +413,7 @@ def test_models_count_as_memory_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> 
     assert executor.most_workers(pipe.recipe, parts) == 3
 
 
+@pytest.mark.slow  # begins three processes
 def test_a_number_of_workers_that_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `count=auto` results are those of one process, and one prompt is decoded by one worker."""
     monkeypatch.setattr(executor, "most_workers", lambda recipe, parts: 2)
