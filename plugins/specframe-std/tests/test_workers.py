@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -26,7 +27,7 @@ from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
 from specframe.engine import request_stream
 from specframe.engine.arrivals import HandClock
-from specframe.errors import ContractError, InvariantError, OptionError, UnknownNameError
+from specframe.errors import ContractError, InvariantError, OptionError, SpecframeWarning, UnknownNameError
 from specframe.observe.watch import Watch, Watcher
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
@@ -333,6 +334,9 @@ class DyingProcesses:
     def missing(self) -> int:
         return self._count - len(self.processes)
 
+    def stay(self) -> None:
+        self._count = len(self.processes)
+
     def add(self) -> Mortal:
         self.processes.append(Mortal())
         return self.processes[-1]
@@ -388,6 +392,27 @@ def test_workers_are_begun_as_requests_come() -> None:
     dealt = [[ticket for one in worker.sent for ticket, _ in one.requests] for worker in (first, second)]
     assert dealt == [[0, 1, 2], [3, 4, 5]]
     assert len(processes.processes) == 2
+
+
+def test_a_worker_that_cannot_be_begun_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system begins no further process, the requests go to the workers there are, and a warning says so once."""
+    pipe = harness.pipeline(TARGET, DRAFT, batch_size=2)
+    processes: Any = DyingProcesses([Ready(), *[told(0, [7])] * 2], count=3)
+    engine = DispatchingEngine(pipe.recipe, pipe.parts, [], HandClock(), processes)
+
+    def fail() -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(processes, "add", fail)
+    for index in range(3):
+        engine.add(Request(index, [1, 2, 3], 9))
+    with pytest.warns(
+        SpecframeWarning, match="^no more than 1 workers can be begun: .*Cannot allocate memory"
+    ) as found:
+        reports = [engine.step() for _ in range(2)]
+    assert all(reports)
+    assert len(found) == 1
+    assert [[ticket for ticket, _ in one.requests] for one in processes.processes[0].sent] == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(("cores", "gigabytes", "count"), [(4, 100.0, 4), (4, 0.5, 1), (4, 2.9, 2), (1, 100.0, 1)])

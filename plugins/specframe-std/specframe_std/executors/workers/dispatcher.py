@@ -166,9 +166,16 @@ class DispatchingEngine:
         return report
 
     def _add_workers(self) -> None:
-        """Begin workers that have not been begun, as long as there are more requests than workers."""
+        """Begin workers that have not been begun, as long as there are more requests than workers, and the system begins them."""
         while self._processes.missing and len(self._workers) < len(self._jobs):
-            self._workers.append(Assignment(self._processes.add()))
+            try:
+                process = self._processes.add()
+            except OSError as error:  # of memory, or of processes that one user may have
+                told = f"no more than {len(self._workers)} workers can be begun: {sentence(error)}"
+                warnings.warn(told, SpecframeWarning, stacklevel=2)
+                self._processes.stay()
+                return
+            self._workers.append(Assignment(process))
             self._processes.open(self._workers[-1].process, self._recipe, self._parts)
 
     def _tell(self, report: RoundReport | None) -> None:

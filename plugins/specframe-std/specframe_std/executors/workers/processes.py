@@ -103,6 +103,10 @@ class WorkerProcesses:
         self.processes.append(start_process(len(self.processes), self._count))
         return self.processes[-1]
 
+    def stay(self) -> None:
+        """Begin no further workers than there are."""
+        self._count = self._first = len(self.processes)
+
     def open(self, process: WorkerProcess, recipe: Recipe, parts: Parts) -> None:
         """Have a worker open an engine; it is sent the recipe unless it has the parts already."""
         data = m.packed_recipe(recipe) if process.recipe != self._recipes else None
