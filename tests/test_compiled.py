@@ -69,8 +69,8 @@ def test_a_graph_serves_all_layers_and_lengths(graphs: list[Any]) -> None:
 
 def test_a_model_is_left_as_it_was(graphs: list[Any]) -> None:
     """Between forwards the caller's model has its own layers and attention."""
-    model = zoo.build("qwen3")
-    first, second = model.model.layers
+    model = zoo.build("opt")
+    first, second = model.model.decoder.layers
     first.forward = hooked = first.forward
     harness.decode(harness.pipeline(model, None, layers="compiled"), harness.requests(PROMPTS[:1], 4))
     assert graphs
@@ -94,7 +94,7 @@ def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: lambda *given: [1.1 * x for x in graph(*given)])
     torch._dynamo.reset()
     with pytest.warns(RuntimeWarning, match="not compiled: .* off by"):
-        assert ModelRunner(zoo.build("qwen3"), "target").compiled_layers is None
+        assert ModelRunner(zoo.build("opt"), "target").compiled_layers is None
 
 
 @pytest.mark.nightly

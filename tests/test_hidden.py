@@ -65,19 +65,26 @@ def test_states_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("name", "how"),
     [
-        {"record": graphs.EagerRecording},
-        {"layers": "compiled"},
-        {"record": graphs.EagerRecording, "layers": "compiled"},
+        pytest.param("gemma3", {"record": graphs.EagerRecording}, id="recorded"),
+        pytest.param("opt", {"layers": "compiled"}, id="compiled"),  # its layers are compiled in a third of the time
+        pytest.param("gemma3", {"layers": "compiled"}, id="windows compiled", marks=pytest.mark.slow),
+        pytest.param(
+            "gemma3",
+            {"record": graphs.EagerRecording, "layers": "compiled"},
+            id="both",
+            marks=[pytest.mark.slow, pytest.mark.nightly],
+        ),
     ],
-    ids=["recorded", "compiled", "both"],
 )
-def test_states_of_recorded_and_compiled_forwards(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_recorded_and_compiled_forwards(
+    name: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recordings and compiled layers give the same hidden states, also when a shape comes up again with other tokens."""
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
     torch._dynamo.reset()
-    model = zoo.build("gemma3")
+    model = zoo.build(name)
     target, batch = cached(model, **how), batch_of_prompts()
     target.capture([0, 2, layers_of(model)])
     target.read(batch)

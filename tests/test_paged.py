@@ -162,7 +162,7 @@ def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator that compiled layers attend by hands the layer's pages to the backend."""
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
     torch._dynamo.reset()
-    target = zoo.build("mistral")
+    target = zoo.build("opt")
     pipe = harness.pipeline(target, None, kv=Pages(), attention=Gathering(), batch_size=3, layers="compiled")
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 

@@ -59,8 +59,15 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     return parts
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+CELLS = [
+    pytest.param(name, scheme, marks=[] if place % 2 == number else pytest.mark.slow)
+    for number, name in enumerate(("qwen3", "gemma3"))
+    for place, scheme in enumerate(SCHEMES)
+]
+"""Both architectures in every scheme; by turns they run by default."""
+
+
+@pytest.mark.parametrize(("name", "scheme"), CELLS)
 def test_equals_reference(name: str, scheme: str) -> None:
     """A target on two devices decodes to the tokens of the same target on a CPU, in every scheme."""
     target = zoo.build(name)

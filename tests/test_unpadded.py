@@ -138,23 +138,34 @@ def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None
     assert len({*wanted} & {*drafting(fed)}) > 3
 
 
+WAYS: list[tuple[dict[str, Any], str]] = [
+    ({"align": "eqspec"}, "tree"),
+    ({"align": "exspec"}, "chain"),
+    ({"attention": "flex"}, "tree"),
+    ({"bitwise": True}, "chain"),
+    ({"graphs": "on"}, "both"),
+    ({"kv": "dynamic", "align": "eqspec"}, "chain"),
+    ({"layers": "compiled"}, "none"),
+    ({"check": True}, "tree"),
+    ({"accept": "gumbel"}, "tree"),
+    ({"accept": "rejection"}, "chain"),
+]
+"""What attends, stores and judges, and with which drafts it runs by default; the others are slow."""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "tree"),
     [
-        {"align": "eqspec"},
-        {"align": "exspec"},
-        {"attention": "flex"},
-        {"bitwise": True},
-        {"graphs": "on"},
-        {"kv": "dynamic", "align": "eqspec"},
-        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
-        {"check": True},
-        {"accept": "gumbel"},
-        {"accept": "rejection"},
+        pytest.param(
+            options,
+            shape == "tree",
+            marks=[] if quick in (shape, "both") else pytest.mark.slow,
+            id=f"{shape}-{options}",
+        )
+        for options, quick in WAYS
+        for shape in ("chain", "tree")
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
 def test_drafts_of_unequal_length_with_whatever_attends_and_judges(
     options: dict[str, Any], tree: bool, fed: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch

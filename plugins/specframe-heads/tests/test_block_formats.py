@@ -226,7 +226,12 @@ def of_five_tokens() -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape"), [("rejection", "2/2"), ("traversal", "3/1"), ("traversal,siblings=likely", "dynamic")]
+    ("rule", "shape"),
+    [
+        ("rejection", "2/2"),
+        pytest.param("traversal", "3/1", marks=pytest.mark.slow),
+        ("traversal,siblings=likely", "dynamic"),
+    ],
 )
 def test_trees_of_one_pass_draw_from_the_target(rule: str, shape: str, tmp_path: Path) -> None:
     """Sampled tokens have the target's distribution where drafts are trees that one pass has given."""
@@ -245,13 +250,25 @@ class Peeking(DSpark):
         return Draft(draft.tokens_BN, draft.logits_BNV, counts_B=counts_B)
 
 
-@pytest.mark.parametrize(("rule", "count"), [("block", 4000), pytest.param("rejection", 12000, marks=pytest.mark.slow)])
-def test_shortened_drafts_draw_from_the_target(rule: str, count: int, tmp_path: Path) -> None:
+WAYS = [{"confidence": 0.5}, {"token_cost": 0.1}]
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "ways"),
+    [
+        ("block", 4000, WAYS[:1]),
+        pytest.param("rejection", 12000, WAYS, marks=pytest.mark.slow),
+        pytest.param("block", 4000, WAYS[1:], marks=pytest.mark.slow),
+    ],
+)
+def test_shortened_drafts_draw_from_the_target(
+    rule: str, count: int, ways: list[dict[str, float]], tmp_path: Path
+) -> None:
     """With drafts that end by confidence, sampled tokens have the target's distribution; looking at a later one is biased."""
     target = of_five_tokens()
     folder = block_heads.speculators(tmp_path / "head", target, "dspark", hidden=16, ids=(0, 1))
     options = {"accept": rule, "draft_length": 2, "batch_size": 800, "seed": 3}
-    honest = [DSpark(folder, confidence=0.5), DSpark(folder, token_cost=0.1)]
+    honest = [DSpark(folder, **one) for one in ways]
     chances = [chance_of(harness.pipeline(target, one, **options).generate, target) for one in honest]
     assert min(chances) > 1e-3
     biased = harness.pipeline(target, Peeking(folder, confidence=0.5), **options)

@@ -480,7 +480,7 @@ def test_samples_start_from_one_prompt(name: str, tmp_path: Path) -> None:
     assert_the_formulas(seen, reference)
 
 
-@pytest.mark.parametrize("name", quick("dflash-windows", "mtp-glm-3-layers"))
+@pytest.mark.parametrize("name", quick("dflash-windows"))
 def test_a_batch_is_halved_after_running_out_of_memory(name: str, tmp_path: Path) -> None:
     """Rows are read again in a smaller batch, and drafts are as before."""
     target, drafter, reference = MADE[name](tmp_path)

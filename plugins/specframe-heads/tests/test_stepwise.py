@@ -17,6 +17,8 @@ from specframe.errors import ModelError, SpecframeError
 from specframe.text.sampling import Sampling
 
 KINDS = stepwise.KINDS
+PLAINER = ("hydra", "medusa of vLLM")
+"""Kinds that have all parts of another one, hydra++ and medusa: they are tried beside those in the slow tests."""
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 TREES = ("chain", "static,branch=3/2/1", "dynamic,nodes=7,top=3")
 
@@ -56,7 +58,9 @@ def decode(
     return pipe.report
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in PLAINER else []) for kind in KINDS]
+)
 def test_chains_and_trees_are_exact(kind: str, folder: Any) -> None:
     """Each head drafts a chain, a static and a dynamic tree, alignments by turns, and of each some tokens stand and some do not."""
     for number, tree in enumerate(TREES, KINDS.index(kind)):

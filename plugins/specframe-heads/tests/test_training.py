@@ -140,7 +140,9 @@ def test_training_helps(kind: str, target: Target, written: list[Text], tmp_path
     assert pipe.report.draft_acceptance_rate > 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ("medusa", "eagle3") else pytest.mark.slow) for kind in KINDS]
+)
 def test_training_in_mixed_precision(
     kind: str, target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def with_a_tie(model: PreTrainedModel, prompt: list[int]) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_bfloat16_parts_at_ties_only(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 sound combinations may part from the references, at ties; a flawed one parts at bugs as well."""
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def test_bfloat16_parts_at_ties_only(architecture: str, monkeypatch: pytest.Monk
     assert flawed.batch_one.bugs > 0
 
 
-@pytest.mark.parametrize("architecture", ["llama", "glm4", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("glm4", marks=pytest.mark.slow), "gpt2"])
 def test_bfloat16_bugs_in_no_lossless_alignment(architecture: str) -> None:
     """Whatever lossless alignment, on models that round differently: rounding explains every divergence."""
     target = zoo.build(architecture).bfloat16()

@@ -43,7 +43,8 @@ SECONDS = 1200
 
 ALIGNMENTS = ("ragged", "eqspec", "exspec")
 EXACT = ["exact:ragged:3", *(f"exact:{align}:goodput,maximum=4" for align in ALIGNMENTS)]
-HEADS = ["head:tiny-eagle3", "head:tiny-clover2"]
+HEADS = ["head:tiny-eagle3"]
+SLOW_HEADS = ["head:tiny-clover2", "head:tiny-medusa"]
 """Heads that have the target's embedding, or its language modelling head, which the ranks have in parts."""
 FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "missed", "failing", "three_heads"]
 OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
@@ -60,7 +61,7 @@ ALSO_EXACT = [
 SLOW = [
     *ALSO_EXACT,
     *(f"exact:ragged:goodput,maximum=4:{name}" for name in OTHERS),
-    "head:tiny-medusa",
+    *SLOW_HEADS,
     *("sharded", "drawn", "no_memory_to_open", "bitwise", "device", "parted", "no_plan", "whole"),
 ]
 
@@ -131,7 +132,7 @@ def test_equals_one_process(found: Found, case: str) -> None:
     assert found(case) == [expected()] * 2
 
 
-@pytest.mark.parametrize("case", [*HEADS, pytest.param("head:tiny-medusa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [*HEADS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_HEADS)])
 def test_heads_that_borrow_of_the_target_equal_one_process(request: pytest.FixtureRequest, case: str) -> None:
     """A head that borrows parts of a target whose weights the ranks share has the tokens of one process on both ranks."""
     tiny = load_model("tiny", "target", torch.device("cpu"), torch.float32)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_constraints as constraints
 import test_target_faults as nan
 from specframe_std.executors.workers import executor
 from specframe_std.executors.workers.dispatcher import DispatchingEngine
@@ -21,7 +22,8 @@ from specframe_std.executors.workers.jobs import Job, report_of
 from specframe_std.executors.workers.messages import Abort, Broken, Ended, Ready, Round
 from specframe_testing import fakes, harness
 from specframe_testing.conformance import ExecutorSuite
-from workers_objects import After, Raising, Tiring, Twigs
+from specframe_testing.constraints import DigitSum
+from workers_objects import After, Failing, Raising, Tiring, Twigs
 
 from specframe.contracts.requests import Request, SequenceMetrics
 from specframe.contracts.round import Sequence
@@ -524,3 +526,14 @@ def test_a_strategys_error_in_a_worker_comes_once_and_loses_no_result(local: Wor
         found.extend(completed)
     assert len({one.index for one in found}) == len(found)
     harness.check(harness.pipeline(TARGET, Twigs(), executor=local, batch_size=2), asked)
+
+
+def test_workers_decode_with_constraints(local: Workers) -> None:
+    """Worker processes keep states of their own, and the error of a row comes back with its sentence."""
+    wanted, options = constraints.expected("digit-sum"), {"batch_size": 2, "draft_length": 3, "constraint": DigitSum()}
+    pipe = harness.pipeline(constraints.TARGET, constraints.DRAFT, executor=local, **options)
+    assert constraints.tokens(harness.decode(pipe, constraints.asked(None))) == wanted
+    results = harness.decode(pipe, constraints.asked(Failing("advance")))
+    failed = results.pop(2)
+    assert "advance() raised RuntimeError: no grammar" in str(failed.error)
+    assert [result.token_ids for result in results] == [one for i, one in enumerate(wanted) if i != 2]

@@ -103,7 +103,7 @@ class Odd(Watcher):
         self.odd += int((report.draft.tokens_BN % 2).sum())
 
 
-@pytest.mark.parametrize("kind", THERE)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "clover2")) for kind in THERE])
 def test_a_head_drafts_under_a_constraint(kind: str, target: Any) -> None:
     """A head drafts only what the constraint allows, and the tokens are the reference decoder's with the same constraint."""
     watched = Odd()
@@ -116,6 +116,7 @@ def test_a_head_drafts_under_a_constraint(kind: str, target: Any) -> None:
     assert watched.odd == 0 < watched.drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", THERE)
 def test_a_head_reaches_the_cards_figure(kind: str, target: Any) -> None:
     """As a chain a head's mean acceptance length on held-out modules is about that of its card."""
