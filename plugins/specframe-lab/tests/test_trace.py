@@ -616,6 +616,21 @@ def test_trees_are_on_the_page() -> None:
     assert len(score["sees"]) == len(score["queries"])
 
 
+@needs_chromium
+def test_a_page_of_trees_in_a_browser(tmp_path: Path) -> None:
+    """At a round with trees, with the slots that a node sees, it fits other screens and breaks no rule of accessibility."""
+    (tmp_path / "trees.html").write_text(render([tree_trace("ragged"), tree_trace("eqspec")], {}, text_of), "utf-8")
+    with browsing() as seen:
+        seen.goto((tmp_path / "trees.html").as_uri())
+        for _ in range(30):
+            if seen.locator(".trees:not([hidden])").count() == 2:
+                break
+            seen.click("#next")
+        assert seen.inner_text(".trees").startswith("Prompt 0: ")
+        seen.locator(".strip:not([hidden]) .cell").last.click()
+        assert faults(seen) == []
+
+
 def test_slots_that_siblings_see_are_counted() -> None:
     """A pass in which a node sees its sibling has a leak."""
 

@@ -348,7 +348,7 @@ def latencies(found: Reproduction) -> list[tuple[Any, ...]]:
 
 def tails(found: Reproduction) -> Rows:
     """Return percentiles of the passes to the first token and to the end, the longest wait and what bounds it."""
-    first = {row[:2]: row[4:7] for row in f.serving(found.parts["bursty"]) if row[2] == "ttft"}
+    first = {row[:2]: sound(row[4:7], row[-1]) for row in f.serving(found.parts["bursty"]) if row[2] == "ttft"}
     rows = waits(f.latency(found.parts["bursty"]))
     firsts = texts([first[row[0], int(row[1])] for row in rows])
     return [(*row[:2], *ttft, *row[2:]) for row, ttft in zip(rows, firsts, strict=True)]
@@ -359,5 +359,10 @@ def waits(latencies: Iterable[tuple[Any, ...]]) -> Rows:
     rows = []
     for scheme, size, *percentiles, wait, count in latencies:
         bound = PATIENCE + math.ceil(max(WINDOW, size) / size) if scheme == "exspec" else None
-        rows.append((scheme, size, *percentiles, count, wait, bound))
+        rows.append((scheme, size, *sound(percentiles, count), count, wait, bound))
     return texts(rows)
+
+
+def sound(percentiles: Sequence[float], count: int) -> tuple[float, ...]:
+    """Return P50, P90 and P99 of ``count`` values; P99 of too few, which lies between the two largest, is not a number."""
+    return (*percentiles[:2], percentiles[2] if count >= f.ENOUGH_FOR_P99 else math.nan)
