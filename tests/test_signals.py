@@ -216,6 +216,7 @@ def test_what_was_written_is_counted(
     assert file.read_bytes().count(b"\n") == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_leaves_goes_on(tmp_path: Path) -> None:
     """`| head -1` stops no run that has a file: all results are there, with status 0 and no word on standard error."""
     file = tmp_path / "out.jsonl"

@@ -34,7 +34,7 @@ ALWAYS = {"doge", "falcon", "gemma3", "gpt_neox_japanese", "gpt_oss", "minicpm3"
 """Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers, sinks, latent keys."""
 REFUSED = {"bloom", "gpt_neo", "mamba", "moshi"}
 """One for each reason to refuse: no positions, another mask, a state that cannot forget, a window that is not kept."""
-EVERY = 4
+EVERY = 8
 """Of the others, in the order of their names, one in so many is in the sample."""
 
 

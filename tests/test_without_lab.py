@@ -63,6 +63,7 @@ def isolated(code: str, *arguments: str, **environment: str) -> subprocess.Compl
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_pipeline_decodes() -> None:
     """The core and the standard strategies give the reference decoder's tokens, with the checks of invariants too."""
     done = isolated(DECODE)

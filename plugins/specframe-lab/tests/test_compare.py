@@ -391,6 +391,7 @@ def test_an_interrupted_comparison_ends_with_the_same_cells(pair: dict[str, str]
     assert [case.key for case in again.cases] == [case.key for case in whole.cases]
 
 
+@pytest.mark.slow
 def test_a_killed_command_is_continued_by_the_same_command(pair: dict[str, str]):
     """The process is killed with no chance to tidy up."""
     main = [sys.executable, "-c", "from specframe.cli import main; main()"]

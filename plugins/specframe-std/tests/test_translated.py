@@ -124,9 +124,18 @@ def ragged_prompts(tokenizer: Any, seed: int = 0) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("draft_length", [1, 4])
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+@pytest.mark.parametrize(
+    ("align", "batch_size", "draft_length"),
+    [
+        ("ragged", 1, 4),
+        ("eqspec", 3, 4),
+        ("ragged", 3, 1),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in (("ragged", 3, 4), ("eqspec", 1, 4), ("eqspec", 1, 1), ("eqspec", 3, 1), ("ragged", 1, 1))
+        ),
+    ],
+)
 def test_exact(align: str, batch_size: int, draft_length: int) -> None:
     """Two models of different tokenizers decode to the reference decoder's tokens."""
     target, draft, first, second = different_pair("llama")

@@ -56,6 +56,7 @@ def test_chats_are_comments_and_code():
         tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_draft_agrees_with_the_target_on_held_out_modules():
     """At K = 4 at least six in ten draft tokens stand on modules that were not trained on, as the card says.
@@ -74,6 +75,7 @@ def test_the_draft_agrees_with_the_target_on_held_out_modules():
     assert pipe.report.draft_acceptance_rate >= (0.6 if same_library else 0.5)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_draft_agrees_after_long_prompts():
     """After 768 tokens, too, at least two in five draft tokens stand; next to none did when it was trained on short windows."""

@@ -116,6 +116,7 @@ def test_a_head_drafts_under_a_constraint(kind: str, target: Any) -> None:
     assert watched.odd == 0 < watched.drafted
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", THERE)
 def test_a_head_reaches_the_cards_figure(kind: str, target: Any) -> None:
