@@ -59,9 +59,13 @@ def loaded(load: Callable[..., Any], *asked: Any) -> Any:
     return _LOADED[key]
 
 
-def inputs(kind: str) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test once for each input of a kind, with its ``number``."""
-    return pytest.mark.parametrize("number", range(max(1, COUNT * SHARES[kind] // 100)))
+def inputs(kind: str, fast: int | None = None) -> pytest.MarkDecorator:
+    """Return a decorator that runs a test once for each input of a kind, with its ``number``; those from ``fast`` on are slow."""
+    numbers = range(max(1, COUNT * SHARES[kind] // 100))
+    slow = [] if fast is None else numbers[fast:]
+    return pytest.mark.parametrize(
+        "number", [pytest.param(one, marks=pytest.mark.slow) if one in slow else one for one in numbers]
+    )
 
 
 def drawn(kind: str, number: int) -> random.Random:

@@ -70,6 +70,7 @@ def test_compiled_layers_are_measured_where_asked(given: list[str], expected: li
     assert bench.resolved(context.params, torch.device("cpu"))["compiled"] == expected
 
 
+@pytest.mark.slow
 def test_every_contender_gives_the_reference_decoders_tokens(pair: contenders.Models, prompts: list[list[int]]) -> None:
     """transformers' own decoding and all schemes are measured on the same output."""
     judge = Judge(pair, prompts, 6)
@@ -293,6 +294,7 @@ def test_the_gpu_suite_runs_the_files_with_marks() -> None:
     assert "tests/test_pool.py" not in files
 
 
+@pytest.mark.slow
 def test_traffic_is_told_by_round() -> None:
     """A scheme's waits and copies are counted per round, with their places, and its strict run is exact."""
     row = traffic.measure("eqspec", models.pick_device("sim"))

@@ -19,6 +19,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import ConstraintSuite
 from specframe_testing.constraints import DigitSum, Even, OneByOne
+from turns import by_turns
 from workers_objects import Failing
 
 from specframe import Pipeline, Sampling
@@ -125,16 +126,9 @@ def drafter_of(name: str) -> Any:
     return scripts[name](harness.truth(TARGET, asked(None))) if name in scripts else name
 
 
-CELLS = [
-    pytest.param(name, drafter, align, marks=[] if (number + place + turn) % 3 < 2 - number else pytest.mark.slow)
-    for number, name in enumerate(CONSTRAINTS)
-    for place, drafter in enumerate(DRAFTERS)
-    for turn, align in enumerate(("ragged", "eqspec", "exspec"))
-]
-"""Each constraint with each drafter; of the alignments one or two run by default, by turns."""
-
-
-@pytest.mark.parametrize(("name", "drafter", "align"), CELLS)
+@pytest.mark.parametrize(
+    ("name", "drafter", "align"), by_turns(2, [*CONSTRAINTS], DRAFTERS, ("ragged", "eqspec", "exspec"))
+)
 def test_equals_reference(name: str, drafter: str, align: str) -> None:
     """Greedy tokens are the reference decoder's, over chains, trees, drafts that are not allowed, alignments and batch sizes."""
     for batch_size in (1, 3, 8):

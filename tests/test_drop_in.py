@@ -28,6 +28,7 @@ from transformers import (
     StopStringCriteria,
     WatermarkingConfig,
 )
+from turns import by_turns
 
 import specframe
 from specframe.drop_in import pipeline_cache
@@ -267,7 +268,7 @@ def test_prompt_lookup_is_what_drafts_where_it_is_asked_for(monkeypatch):
         assert torch.equal(plain, MODEL.generate(**inputs, **asked, custom_generate=assisted))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", by_turns(3, ["gpt2", "llama", "qwen3"]))
 def test_a_single_row_is_that_of_assisted_generation(name):
     """For one prompt the tokens are those of transformers' own assisted generation."""
     model, draft = PAIRS[name]

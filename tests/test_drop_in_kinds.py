@@ -9,6 +9,7 @@ import torch
 from generating import PROMPTS, padded
 from specframe_testing import zoo
 from transformers import DynamicCache, GenerationConfig
+from turns import by_turns
 
 import specframe
 
@@ -135,14 +136,7 @@ NOT_DRAFTED = {
 """Kinds in which nothing is drafted: a static cache among them for the sake of the attention weights."""
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=[] if (place + number) % 2 == 0 else pytest.mark.slow)
-        for place, name in enumerate(NAMES)
-        for number, kind in enumerate(KINDS)
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), by_turns(2, NAMES, [*KINDS]))
 def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     """Tokens are equal; scores, hidden states, attention weights and the cache have the same shapes and nearly the same values."""
     model = MODELS[name]

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 from specframe_testing import fakes, harness, zoo
+from turns import by_turns
 
 from specframe.caches.slab import Slab
 from specframe.contracts.reports import RoundReport
@@ -196,9 +197,9 @@ def samples(engine: Engine, count: int = 3, new: int = 8) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("schedule", ["continuous,piece=4", "fixed"])
-@pytest.mark.parametrize("steps", range(5))
-@pytest.mark.parametrize("sample", range(3))
+@pytest.mark.parametrize(
+    ("sample", "steps", "schedule"), by_turns(2, range(3), range(5), ["continuous,piece=4", "fixed"])
+)
 def test_abort_of_one_of_several_samples(schedule: str, steps: int, sample: int) -> None:
     """The samples left have their tokens, whether the one that reads the prompt is aborted or one that starts from its row."""
     whole = engine(accept="gumbel", schedule=schedule)

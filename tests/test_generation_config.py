@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from specframe_testing import zoo
 from transformers import PreTrainedModel
+from turns import by_turns
 
 from specframe import Pipeline, Sampling
 from specframe.cli import cli
@@ -63,14 +64,7 @@ GREEDY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "align"),
-    [
-        pytest.param(name, align, marks=[] if (place + turn) % 2 == 0 else pytest.mark.slow)
-        for place, name in enumerate(GREEDY)
-        for turn, align in enumerate(("ragged", "eqspec"))
-    ],
-)
+@pytest.mark.parametrize(("name", "align"), by_turns(2, [*GREEDY], ("ragged", "eqspec")))
 def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel, name: str, align: str) -> None:
     """Whatever one setting asks for, the tokens and where they end are those of ``generate``; switched off, those without it."""
     setattr(model.generation_config, name, GREEDY[name])

@@ -94,6 +94,7 @@ def test_a_grown_pair_keeps_the_acceptance() -> None:
     assert sum(count * rounds for count, rounds in rates[0][1].items()) > 10
 
 
+@pytest.mark.slow
 def test_a_source_without_norms_per_head_still_drafts(tiny: PreTrainedModel, texts: list[list[int]]) -> None:
     """What is near the embedded pair, and not the pair itself, has an acceptance worth measuring with."""
     small_draft = models.load_model("tiny-draft", "draft", CPU, torch.float32)

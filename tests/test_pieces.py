@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specframe_testing import fakes, harness, zoo
+from turns import by_turns
 
 from specframe.plugins.registry import registry
 from specframe.row_map import Moves
@@ -35,12 +36,11 @@ def alignments() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("piece", [1, 5, 16])
-@pytest.mark.parametrize(("align", "kv"), alignments())
-def test_tokens_are_the_reference_decoder_s(align: str, kv: str, piece: int) -> None:
+@pytest.mark.parametrize(("layout", "piece"), by_turns(2, alignments(), (1, 5, 16)))
+def test_tokens_are_the_reference_decoder_s(layout: tuple[str, str], piece: int) -> None:
     """Whatever is decoded between two pieces, under every alignment; positions, masks and caches are as they should be."""
-    options = {"align": align, "kv": kv, "schedule": f"continuous,piece={piece}", "batch_size": 3, "draft_length": 3}
-    pipe = harness.pipeline(TARGET, DRAFT, check=True, **options)
+    options = {"schedule": f"continuous,piece={piece}", "batch_size": 3, "draft_length": 3}
+    pipe = harness.pipeline(TARGET, DRAFT, align=layout[0], kv=layout[1], check=True, **options)
     harness.check(pipe, harness.requests(PROMPTS, NEW, {7}))
 
 

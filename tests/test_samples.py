@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from specframe_testing import fakes, harness, zoo
+from turns import by_turns
 
 from specframe import Sampling
 from specframe.contracts.drafts import Budget, Draft, Transfer, Verdict
@@ -65,14 +66,13 @@ def test_samples_differ_and_keep_their_order():
     assert [one.token_ids for one in single] == [one.token_ids for one in results if one.sample == 0]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("align", "kv"), STORAGE)
+@pytest.mark.parametrize(("storage", "schedule"), by_turns(2, STORAGE, SCHEDULES))
 @pytest.mark.parametrize(
     "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("gumbel", "rejection"))]
 )
-def test_samples_are_those_of_requests_decoded_alone(rule, align, kv, schedule):
+def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     """Starting from another's row changes no token, whatever stores the row, moves it and judges its drafts."""
-    pipe = pipeline(accept=rule, align=align, kv=kv, schedule=schedule)
+    pipe = pipeline(accept=rule, align=storage[0], kv=storage[1], schedule=schedule)
     assert ids(pipe, asked()) == ALONE[rule]
 
 
@@ -122,9 +122,9 @@ def ending_at_once(how):
     ]
 
 
-@pytest.mark.parametrize("how", ["length", "eos"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec"])
+@pytest.mark.parametrize(
+    ("align", "schedule", "how"), by_turns(2, ["ragged", "eqspec", "exspec"], SCHEDULES, ["length", "eos"])
+)
 def test_a_parent_may_end_at_once(align, schedule, how):
     """Where the first sample ends with the round that reads the prompt, the others start from what it read."""
     requests, expected = ending_at_once(how)

@@ -174,6 +174,7 @@ def test_the_package_itself_imports_nothing() -> None:
     assert done.stdout.split() == ["specframe"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
     """SIGTERM ends a run with a sentence and status 143, and the file holds whole lines, as many as it says."""
     file = tmp_path / "out.jsonl"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from specframe_testing import harness, suite_device, zoo
 from transformers import PreTrainedModel
+from turns import by_turns
 
 from specframe.forward.attention.packed import Packed
 from specframe.forward.runner import ModelRunner
@@ -59,15 +60,7 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     return parts
 
 
-CELLS = [
-    pytest.param(name, scheme, marks=[] if place % 2 == number else pytest.mark.slow)
-    for number, name in enumerate(("qwen3", "gemma3"))
-    for place, scheme in enumerate(SCHEMES)
-]
-"""Both architectures in every scheme; by turns they run by default."""
-
-
-@pytest.mark.parametrize(("name", "scheme"), CELLS)
+@pytest.mark.parametrize(("name", "scheme"), by_turns(2, ("qwen3", "gemma3"), [*SCHEMES]))
 def test_equals_reference(name: str, scheme: str) -> None:
     """A target on two devices decodes to the tokens of the same target on a CPU, in every scheme."""
     target = zoo.build(name)

@@ -160,6 +160,7 @@ def site(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_a_strangers_strategies_are_used(site, tmp_path):
     """An installed package's drafter and alignment decode right, through the pipeline and through ``specframe run``."""
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])

@@ -191,6 +191,7 @@ def test_import_is_light():
     assert isolated(code) == "set()"
 
 
+@pytest.mark.slow
 def test_core_needs_no_plugin():
     """Without any plugin every module of the core imports, and what is missing is named."""
     code = """

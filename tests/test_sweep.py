@@ -30,8 +30,19 @@ ALIGNMENTS = ("ragged", "eqspec", "exspec")
 ALL = os.environ.get("SPECFRAME_ALL_ARCHITECTURES") == "1"
 PROMPTS = harness.random_prompts((12, 1, 20, 5), zoo.VOCABULARY, seed=1)
 REQUESTS = harness.requests(PROMPTS, [6, 8, 4, 8], {zoo.EOS})
-ALWAYS = {"doge", "falcon", "gemma3", "gpt_neox_japanese", "gpt_oss", "minicpm3", "phimoe", "qwen3_moe"}
-"""Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers, sinks, latent keys."""
+ALWAYS = {
+    "doge",
+    "falcon",
+    "gemma3",
+    "gemma4_unified",
+    "gpt_neox_japanese",
+    "gpt_oss",
+    "minicpm3",
+    "phimoe",
+    "qwen3_moe",
+}
+"""Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers (also with keys that heads
+share by repeating them), sinks, latent keys."""
 REFUSED = {"bloom", "gpt_neo", "mamba", "moshi"}
 """One for each reason to refuse: no positions, another mask, a state that cannot forget, a window that is not kept."""
 EVERY = 8

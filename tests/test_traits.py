@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specframe_testing.conformance import DrafterSuite
+from turns import by_turns
 
 from specframe.cli import cli
 from specframe.plugins.entries import ROLES
@@ -73,7 +74,7 @@ def test_listing_imports_no_torch(arguments: list[str], tmp_path: Path) -> None:
     assert command(arguments, tmp_path)[0] == "[0, []]"
 
 
-@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+@pytest.mark.parametrize("arguments", by_turns(2, WRONG), ids=" ".join)
 def test_a_wrong_name_is_told_without_torch(arguments: list[str], tmp_path: Path) -> None:
     """A name that nothing provides, and strategies that do not fit, are one sentence and status 2 before torch is imported."""
     last, told = command(arguments, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from specframe_testing import harness, zoo
 from transformers import LogitsProcessor
+from turns import by_turns
 
 from specframe import Pipeline, Sampling
 from specframe.text.sampling import undecided_places
@@ -43,9 +44,9 @@ def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling
     return [usual, broken, usual, usual]
 
 
-@pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "rollback"])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("after", "fault", "align"), by_turns(2, (0, 1, 5), [*FAULTS], ("ragged", "eqspec", "exspec", "rollback"))
+)
 def test_greedily(after: int, fault: str, align: str) -> None:
     """The prompt keeps what it had; the others have the tokens they have anyway; the figures count one error."""
     expected = [harness.continuation(TARGET, prompt, NEW) for prompt in PROMPTS]

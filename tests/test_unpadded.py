@@ -12,6 +12,7 @@ import torch
 from specframe_std.drafters.model import ModelDrafter
 from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, zoo
+from turns import by_turns
 
 from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.forward import compiled, unpadded
@@ -128,7 +129,7 @@ def drafting(fed: list[tuple[int, ...]]) -> list[int]:
     return [tokens for rows, tokens in fed if rows == 1 and tokens < 20]
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", by_turns(2, zoo.NAMES))
 def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture verifies the tokens alone that rows were to draft, and decodes what the reference decoder does."""
     target, policy = zoo.build(name), fakes.Uneven(UNEVEN)

@@ -70,6 +70,7 @@ def test_a_pipeline_decodes() -> None:
     assert (done.stdout, done.returncode) == ("True True\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_decodes() -> None:
     """The command ``run`` completes a prompt and shows its figures."""
     done = isolated(COMMAND, "run", "import os", "--max-new-tokens", "3", "--verbose")

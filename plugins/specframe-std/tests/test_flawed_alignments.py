@@ -10,6 +10,7 @@ from specframe_std.alignments.masking import Masking
 from specframe_std.alignments.padding import Padding
 from specframe_testing import fakes, harness, zoo
 from transformers import PreTrainedModel
+from turns import by_turns
 
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
@@ -69,10 +70,10 @@ def test_each_flaw_alone_is_one(align: str) -> None:
     assert exact_share("qwen3", align=align) < 0.8
 
 
-@pytest.mark.parametrize("schedule", SCHEDULERS)
-@pytest.mark.parametrize("align", ["rollback", *FIXED])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-@pytest.mark.parametrize("draft_length", [1, 4])
+@pytest.mark.parametrize(
+    ("align", "schedule", "batch_size", "draft_length"),
+    by_turns(2, ["rollback", *FIXED], SCHEDULERS, (1, 3, 8), (1, 4)),
+)
 def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, draft_length: int) -> None:
     """With their fixes, and cut to the minimum, all sequences are exact at any batch size, K and scheduler."""
     options = {"align": align, "schedule": schedule, "batch_size": batch_size, "draft_length": draft_length}

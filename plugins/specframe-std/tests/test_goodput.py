@@ -13,6 +13,7 @@ from specframe_std.policies.estimates import Acceptance, RoundSeconds
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
+from turns import by_turns
 
 from specframe.contracts.drafts import Budget
 from specframe.observe.watch import Watcher
@@ -306,12 +307,7 @@ ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 
 
 @pytest.mark.parametrize(
-    ("align", "schedule"),
-    [
-        pytest.param(align, schedule, marks=[] if (place + number) % 3 == 0 else pytest.mark.slow)
-        for place, align in enumerate(ALIGNMENTS)
-        for number, schedule in enumerate(("fixed", "continuous", "same-length,window=6"))
-    ],
+    ("align", "schedule"), by_turns(3, ALIGNMENTS, ("fixed", "continuous", "same-length,window=6"))
 )
 def test_lengths_that_change_are_exact(align: str, schedule: str) -> None:
     """Draft lengths that go up, down and to nothing give the reference decoder's tokens, on fakes and on a real architecture."""

@@ -36,7 +36,7 @@ CELLS = [
 ]
 DRAFTERS = {"eagle3": "eagle"}
 """Drafters that are not called as their heads are."""
-QUICK = {("", "ragged"), (",branch=3/2/1", "eqspec"), (",tree=chain", "exspec")}
+QUICK = {("", "ragged")}
 """What runs by default; the other cells are slow."""
 LEAST = 0.8
 """The part of the card's mean acceptance length that has to be reached: on other prompts, after another version's library."""
