@@ -443,7 +443,7 @@ def chances(model, prompt, temperature):
     return found
 
 
-@pytest.mark.parametrize("accept", ["auto", "gumbel"])
+@pytest.mark.parametrize("accept", ["auto", pytest.param("gumbel", marks=pytest.mark.slow)])
 def test_sampled_tokens_are_distributed_as_in_generate(accept):
     """Continuations of two tokens come as often as the target's probabilities say: chi-square over 3,000 rows."""
     model, prompt, count = small(1), [1, 2, 3], 3000

@@ -487,6 +487,7 @@ def test_page_can_be_printed(folder: Path):
         assert rule in rules
 
 
+@pytest.mark.slow
 def test_pdf_holds_findings_cells_figures_and_numbers(tmp_path: Path):
     """Every finding, every cell and every number is in it as text, a failure too, beside a page for each figure."""
     cells = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]

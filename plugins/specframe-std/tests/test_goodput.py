@@ -136,15 +136,15 @@ def test_changes_are_few(curve: str) -> None:
         assert changes <= (6 if "never" in curve or "compute" in curve else 50)
 
 
-@pytest.mark.parametrize("rate", [0.35, 0.6, 0.8])
 @pytest.mark.parametrize(
-    ("rows", "drafting", "token"), [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)]
+    ("costs", "rate"), by_turns(2, [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )
-def test_short_runs(rows: int, drafting: float, token: float, rate: float) -> None:
+def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
     """A run of 80 rounds, or 240 of one row, reaches 95 percent of the best fixed length, plain decoding included; the next 97.
 
     Costs are shares of a plain round, those of a small model on a CPU: of drafting at all, and of each draft token.
     """
+    rows, drafting, token = costs
     rounds = 80 if rows > 1 else 240
     first, later = [], []
     for seed in range(12):

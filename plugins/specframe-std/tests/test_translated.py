@@ -192,7 +192,7 @@ def permuted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROMPTS = ["Once upon a time", "The little dog", "One day, a girl named Lily went to the park with her mother. She"]
 
 
-@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+@pytest.mark.parametrize("align", ["ragged", pytest.param("eqspec", marks=pytest.mark.slow)])
 def test_the_same_texts_in_other_ids(permuted: Path, align: str) -> None:
     """A pair whose tokens differ in their ids alone accepts as much as the pair that shares them."""
     options = {"align": align, "batch_size": 3, "draft_length": 4, "device": "cpu"}
