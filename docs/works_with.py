@@ -37,6 +37,7 @@ TRIED = {
     "model": "tiny-draft",
     "prompt-lookup": "prompt-lookup",
     "early-exit": "early-exit,layers=1",
+    "layer-skip": "layer-skip,skip=attn:1",
     "eagle": "tiny-eagle3",
     "medusa": "tiny-medusa",
     "clover2": "tiny-clover2",

@@ -51,11 +51,11 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 
-TREE_DRAFTERS = itertools.product(("model", "early-exit"), ("tree", "branch", "nodes", "top"))
+TREE_DRAFTERS = itertools.product(("model", "early-exit", "layer-skip"), ("tree", "branch", "nodes", "top"))
 OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-length policy", "fixed", "nodes")}
 """Options that go together: plugins/specframe-std/tests/test_tree_drafts.py has their values."""
-OF_TARGETS = {("drafter", "early-exit", "layers")}
-"""Options whose values depend on the target: plugins/specframe-std/tests/test_early_exit.py has them."""
+OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
+"""Options whose values depend on the target: test_early_exit.py and test_layer_skip.py in plugins/specframe-std/tests have them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""

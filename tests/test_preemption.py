@@ -134,6 +134,7 @@ SCHEMES: tuple[dict[str, Any], ...] = (
     {"drafter": "model", "schedule": "fixed"},
     {"drafter": "model,branch=2/2", "check": True},
     {"drafter": "early-exit,layers=1"},
+    {"drafter": "layer-skip,skip=attn:0"},
     {"drafter": "none", "schedule": "same-length,window=5,patience=2", "batch_size": 2},
 )
 

@@ -46,6 +46,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"drafter": "model,branch=2/2"},
     {"drafter": "model,tree=dynamic,nodes=8,top=2"},
     {"drafter": "early-exit,layers=1"},
+    {"drafter": "layer-skip,skip=attn:0"},
     {"drafter": "prompt-lookup"},
     {"draft_length": "goodput"},
     {"accept": "gumbel"},

@@ -130,3 +130,13 @@ def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "check", lambda pipe, asked: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         outcome(target)
+
+
+@pytest.mark.parametrize("name", ["cohere", "falcon", "gemma2", "gpt_neox_japanese", "gptj", "phi"])
+def test_sublayers_are_found_and_left_out(name: str) -> None:
+    """Blocks whose sublayers are parallel, have norms behind them or return more than states draft without them, exactly."""
+    pipe = harness.pipeline(
+        architectures.build(name), None, drafter="layer-skip,skip=attn:0+mlp:1", batch_size=3, draft_length=3
+    )
+    harness.check(pipe, REQUESTS)
+    assert pipe.report.num_draft_tokens > 0

@@ -57,21 +57,21 @@ class SelfTests:
                 given, or it attends in another way when it makes its masks itself.
         """
         probe = Reordered(IN_ORDER)
-        logits_BTV = self._tried(probe)
+        logits_BTV = self.tried(probe)
         if not logits_BTV.isfinite().all():
             raise ModelError(
                 f"the logits of {self._feeder} are not finite after four tokens: expected weights without NaN, in a precision "
                 "that holds their products"
             )
         self._require_equal(
-            self._tried(Reordered(SHUFFLED)),
+            self.tried(Reordered(SHUFFLED)),
             logits_BTV,
             "when the same tokens have other slots",
             "a model that attends by the mask and positions it is given",
         )
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self._feeder.windows.values()):
-            self._require_own_masks(2, self._tried(Reordered(IN_ORDER), window=2))
+            self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
         self.attending = sorted(probe.shapes)
         shapes = [probe.shapes[layer] for layer in self.attending]
         return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
@@ -90,7 +90,7 @@ class SelfTests:
                 f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
             )
 
-    def _tried(self, probe: Reordered, window: int | None = None) -> torch.Tensor:
+    def tried(self, probe: Reordered, window: int | None = None) -> torch.Tensor:
         """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
         try:
             return self._probed(probe, window=window)
@@ -99,7 +99,7 @@ class SelfTests:
         except Exception as error:  # whatever a model raises
             if isinstance(error, RuntimeError) and not self._feeder.dense:
                 self._feeder.dense = True
-                return self._tried(probe, window)
+                return self.tried(probe, window)
             raise ModelError(
                 f"{self._feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
                 f"({sentence(error)})"

@@ -18,6 +18,13 @@ def specframe_register_drafters(register: Register) -> None:
         offers={"budget", "chain", "logits"},
     )
     register(
+        "layer-skip",
+        "specframe_std.drafters.layer_skip:LayerSkip",
+        summary="Proposes the choices of the target with chosen sublayers left out: the attention or the MLP of some layers.",
+        needs={"share"},
+        offers={"budget", "chain", "logits"},
+    )
+    register(
         "model",
         "specframe_std.drafters.model:ModelDrafter",
         summary=(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.model import Model
-from specframe.contracts.reports import Outcome
-from specframe.contracts.round import Batch, Kept
-from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
+from specframe.forward.model_copies import with_module
 from specframe.forward.runner import ModelRunner
 from specframe.value_checks import whole
-from specframe_std.drafters.model import ModelDrafter
+from specframe_std.drafters.self_drafting import SelfDrafter
 
 DEFAULT_SHARE = 4
 """The first of so many parts of the layers draft by default: LayerSkip's authors exit after layer 8 of 32."""
 
 
-class EarlyExit(ModelDrafter):
+class EarlyExit(SelfDrafter):
     """Proposes the choices of the target's first layers, of which the final norm and the language head make logits.
 
     These layers' keys and values are the target's own, so draft and target have one cache: no prompt is read twice. What the draft
@@ -34,8 +31,6 @@ class EarlyExit(ModelDrafter):
         tree: "chain", "static" or "dynamic", as the drafter "model" has them; also ``branch``, ``nodes`` and ``top``.
     """
 
-    needs: frozenset[str] = frozenset({"share"})
-
     def __init__(
         self,
         layers: int | None = None,
@@ -45,27 +40,11 @@ class EarlyExit(ModelDrafter):
         top: int | None = None,
     ) -> None:
         super().__init__(tree, branch, nodes, top)
-        self.needs = self.needs | {"share"}
         self._layers = None if layers is None else whole("layers", layers, 1)
-        self._target: torch.nn.Module | None = None
 
-    def open(self, run: Run) -> CachedModel:
-        """Return the target's first layers on the target's cache."""
-        target = run.target.runner
-        if self._runner is None or self._target is not target.module:
-            self._target, self._runner = target.module, ModelRunner(first_layers(target, self._layers), "draft")
-        return run.open_cache(self._runner, share=run.target)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: the target's cache is kept by the target."""
-
-    def propose(self, batch: Batch, budget: Budget) -> Draft:
-        """Return a draft within the budget, and leave the cache as the target left it."""
-        if budget.depth == 0:
-            return Draft(batch.tokens_BS[:, :0])
-        draft = self.draft(batch, budget, 1)
-        self._cache.settle(batch, Kept(-1))
-        return draft
+    def part(self, target: Model) -> ModelRunner:
+        """Return the target's first layers."""
+        return ModelRunner(first_layers(target, self._layers), "draft")
 
 
 def first_layers(target: Model, count: int | None) -> PreTrainedModel:
@@ -89,13 +68,3 @@ def first_layers(target: Model, count: int | None) -> PreTrainedModel:
     if count >= len(layers):
         raise ModelError(f"drafter 'early-exit': expected layers below the {len(layers)} of {target}, got {count}")
     return cast(PreTrainedModel, with_module(model, holders[0].split("."), torch.nn.ModuleList(layers[:count])))
-
-
-def with_module(whole: Any, path: list[str], part: torch.nn.Module) -> torch.nn.Module:
-    """Return a module with another part at a path, made of the same parts elsewhere; the given one is left as it is."""
-    if not path:
-        return part
-    made: Any = object.__new__(type(whole))
-    made.__dict__.update(whole.__dict__)
-    made._modules = {**whole._modules, path[0]: with_module(whole._modules[path[0]], path[1:], part)}
-    return cast(torch.nn.Module, made)

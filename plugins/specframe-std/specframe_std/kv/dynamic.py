@@ -40,6 +40,8 @@ class DynamicStore:
         ]
         self._empty = [tensor.new_empty(tensor.shape[1:]) for tensor in self._tensors]
         self._batch: list[Sequence] = []
+        self._column = 0
+        """The first column that the next forward writes."""
         self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
 
     def arrange(self, sequences: list[Sequence]) -> None:
@@ -75,14 +77,16 @@ class DynamicStore:
         return pad_sequence(rows, batch_first=True).transpose(1, 2)
 
     def expect(self, placement: Placement) -> None:
-        """Drop the columns from the first new one on."""
-        held, column = self._tensors[0].shape[2], placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
-        assert held >= column, f"a growing cache of {held} columns cannot write column {column}"
-        if held > column:
+        """Drop the columns from the first new one on; layers that a draft left out may have fewer."""
+        column = placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
+        if any(tensor.shape[2] > column for tensor in self._tensors):
             self._tensors = [tensor[:, :, :column] for tensor in self._tensors]
+        self._column = column
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Append (B, H, T, D) keys and values and return all of them."""
+        held = self._tensors[2 * layer].shape[2]
+        assert held == self._column, f"a growing cache of {held} columns cannot write column {self._column}"
         for place, states in ((2 * layer, keys), (2 * layer + 1, values)):
             self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
         return Dense(self._tensors[2 * layer], self._tensors[2 * layer + 1])
@@ -90,10 +94,13 @@ class DynamicStore:
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move columns of the batch's rows, layer by layer; without targets, those past the first ones are dropped."""
         rows_B1 = torch.arange(len(sources_BT), device=sources_BT.device)[:, None]
-        sources_BT = sources_BT.clamp(max=max(0, self._tensors[0].shape[2] - 1))
-        devices = by_device(self._tensors)
-        rows, sources = ({one: given.to(one) for one in devices} for given in (rows_B1, sources_BT))
-        moved = [tensor.transpose(1, 2)[rows[tensor.device], sources[tensor.device]] for tensor in self._tensors]
+        rows = {device: rows_B1.to(device) for device in by_device(self._tensors)}
+        held = {(tensor.device, tensor.shape[2]) for tensor in self._tensors}
+        sources = {one: sources_BT.to(one[0]).clamp(max=max(0, one[1] - 1)) for one in held}
+        moved = [
+            tensor.transpose(1, 2)[rows[tensor.device], sources[tensor.device, tensor.shape[2]]]
+            for tensor in self._tensors
+        ]
         if targets_BT is None:
             self._tensors = [tensor.transpose(1, 2) for tensor in moved]
             return

@@ -1,0 +1,58 @@
+"""Self-speculation: a part of the target drafts, on the target's own cache."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.model import Model
+from specframe.contracts.reports import Outcome
+from specframe.contracts.round import Batch, Kept
+from specframe.contracts.run import CachedModel, Run
+from specframe.forward.runner import ModelRunner
+from specframe_std.drafters.model import ModelDrafter
+
+
+class SelfDrafter(ModelDrafter, abc.ABC):
+    """A part of the target drafts, on the target's own cache: no prompt is read twice.
+
+    What the part fed is forgotten before the target verifies it, which writes all layers of it anew. Layers that the part leaves
+    out hold nothing of it until then, and nobody reads them.
+    """
+
+    needs: frozenset[str] = frozenset({"share"})
+
+    def __init__(
+        self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
+    ) -> None:
+        super().__init__(tree, branch, nodes, top)
+        self.needs = self.needs | {"share"}
+        self._target: torch.nn.Module | None = None
+
+    @abc.abstractmethod
+    def part(self, target: Model) -> ModelRunner:
+        """Return what drafts, made of the target's modules.
+
+        Raises:
+            ModelError: the target cannot be parted so.
+        """
+
+    def open(self, run: Run) -> CachedModel:
+        """Return the part that drafts on the target's cache."""
+        target = run.target.runner
+        if self._runner is None or self._target is not target.module:
+            self._runner, self._target = self.part(target), target.module
+        return run.open_cache(self._runner, share=run.target)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Do nothing: the target's cache is kept by the target."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget, and leave the cache as the target left it."""
+        if budget.depth == 0:
+            return Draft(batch.tokens_BS[:, :0])
+        draft = self.draft(batch, budget, 1)
+        self._cache.settle(batch, Kept(-1))
+        return draft

@@ -1,0 +1,277 @@
+"""Drafts of the target with sublayers left out, on the target's own cache: lossless, and no token is kept or read twice."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.layer_skip import LayerSkip, every_second
+from specframe_testing import fakes, harness, suite_device, zoo
+from specframe_testing.device.memory import MEMORY
+from transformers import DynamicCache, PreTrainedModel
+
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
+from specframe.errors import CompositionError, ModelError, OptionError
+from specframe.forward.sublayers import Sublayer, read_sublayers, without_sublayers, write_sublayers
+from specframe.text.sampling import Sampling
+
+LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+ADDS = {
+    "attn": ("self_attn.o_proj", "self_attn.out_proj", "attn.c_proj"),
+    "mlp": ("mlp.down_proj", "mlp.experts.down_proj", "mlp.c_proj", "fc2"),
+}
+"""The modules by which each kind of sublayer adds to the hidden states."""
+SKIP = {"skip": "attn:0+mlp:1"}
+
+
+@functools.cache
+def target(name: str) -> PreTrainedModel:
+    return zoo.build(name)
+
+
+@functools.cache
+def emptied(name: str, skip: str) -> PreTrainedModel:
+    """Return a model of which some sublayers have zeros in the place of the weights by which they add: they add nothing."""
+    model = copy.deepcopy(target(name))
+    for one in read_sublayers("skip", skip):
+        weights = [
+            weight
+            for path, weight in model.named_parameters()
+            if f".{one.layer}." in path and any(f".{one.layer}.{part}" in path for part in ADDS[one.kind])
+        ]
+        assert weights
+        with torch.no_grad():
+            for weight in weights:
+                weight.zero_()
+    return model
+
+
+def asked(new: int = NEW) -> list[Request]:
+    """Return ragged requests with eos ids, which are pad ids, inside prompts."""
+    prompts = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    prompts[2][3] = prompts[0][-1] = prompts[4][0] = zoo.EOS
+    return harness.requests(prompts, new, {zoo.EOS, 3})
+
+
+def piped(model: PreTrainedModel, skip: str = "attn:0+mlp:1", **options: Any) -> Any:
+    return harness.pipeline(
+        model, None, **{"drafter": f"layer-skip,skip={skip}", "batch_size": 3, "draft_length": 3, **options}
+    )
+
+
+@pytest.mark.parametrize(("place", "name"), [*enumerate(zoo.NAMES)])
+def test_equals_the_reference(place: int, name: str) -> None:
+    """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
+    for align, skip in zip(
+        (ALIGNMENTS[place % 4], ALIGNMENTS[(place + 1) % 4]), ("attn:0", "attn:1+mlp:0"), strict=True
+    ):
+        pipe = piped(target(name), skip, align=align, check=True, batch_size=(1, 3, 8)[place % 3])
+        harness.check(pipe, asked())
+        assert pipe.report.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("gpt2", "mlp:0+attn:1"), ("gemma3", "attn:0-2")])
+def test_the_cache_is_never_wrong(name: str, skip: str, align: str) -> None:
+    """Where what is left out adds nothing, every draft is accepted, however rows are moved and left out."""
+    schedule = "same-length,window=5" if align == "exspec" else "continuous"
+    pipe = piped(emptied(name, skip), skip, align=align, schedule=schedule)
+    harness.check(pipe, harness.requests([one.prompt_ids for one in asked()], NEW, set()))
+    assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+class Noting(LayerSkip):
+    """Notes each row's tokens and the draft that follows them."""
+
+    def __init__(self, skip: str) -> None:
+        super().__init__(skip)
+        self.noted: list[tuple[list[int], list[int]]] = []
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget."""
+        draft = super().propose(batch, budget)
+        for row, drafted in enumerate(draft.tokens_BN.tolist()):
+            self.noted.append((batch.tokens[row, : batch.lengths[row]].tolist(), drafted))
+        return draft
+
+
+@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+@pytest.mark.parametrize(("name", "skip"), [("qwen3", "attn:0"), ("opt", "mlp:0"), ("glm4", "attn:1+mlp:1")])
+def test_drafts_are_those_of_a_model_without_the_sublayers(name: str, skip: str, align: str) -> None:
+    """A plain model whose sublayers add nothing says the same tokens after the target's own keys and values."""
+    drafter = Noting(skip)
+    harness.check(piped(target(name), drafter=drafter, align=align, schedule=None), asked())
+    drafted = [(given, made) for given, made in drafter.noted if made]
+    assert len(drafted) > 10
+    for given, made in drafted:
+        assert continued(target(name), emptied(name, skip), given, len(made)) == made
+
+
+@torch.inference_mode()
+def continued(model: PreTrainedModel, draft: PreTrainedModel, given: list[int], count: int) -> list[int]:
+    """Return the tokens that one model chooses after another has read all given ones but the last."""
+    cache, made, fed = DynamicCache(config=model.config), list[int](), torch.tensor([given])
+    if len(given) > 1:
+        model(input_ids=fed[:, :-1], past_key_values=cache, use_cache=True)
+    fed = fed[:, -1:]
+    for _ in range(count):
+        fed = draft(input_ids=fed, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        made.append(int(fed))
+    return made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "layer-skip,skip=attn:0+mlp:1,branch=3/2/1", "draft_length": "auto"},
+        {"drafter": "layer-skip,skip=attn:0,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
+        {"drafter": "layer-skip,skip=attn:0,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
+        {"kv": "slab", "align": "eqspec"},
+        {"schedule": "continuous,piece=4"},
+        {"schedule": "continuous,piece=4,mixed=on"},
+        {"draft_length": "goodput"},
+        {"attention": "flex"},
+        {"bitwise": True},
+        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
+        {"drafter": "layer-skip"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex'")
+def test_with_everything_else(options: dict[str, Any]) -> None:
+    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
+    for model in (target("qwen3"), emptied("qwen3", "attn:0+mlp:1")):
+        harness.check(piped(model, **options), asked())
+
+
+@pytest.mark.slow
+def test_compiled_layers_leave_the_sublayers_out() -> None:
+    """Every draft of a target whose sublayers add nothing is accepted, with compiled layers, too."""
+    pipe = piped(emptied("qwen3", "attn:0+mlp:1"), layers="compiled")
+    harness.check(pipe, asked())
+    assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
+    """With a seed, samples under gumbel are those of plain sampling, alone and in a batch."""
+    found = []
+    for drafter, batch_size in (("layer-skip,skip=attn:0", 1), ("layer-skip,skip=attn:0", 4), ("none", 4)):
+        pipe = piped(target("qwen3"), drafter=drafter, accept="gumbel", batch_size=batch_size, seed=3)
+        given = [one.prompt_ids for one in asked()]
+        sampling = Sampling(temperature=0.9, samples=2)
+        found.append([one.token_ids for one in pipe.generate(given, NEW, sampling=sampling)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("align", "graphs"), [*itertools.product(("ragged", "exspec"), ("on", "off"))])
+def test_on_the_device(align: str, graphs: str) -> None:
+    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
+    with suite_device.running_on("sim"):
+        pipe = piped(target("qwen3"), align=align, graphs=graphs)
+        for _ in range(2):
+            harness.check(pipe, asked())
+        assert pipe.report.host_syncs == 1
+
+
+def test_memory_that_runs_out_halves_the_batch() -> None:
+    """A halved batch begins again with the same sublayers on the new cache."""
+    with suite_device.running_on("sim"):
+        pipe = piped(target("qwen3"), batch_size=6)
+        MEMORY.peak[0] = MEMORY.used[0]
+        harness.check(pipe, asked())
+        used, peak = MEMORY.used[0], MEMORY.peak[0]
+        with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
+            harness.check(pipe, asked())
+
+
+def test_a_run_that_is_left_early_leaves_nothing_behind() -> None:
+    """After a run of which one result was taken, the same pipeline gives the reference's tokens."""
+    pipe = piped(target("qwen3"), batch_size=2)
+    given = pipe.generate([one.prompt_ids for one in asked()], NEW)
+    next(given)
+    given.close()
+    harness.check(pipe, asked())
+
+
+def test_there_is_one_cache_and_what_is_left_out_is_not_run() -> None:
+    """Draft and target hold what plain decoding holds, the draft reads no prompt, and its sublayers are not computed."""
+    model, feeds = copy.deepcopy(target("qwen3")), harness.Feeds()
+    runs = {"skipped": 0, "kept": 0}
+    layers = model.model.layers
+    layers[0].self_attn.q_proj.register_forward_hook(lambda *_: runs.update(skipped=runs["skipped"] + 1))
+    layers[1].self_attn.q_proj.register_forward_hook(lambda *_: runs.update(kept=runs["kept"] + 1))
+    pipe = piped(model, "attn:0", kv="slab", observers=[feeds])
+    harness.decode(pipe, asked())
+    before, feeds.rounds = dict(runs), []
+    harness.decode(pipe, asked())
+    drafts = sum(len(one.draft) for one in feeds.decoding)
+    assert runs["kept"] - before["kept"] - (runs["skipped"] - before["skipped"]) == drafts > 0
+    assert all(not one.draft for one in feeds.reading)
+
+
+def test_the_target_is_left_as_it_is() -> None:
+    """The model without the sublayers is made of the target's own modules, and the target keeps all that it has."""
+    model: Any = copy.deepcopy(target("gpt2"))
+    ids = torch.tensor([[5, 6, 7]])
+    before, modules = model(ids).logits, [*model.modules()]
+    made: Any = without_sublayers(model, read_sublayers("skip", "attn:1+mlp:0"), "the target")
+    assert [*model.modules()] == modules
+    assert not any("forward" in vars(module) for module in modules)
+    assert torch.equal(model(ids).logits, before)
+    assert not torch.allclose(made(ids).logits, before)
+    assert made.transformer.h[0].attn is model.transformer.h[0].attn
+    assert made.transformer.h[1].attn.c_attn is model.transformer.h[1].attn.c_attn
+    assert made.lm_head is model.lm_head
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("attn:3-7+mlp:5", "attn:3-7+mlp:5"),
+        ("mlp:5+attn:4+3", "attn:3-4+mlp:5"),
+        ("attn:0+2+3+9", "attn:0+2-3+9"),
+        ("mlp:1-1", "mlp:1"),
+    ],
+)
+def test_a_text_says_which_sublayers(text: str, written: str) -> None:
+    """A text is read, and written in one way."""
+    found = read_sublayers("skip", text)
+    assert write_sublayers(found) == written
+    assert read_sublayers("skip", written) == found
+
+
+@pytest.mark.parametrize("text", ["", "3", "attn", "attn:", "attn:5-3", "ffn:3", "attn:-1", "mlp:10000", "attn:1+", 3])
+def test_another_text_is_refused(text: object) -> None:
+    """What is no text of sublayers is named in one sentence."""
+    with pytest.raises(OptionError, match=r"^skip: expected layers of attn and mlp, as in attn:3-7\+9\+mlp:5, got "):
+        LayerSkip(text)  # type: ignore[arg-type]
+
+
+def test_without_an_option_every_second_layer_is_left_out() -> None:
+    """The first and the last layer stay, but for targets of two layers, which have no other."""
+    assert write_sublayers(every_second(8)) == "attn:1+3+5+mlp:1+3+5"
+    assert every_second(2) == {Sublayer("attn", 1), Sublayer("mlp", 1)}
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """A layer that is not there, models that are not made of such layers, and an alignment that cannot share: one sentence each."""
+    with pytest.raises(
+        ModelError, match=r"has layers 0 to 1: expected sublayers of these to be left out, got attn:2-3$"
+    ):
+        harness.check(piped(target("qwen3"), "attn:1-3"), asked())
+    with pytest.raises(ModelError, match=r"does not keep its layers in one list"):
+        harness.check(piped(fakes.fake_target()), asked())
+    later = zoo.build("opt", do_layer_norm_before=False)
+    with pytest.raises(ModelError, match=r"layer 0 of .* does more than add its attention and its MLP to its input"):
+        without_sublayers(later, read_sublayers("skip", "attn:0"), "the target")
+    with pytest.raises(
+        CompositionError, match=r"needs 'share' to be offered, and alignment 'masking' does not offer it"
+    ):
+        piped(target("qwen3"), align="masking")
