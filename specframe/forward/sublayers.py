@@ -71,26 +71,46 @@ def write_sublayers(sublayers: Iterable[Sublayer]) -> str:
 def without_sublayers(model: PreTrainedModel, sublayers: Iterable[Sublayer], name: str) -> PreTrainedModel:
     """Return a model made of a model's own modules that leaves sublayers out; the given model is left as it is.
 
+    Raises:
+        ModelError: as :class:`Removable` does.
+    """
+    left_out = frozenset(sublayers)
+    return Removable(model, left_out, name).without(left_out)
+
+
+class Removable:
+    """Sublayers of a model that can be left out.
+
     Args:
         model: a causal language model.
-        sublayers: those that are left out.
+        sublayers: those that are tried.
         name: what errors call the model.
 
     Raises:
         ModelError: there is no such layer, or a layer is not made of an attention and an MLP that each add to its input.
     """
-    wanted = sorted(sublayers)
-    layers, paths = text_layers(model), {module: path for path, module in model.named_modules()}
-    if beyond := [one for one in wanted if one.layer >= len(layers)]:
-        raise ModelError(
-            f"{name} has layers 0 to {len(layers) - 1}: expected sublayers of these to be left out, got {write_sublayers(beyond)}"
-            if layers
-            else f"{name} does not keep its layers in one list: expected that of a model whose sublayers are left out"
-        )
-    numbers = sorted({one.layer for one in wanted})
-    parts = _Trial(model, {number: layers[number] for number in numbers}, paths, name).parts()
-    replaced = {path: part for one in wanted for path, part in parts[one].items()}
-    return cast(PreTrainedModel, with_modules(model, replaced))
+
+    def __init__(self, model: PreTrainedModel, sublayers: Iterable[Sublayer], name: str) -> None:
+        self._model, wanted = model, sorted(sublayers)
+        layers, paths = text_layers(model), {module: path for path, module in model.named_modules()}
+        if beyond := [one for one in wanted if one.layer >= len(layers)]:
+            raise ModelError(
+                f"{name} has layers 0 to {len(layers) - 1}: expected sublayers of these to be left out, got "
+                f"{write_sublayers(beyond)}"
+                if layers
+                else f"{name} does not keep its layers in one list: expected that of a model whose sublayers are left out"
+            )
+        numbers = sorted({one.layer for one in wanted})
+        self._parts = _Trial(model, {number: layers[number] for number in numbers}, paths, name).parts()
+
+    def without(self, sublayers: Iterable[Sublayer]) -> PreTrainedModel:
+        """Return a model of the model's own modules that leaves some of the sublayers out."""
+        replaced = {path: part for one in sublayers for path, part in self._parts[one].items()}
+        return cast(PreTrainedModel, with_modules(self._model, replaced))
+
+    def weights(self, sublayer: Sublayer) -> int:
+        """Return the number of weights of a sublayer."""
+        return sum(weight.numel() for part in self._parts[sublayer].values() for weight in part.parameters())
 
 
 def text_layers(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -1,4 +1,4 @@
-"""``specframe heads``: training of heads."""
+"""``specframe heads``: training of heads, and a search for targets that draft for themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import Device, File, Model, Number, OneOf
+from specframe.cli.option_types import Device, File, Model, Number, OneOf, Text
 from specframe.cli.options import whole
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ KINDS = ("clover2", "dflash", "eagle3", "medusa")
 
 @click.group()
 def heads() -> None:
-    """Train heads: drafters that read their target's features."""
+    """Train heads, which are drafters that read their target's features; search what a target that drafts for itself can spare."""
 
 
 @heads.command()
@@ -88,6 +88,62 @@ def train(kind: str, target: str, data: str, held_out: str | None, **options: An
     with bars() as progress:
         figures = Session(Options(kind=kind, target=target, **options), progress).run(data, held_out)
     show(figures)
+
+
+@heads.command("search-skip")
+@click.option(
+    "--target",
+    metavar="T",
+    type=Model(),
+    required=True,
+    help="Model that drafts for itself: an alias, a directory or a hub id.",
+)
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    type=File(),
+    required=True,
+    help="Prompts that the target continues, in any format of `specframe run`; some dozens are enough.",
+)
+@click.option(
+    "--skip",
+    metavar="N",
+    type=Text(),
+    default="0.4",
+    show_default=True,
+    help="Sublayers that are left out: a number of them, or a share of the attention and MLP sublayers of all layers.",
+)
+@whole("--rounds", "Sets of sublayers that are tried.", 200)
+@whole("--max-prompt-tokens", "Cut prompts to their first N tokens.", 1024)
+@whole("--max-new-tokens", "Tokens that the target writes after each prompt.", 64)
+@whole("--batch-size", "Prompts that the target continues together.", 32)
+@whole("--seed", "Of the search: the same seed finds the same sublayers.", 0, least=0)
+@click.option(
+    "--device", metavar="D", type=Device(), default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
+)
+def search_skip(target: str, prompts: str, **options: Any) -> None:
+    """Find sublayers that the drafter layer-skip leaves out, by how often the target foresees its own tokens without them."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from specframe.forward.sublayers import write_sublayers
+    from specframe_heads.skip_search import found_by
+
+    disable_progress_bar()
+    with bars() as progress:
+        bar = progress.add_task("sets of sublayers", total=options["rounds"], note="")
+        found = found_by(
+            target,
+            prompts,
+            lambda done, rate: progress.update(bar, completed=done, note=f"match {rate:.3f}"),
+            **options,
+        )
+    speed, length = found.speed
+    click.echo(f"match rate: {found.match_rate:.3f}")
+    click.echo(f"cost of a drafting forward: {found.cost:.3f} of a verifying one, by weights")
+    click.echo(
+        f"expected speed: {speed:.2f} times plain decoding's with --draft-length {length}, where forwards wait for weights"
+    )
+    click.echo(f"--drafter layer-skip,skip={write_sublayers(found.skip)}")
 
 
 def bars() -> Progress:

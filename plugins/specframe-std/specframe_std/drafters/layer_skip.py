@@ -20,7 +20,8 @@ from specframe_std.drafters.self_drafting import SelfDrafter
 class LayerSkip(SelfDrafter):
     """Proposes the choices of the target with chosen sublayers left out: the attention or the MLP of some layers.
 
-    Any target drafts so without training, and draft and target have one cache. How well depends on which sublayers are left out.
+    Any target drafts so without training, and draft and target have one cache. How well depends on which sublayers are left out:
+    ``specframe heads search-skip`` searches them.
 
     Options:
         skip: the sublayers left out, as in attn:3-7+9+mlp:5, with layers numbered from 0; without it attention and MLP of every

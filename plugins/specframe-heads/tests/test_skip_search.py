@@ -1,0 +1,120 @@
+"""The search of sublayers that a target can spare: what it measures, what it finds, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_heads.skip_search import Found, SkipSearch, skipped
+from specframe_heads.training.continuations import Text
+from specframe_testing import harness, zoo
+from transformers import PreTrainedModel
+
+from specframe import Pipeline
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.forward.sublayers import Sublayer, read_sublayers, write_sublayers
+from specframe.reference import reference_decode
+
+IDLE = read_sublayers("skip", "attn:1+3+mlp:0+2")
+"""Sublayers of the target that add nothing."""
+
+
+def target() -> PreTrainedModel:
+    """Return a model of four layers that can do without four of its sublayers."""
+    model: Any = zoo.build("qwen3", num_hidden_layers=4).requires_grad_(False)
+    for one in IDLE:
+        layer = model.model.layers[one.layer]
+        (layer.self_attn.o_proj if one.kind == "attn" else layer.mlp.down_proj).weight.zero_()
+    return model
+
+
+def searched() -> SkipSearch:
+    model = target()
+    prompts = harness.random_prompts([5, 2, 9], zoo.VOCABULARY)
+    return SkipSearch(model, [Text([*one, *reference_decode(model, list(one), 12)], len(one)) for one in prompts])
+
+
+def test_a_match_rate_is_that_of_a_model_whose_sublayers_add_nothing() -> None:
+    """What adds nothing is never missed; of other sublayers the rate counts the tokens that a model without them foresees."""
+    search = searched()
+    assert search.match_rate(IDLE) == 1
+    model: Any = target()
+    model.model.layers[2].self_attn.o_proj.weight.zero_()
+    right = tokens = 0
+    for text in search._texts:
+        ids = torch.tensor([text.ids])
+        right += int((model(ids).logits[0, :-1].argmax(-1) == ids[0, 1:])[text.prompt - 1 :].sum())
+        tokens += len(text.ids) - text.prompt
+    assert 0 < right < tokens
+    assert search.match_rate(frozenset({Sublayer("attn", 2)})) == right / tokens
+
+
+def test_a_search_finds_what_can_be_spared() -> None:
+    """The sublayers that add nothing are found, the same ones again with the same seed, and nothing is left changed."""
+    search = searched()
+    rates = list[float]()
+    found = search.run(len(IDLE), 60, 0, lambda _, rate: rates.append(rate))
+    assert write_sublayers(found.skip) == write_sublayers(IDLE)
+    assert found.match_rate == 1
+    assert rates == sorted(rates)
+    assert rates[0] < 1
+    assert searched().run(3, 5, 7) == searched().run(3, 5, 7) != searched().run(3, 5, 8)
+
+
+def test_a_cost_is_the_share_of_weights_that_is_read() -> None:
+    """A target's weights are those of its forward: a tied embedding is its head, sublayers that are left out are not read."""
+    search = searched()
+    found = search.run(4, 0, 0)
+    left_out = sum(search._removable.weights(one) for one in found.skip)
+    assert len(found.skip) == 4
+    assert found.cost == 1 - left_out / sum(weight.numel() for weight in search._model.parameters())
+
+
+def test_an_expected_speed_is_that_of_the_best_draft_length() -> None:
+    """Where every token matches, the longest draft is the best; where none does, the shortest is, and drafting costs."""
+    assert Found(frozenset(), 1.0, 0.5).speed == (9 / 5, 8)
+    assert Found(frozenset(), 0.0, 0.5).speed == (1 / 1.5, 1)
+    assert Found(frozenset(), 0.5, 0.25).speed == (1.5 / 1.25, 1)
+
+
+@pytest.mark.parametrize(("text", "count"), [("3", 3), ("0.4", 3), ("0.5", 4), ("7", 7)])
+def test_how_many_are_left_out(text: str, count: int) -> None:
+    """A whole number is a number of sublayers, a share below 1 one of all of them."""
+    assert skipped(text, 8) == count
+
+
+@pytest.mark.parametrize("text", ["0", "8", "1.0", "0.0", "0.01", "1.5", "-1", "nan", "abc", "true"])
+def test_another_number_is_refused(text: str) -> None:
+    """A number that leaves nothing in or nothing out, and what is no number, is named in one sentence."""
+    with pytest.raises(
+        OptionError, match=r"^--skip: expected a share of the 8 sublayers, as in 0.4, or a number of them"
+    ):
+        skipped(text, 8)
+
+
+def test_the_command_prints_a_drafter(tmp_path: Path) -> None:
+    """The last line is an option that decodes with the sublayers that were found, and the output is the same again."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The sea is\nA story\n")
+    arguments = ["heads", "search-skip", "--target", "tiny", "--prompts", str(prompts)]
+    arguments += ["--skip", "3", "--rounds", "2", "--max-new-tokens", "8", "--device", "cpu"]
+    first, second = (CliRunner().invoke(cli, arguments) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == second.stdout
+    lines = first.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == [
+        "match rate",
+        "cost of a drafting forward",
+        "expected speed",
+    ]
+    drafter = lines[-1].removeprefix("--drafter ")
+    pipe = Pipeline(target="tiny", drafter=drafter, draft_length=3, device="cpu")
+    list(pipe.generate(["The sea is"], 8))
+    assert pipe.report.num_accepted_draft_tokens > 0
+    wrong = CliRunner().invoke(cli, [*arguments, "--skip", "99"])
+    assert wrong.exit_code != 0
+    assert "--skip: expected a share of the 20 sublayers" in wrong.output
