@@ -221,6 +221,15 @@ class _Source:
         ) from fault
 
 
+def read_config(name: str | os.PathLike[str], role: str) -> Any:
+    """Return a named model's configuration, without its weights.
+
+    Raises:
+        ModelError: it cannot be found or read, or is not that of a causal language model.
+    """
+    return _require_causal(_source(role, name))
+
+
 def _source(role: str, name: str | os.PathLike[str]) -> _Source:
     if not isinstance(name, str | os.PathLike):
         expected = "expected an alias, a directory, a hub id or a loaded transformers model"

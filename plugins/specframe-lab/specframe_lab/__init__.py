@@ -27,3 +27,8 @@ def specframe_register_commands(register: Register) -> None:
         "specframe_lab.commands.trace:trace",
         summary="Show what happens in the KV cache: a page that steps through the rounds of one small batch.",
     )
+    register(
+        "predict",
+        "specframe_lab.commands.predict:predict",
+        summary="Predict the speed of a pair on a device, by what its forwards read and compute.",
+    )

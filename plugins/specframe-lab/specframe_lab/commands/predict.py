@@ -1,0 +1,208 @@
+"""``specframe predict``: the speed of a pair on a device, by the shapes of its models."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.option_types import Device, File, OneOf, Text, WholeNumber
+from specframe.cli.options import DTYPES, MODELS, names, whole, with_options
+from specframe.cli.tables import show_table
+from specframe.errors import OptionError, literal
+from specframe_lab.commands.option_types import ListOf
+
+if TYPE_CHECKING:
+    import torch
+
+    from specframe_lab.prediction.model_costs import ModelCosts
+    from specframe_lab.prediction.predict import Prediction
+
+NUMBERS = ListOf(WholeNumber(1))
+
+
+@click.command()
+@with_options(MODELS)
+@click.option(
+    "--batch-size", metavar="N,...", type=NUMBERS, default="1,8,32", show_default=True, help="Rows decoded together."
+)
+@click.option(
+    "--draft-length",
+    metavar="K,...",
+    type=NUMBERS,
+    default="1,2,3,5,8",
+    show_default=True,
+    help="Tokens drafted per round.",
+)
+@whole("--context", "Tokens of each row in the cache.", 512)
+@click.option(
+    "--dtype",
+    metavar="T",
+    type=OneOf(*DTYPES),
+    default="auto",
+    show_default=True,
+    help="Precision; auto: that of the files.",
+)
+@click.option(
+    "--device-profile",
+    metavar="P",
+    type=Text(),
+    default="h100",
+    show_default=True,
+    help="a100, b200, h100, h200, or a JSON file with flops, bandwidth and layer_overhead.",
+)
+@click.option(
+    "--acceptance",
+    metavar="X|FILE",
+    type=Text(),
+    help="Chance that a draft token is accepted, or figures to take it from: a report of `specframe run`, or a results.jsonl of "
+    "`specframe compare`.  [default: all are accepted, which is the most there can be]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each prediction.")
+@click.option(
+    *names("--measure"),
+    metavar="FILE",
+    type=File(),
+    help="Write the profile of --device to a file, measured with --dtype, float32 unless told otherwise; predict nothing.",
+)
+@click.option(
+    "--device",
+    metavar="D",
+    type=Device(),
+    default="auto",
+    show_default=True,
+    help="What --measure measures: cpu, cuda or cuda:N.",
+)
+def predict(
+    target: str | None,
+    drafter: str,
+    batch_size: list[int],
+    draft_length: list[int],
+    context: int,
+    dtype: str,
+    device_profile: str,
+    acceptance: str | None,
+    as_json: bool,
+    measure: str | None,
+    device: str,
+) -> None:
+    """Predict the speed of a pair on a device, by what its forwards read and compute.
+
+    No weights are loaded. A forward takes as long as its reads or its operations, whichever are longer, and each layer an
+    overhead. The break-even length is the acceptance length, the bonus token included, from which drafting pays.
+    """
+    if measure is not None:
+        write_measured(measure, device, dtype)
+        return
+    from specframe_lab.prediction.predict import predictions, read_acceptance
+    from specframe_lab.prediction.profiles import read_profile
+
+    profile = read_profile(device_profile)
+    rate = None if acceptance is None else read_acceptance(acceptance)
+    costs, draft, drafts = models(target, drafter, dtype)
+    found = [
+        *predictions(
+            costs,
+            draft,
+            profile,
+            batch_sizes=batch_size,
+            draft_lengths=draft_length if drafts else [],
+            context=context,
+            acceptance=rate,
+        )
+    ]
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(record(one)))
+    else:
+        show(found, rate)
+
+
+def models(target: str | None, drafter: str, dtype: str) -> tuple[ModelCosts, ModelCosts | None, bool]:
+    """Return the costs of the target and of the draft model, if there is one, and whether anything drafts.
+
+    Raises:
+        OptionError: the drafter is neither a draft model, nor one without a cost, nor none.
+    """
+    from specframe.models.loading import read_config
+    from specframe.models.pairs import by_model, choose
+    from specframe.plugins.registry import registry
+    from specframe_lab.prediction.model_costs import costs_of
+
+    known = registry()
+    target, strategy, draft = choose(target, drafter)
+    name = strategy.partition(",")[0]
+    free = {known.default("plain decoding"), known.default("prompt lookup")}
+    if name not in {by_model(), *free} or (name == by_model() and draft is None):
+        raise OptionError(
+            f"--drafter: expected a draft model, {' or '.join(map(repr, sorted(free)))}, whose costs are known, "
+            f"got {literal(drafter)}"
+        )
+    precision = None if dtype == "auto" else precision_of(dtype)
+    costs = [costs_of(read_config(one, role), precision) for one, role in ((target, "target"), (draft, "draft")) if one]
+    return costs[0], costs[1] if draft else None, name != known.default("plain decoding")
+
+
+def precision_of(dtype: str) -> torch.dtype:
+    """Return the precision of a name."""
+    import torch
+
+    from specframe.models.loading import pick_dtype
+
+    return pick_dtype(dtype, torch.device("cpu"))
+
+
+def write_measured(file: str, device: str, dtype: str) -> None:
+    """Write the profile of a device."""
+    import torch
+
+    from specframe.files import Output
+    from specframe.models.loading import pick_device
+    from specframe_lab.prediction.profiles import measured, write_profile
+
+    precision = torch.float32 if dtype == "auto" else precision_of(dtype)
+    Output(file).replace(write_profile(measured(pick_device(device), precision)))
+
+
+def record(one: Prediction) -> dict[str, Any]:
+    """Return a prediction as JSON has it."""
+    return {
+        "batch_size": one.batch_size,
+        "draft_length": one.draft_length,
+        "round_seconds": one.seconds,
+        "break_even_length": one.break_even,
+        "acceptance_length": one.acceptance_length,
+        "tokens_per_second": one.tokens_per_second,
+        "speed": one.speed,
+    }
+
+
+def show(found: list[Prediction], rate: float | None) -> None:
+    """Print predictions as a table."""
+    if rate is None:
+        click.echo("every draft token is taken to be accepted: speeds are the most there can be", err=True)
+    else:
+        click.echo(f"chance that a draft token is accepted: {rate:.3f}", err=True)
+    columns = [
+        "batch size",
+        "draft length",
+        "round (ms)",
+        "break-even length",
+        "acceptance length",
+        "tokens/s",
+        "speed",
+    ]
+    rows = [
+        [
+            str(one.batch_size),
+            str(one.draft_length),
+            f"{one.seconds * 1000:.2f}",
+            f"{one.break_even:.2f}",
+            f"{one.acceptance_length:.2f}",
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.speed:.2f}",
+        ]
+        for one in found
+    ]
+    show_table(columns, rows, numbers=True)

@@ -1,0 +1,120 @@
+"""What a forward of a model reads and computes, from the shapes of its weights, which are not loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from transformers import AutoModelForCausalLM
+
+from specframe.errors import ModelError, sentence
+from specframe.models.loading import silent
+
+
+@attrs.frozen
+class Load:
+    """What one forward reads and computes."""
+
+    tokens: int
+    """Tokens fed, over all rows."""
+    weights: float
+    """Weights read."""
+    bytes: float
+    """Bytes read and written: weights, keys and values, logits."""
+    operations: float
+    """Operations, a product and a sum being two."""
+    weight_bytes: float
+    """The bytes of the weights."""
+    layers: int
+
+
+@attrs.frozen
+class ModelCosts:
+    """The shapes of a model, as far as its speed goes by them."""
+
+    layers: int
+    vocabulary: int
+    weights: int
+    """Weights that every forward reads, those of experts and of an embedding that is looked up left out."""
+    expert_weights: int
+    """Weights of all experts."""
+    expert_share: float
+    """The share of the experts that a token takes; 1 where there are none."""
+    cached: int
+    """Numbers in the keys and values of one token, over all layers."""
+    attention: int
+    """Operations of a token's attention for each token it attends to, over all layers."""
+    itemsize: int
+    """Bytes of a number."""
+
+    def forward(self, rows: int, tokens: int, context: int) -> Load:
+        """Return what a forward reads and computes.
+
+        Weights are read once, those of an expert if one of the tokens takes it. Keys and values of the context are read by row.
+        Logits are written of all tokens.
+
+        Args:
+            rows: sequences.
+            tokens: fed to each.
+            context: tokens of each in the cache.
+        """
+        fed = rows * tokens
+        taken = self.expert_weights * (1 - (1 - self.expert_share) ** fed) if self.expert_weights else 0
+        others = rows * (context + tokens) * self.cached + fed * self.vocabulary
+        products = self.weights + self.expert_weights * self.expert_share
+        operations = fed * (2 * products + self.attention * (context + tokens))
+        weights = self.weights + taken
+        weight_bytes = weights * self.itemsize
+        return Load(fed, weights, weight_bytes + others * self.itemsize, operations, weight_bytes, self.layers)
+
+
+def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
+    """Return the costs of the model of a configuration, which is made without memory for its weights.
+
+    Args:
+        config: of a causal language model.
+        dtype: that it is run in; None: the one it was saved in, or else bfloat16.
+
+    Raises:
+        ModelError: transformers cannot make the model.
+    """
+    try:
+        with torch.device("meta"), silent():
+            model: Any = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever transformers raises on sizes that do not fit
+        raise ModelError(
+            f"no model can be made of the configuration of a {config.model_type}: {sentence(error)}"
+        ) from error
+    text = config.get_text_config()
+    experts = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up = 0 if head is not None and head.weight is embedding.weight else embedding.weight.numel()
+    layers, heads = text.num_hidden_layers, text.num_attention_heads
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    precision = dtype or stored(config) or torch.bfloat16
+    return ModelCosts(
+        layers=layers,
+        vocabulary=text.vocab_size,
+        weights=sum(weight.numel() for weight in model.parameters()) - experts - looked_up,
+        expert_weights=experts,
+        expert_share=taken(text) if experts else 1,
+        cached=2 * layers * shared * size,
+        attention=4 * layers * heads * size,
+        itemsize=precision.itemsize,
+    )
+
+
+def stored(config: Any) -> torch.dtype | None:
+    """Return the precision that a model was saved in, as far as its configuration says."""
+    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return getattr(torch, found, None) if isinstance(found, str) else found
+
+
+def taken(config: Any) -> float:
+    """Return the share of the experts that a token takes."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next((found for name in names if (found := getattr(config, name, None))), None)
+    chosen = getattr(config, "num_experts_per_tok", None)
+    return min(1.0, chosen / count) if count and chosen else 1.0

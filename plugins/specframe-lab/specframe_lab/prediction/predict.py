@@ -1,0 +1,134 @@
+"""The speed of speculative decoding on a device, by the bytes and operations of its forwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from specframe.errors import OptionError, literal, sentence
+from specframe.value_checks import number_within, parse_value
+from specframe_lab.prediction.model_costs import ModelCosts
+from specframe_lab.prediction.profiles import DeviceProfile
+
+COUNTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+"""The figures of a run that tell how many of its draft tokens were accepted."""
+
+
+@attrs.frozen
+class Prediction:
+    """A round of one batch size and one draft length; draft length 0 is plain decoding."""
+
+    batch_size: int
+    draft_length: int
+    seconds: float
+    """The time of a round."""
+    break_even: float
+    """The acceptance length, the bonus token included, from which it is as fast as plain decoding."""
+    acceptance_length: float
+    """The tokens that a row is taken to gain in a round: all of them, where no acceptance was given."""
+    speed: float
+    """Its tokens per second, as many times those of plain decoding."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all rows."""
+        return self.batch_size * self.acceptance_length / self.seconds
+
+
+def predictions(
+    target: ModelCosts,
+    draft: ModelCosts | None,
+    profile: DeviceProfile,
+    *,
+    batch_sizes: Sequence[int],
+    draft_lengths: Sequence[int],
+    context: int,
+    acceptance: float | None,
+) -> Iterator[Prediction]:
+    """Yield a prediction for plain decoding and each draft length, at each batch size.
+
+    Args:
+        target: the target's costs.
+        draft: the draft model's; None: drafts cost nothing.
+        profile: the device.
+        batch_sizes: rows decoded together.
+        draft_lengths: tokens drafted in a round.
+        context: tokens of a row in the cache.
+        acceptance: chance that a draft token is accepted, if those before it are; None: all are.
+    """
+    for rows in batch_sizes:
+        plain = round_seconds(target, draft, profile, rows, 0, context)
+        for length in (0, *draft_lengths):
+            seconds = round_seconds(target, draft, profile, rows, length, context)
+            gained = expected_length(1 if acceptance is None else acceptance, length)
+            yield Prediction(rows, length, seconds, seconds / plain, gained, gained * plain / seconds)
+
+
+def round_seconds(
+    target: ModelCosts, draft: ModelCosts | None, profile: DeviceProfile, rows: int, length: int, context: int
+) -> float:
+    """Return the time of a round: the target's forward over the draft and the token before it, and one of the draft model a token.
+
+    The draft model's first forward is fed two tokens, since the last of a draft that was accepted is not in its cache yet.
+    """
+    seconds = profile.seconds(target.forward(rows, length + 1, context))
+    for place in range(length if draft is not None else 0):
+        assert draft is not None
+        seconds += profile.seconds(draft.forward(rows, 2 if place == 0 else 1, context))
+    return seconds
+
+
+def expected_length(acceptance: float, length: float) -> float:
+    """Return the tokens that a row gains in a round, the bonus token included."""
+    if acceptance == 1:
+        return length + 1
+    return (1 - acceptance ** (length + 1)) / (1 - acceptance)
+
+
+def read_acceptance(given: str) -> float:
+    """Return the chance that a draft token is accepted if those before it are: a number, or what runs in a file have shown.
+
+    Args:
+        given: a number from 0 to 1, a report of ``specframe run --report`` or a ``results.jsonl`` of ``specframe compare``.
+
+    Raises:
+        OptionError: it is neither, or no run of the file has drafted.
+    """
+    value = parse_value(given)
+    if number_within(value, 0, 1):
+        return float(value)
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+        found = [json.loads(text)] if given.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+    except FileNotFoundError:
+        raise OptionError(
+            f"--acceptance: expected a number from 0 to 1 or a file of figures, got {literal(given)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--acceptance: {given} cannot be read: {sentence(error)}") from error
+    steps, drafted, accepted = (sum(count(one, name) for one in found) for name in COUNTS)
+    if not steps or not drafted:
+        raise OptionError(
+            f"--acceptance: {given} has no run that drafted: expected figures of one, with {', '.join(COUNTS)}"
+        )
+    return acceptance_rate(drafted / steps, 1 + accepted / steps)
+
+
+def count(run: Any, name: str) -> int:
+    """Return a figure of a run; 0 where it has none."""
+    figures = run.get("figures") if isinstance(run, Mapping) else None
+    value = figures.get(name) if isinstance(figures, Mapping) else None
+    return value if isinstance(value, int) else 0
+
+
+def acceptance_rate(length: float, gained: float) -> float:
+    """Return the chance of acceptance by which rounds of a draft length gain so many tokens, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_length(middle, length) < gained else (low, middle)
+    return (low + high) / 2

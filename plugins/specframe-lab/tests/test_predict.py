@@ -1,0 +1,198 @@
+"""Predicted speeds: what a forward reads and computes, profiles, acceptance from files, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_lab.prediction import profiles
+from specframe_lab.prediction.model_costs import ModelCosts, costs_of
+from specframe_lab.prediction.predict import (
+    acceptance_rate,
+    expected_length,
+    predictions,
+    read_acceptance,
+    round_seconds,
+)
+from specframe_lab.prediction.profiles import PROFILES, DeviceProfile, read_profile, write_profile
+from specframe_testing import zoo
+from transformers import Qwen3Config
+
+from specframe.cli import cli
+from specframe.errors import OptionError
+from specframe.models import loading
+
+COSTS = ModelCosts(
+    layers=2, vocabulary=10, weights=1000, expert_weights=0, expert_share=1, cached=8, attention=16, itemsize=2
+)
+DRAFT = attrs.evolve(COSTS, layers=1, weights=100)
+SLOW = DeviceProfile(flops=1e4, bandwidth=1e3, layer_overhead=0.5)
+
+
+def test_a_forward_reads_weights_once_and_a_cache_by_row() -> None:
+    """Bytes and operations are those of the formula, written out."""
+    load = COSTS.forward(rows=3, tokens=2, context=5)
+    assert load.bytes == 2 * (1000 + 3 * 7 * 8 + 6 * 10)
+    assert load.operations == 6 * (2 * 1000 + 16 * 7)
+    assert (load.tokens, load.weights, load.weight_bytes, load.layers) == (6, 1000, 2000, 2)
+
+
+def test_experts_are_read_as_tokens_take_them() -> None:
+    """One token reads its own experts, many tokens read nearly all, and each computes with its own alone."""
+    mixed = attrs.evolve(COSTS, expert_weights=800, expert_share=0.25)
+    assert mixed.forward(1, 1, 0).weights == 1000 + 200
+    assert mixed.forward(1, 2, 0).weights == 1000 + 800 * (1 - 0.75**2)
+    assert mixed.forward(40, 1, 0).operations == 40 * (2 * (1000 + 200) + 16)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "qwen3-moe"])
+def test_costs_are_those_of_the_model(name: str) -> None:
+    """Weights and cached numbers, found without any memory, are those of the model that is made with it."""
+    model: Any = zoo.build(name)
+    costs = costs_of(model.config)
+    weights = sum(weight.numel() for weight in model.parameters())
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        weights -= model.get_input_embeddings().weight.numel()
+    assert costs.weights + costs.expert_weights == weights
+    assert costs.expert_share == (0.5 if name == "qwen3-moe" else 1)
+    assert (costs.expert_weights > 0) == (name == "qwen3-moe")
+    cache = model(torch.tensor([[1, 2, 3]])).past_key_values
+    assert costs.cached * 3 == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert costs.itemsize == 2
+    assert costs_of(model.config, torch.float32).itemsize == 4
+    assert costs_of(type(model.config)(**model.config.to_dict() | {"dtype": "float32"})).itemsize == 4
+
+
+def test_a_large_model_takes_no_memory() -> None:
+    """The weights of a model of eight billion parameters are counted, none is made."""
+    config = Qwen3Config(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_key_value_heads=8)
+    assert 7.5e9 < costs_of(config).weights < 7.7e9
+
+
+def test_a_forward_takes_its_reads_or_its_operations() -> None:
+    """The longer of both counts, and every layer's overhead is added."""
+    few, many = COSTS.forward(1, 1, 0), COSTS.forward(100, 1, 0)
+    assert SLOW.seconds(few) == pytest.approx(few.bytes / 1e3 + 1)
+    assert SLOW.seconds(many) == pytest.approx(many.operations / 1e4 + 1)
+    measured = attrs.evolve(SLOW, products=((1, 0.01), (3, 0.05), (4, 0.06)))
+    others = (few.bytes - few.weight_bytes) / 1e3
+    assert measured.seconds(few) == pytest.approx(1000 * 0.01 + others + 1)
+    two, eight = COSTS.forward(2, 1, 0), COSTS.forward(8, 1, 0)
+    assert measured.seconds(two) == pytest.approx(1000 * 0.03 + (two.bytes - two.weight_bytes) / 1e3 + 1)
+    assert measured.seconds(eight) == pytest.approx(1000 * 0.12 + (eight.bytes - eight.weight_bytes) / 1e3 + 1)
+
+
+def test_a_round_is_a_target_forward_and_one_of_the_draft_model_a_token() -> None:
+    """The target is fed the draft and a token, the draft model two tokens first; without one, drafts cost nothing."""
+    wanted = SLOW.seconds(COSTS.forward(2, 4, 9))
+    assert round_seconds(COSTS, None, SLOW, 2, 3, 9) == wanted
+    wanted += SLOW.seconds(DRAFT.forward(2, 2, 9)) + 2 * SLOW.seconds(DRAFT.forward(2, 1, 9))
+    assert round_seconds(COSTS, DRAFT, SLOW, 2, 3, 9) == pytest.approx(wanted)
+
+
+def test_predictions_break_even_where_the_speed_is_one() -> None:
+    """Plain decoding comes first; a draft that gains the break-even length is as fast, one that gains all is the fastest."""
+    asked: Any = {"batch_sizes": [1, 4], "draft_lengths": [2, 5], "context": 64}
+    found = [*predictions(COSTS, DRAFT, PROFILES["h100"], acceptance=None, **asked)]
+    assert [(one.batch_size, one.draft_length) for one in found] == [(1, 0), (1, 2), (1, 5), (4, 0), (4, 2), (4, 5)]
+    assert [one.acceptance_length for one in found] == [1, 3, 6] * 2
+    for one in found:
+        assert one.speed == pytest.approx(one.acceptance_length / one.break_even)
+        assert one.tokens_per_second == pytest.approx(one.batch_size * one.acceptance_length / one.seconds)
+    some = [*predictions(COSTS, DRAFT, PROFILES["h100"], acceptance=0.5, **asked)]
+    assert [one.acceptance_length for one in some[:3]] == [1, 1.75, 1.96875]
+    assert [one.break_even for one in some] == [one.break_even for one in found]
+
+
+def test_acceptance_is_a_number_or_what_a_file_shows(tmp_path: Path) -> None:
+    """Rounds, drafted and accepted tokens of all runs of a file give the chance by which as many tokens are gained."""
+    assert read_acceptance("0.25") == 0.25
+    assert expected_length(1.0, 3) == 4
+    assert acceptance_rate(3, expected_length(0.6, 3)) == pytest.approx(0.6)
+    figures = {"num_spec_steps": 100, "num_draft_tokens": 300, "num_accepted_draft_tokens": 150}
+    report, lines = tmp_path / "report.json", tmp_path / "results.jsonl"
+    report.write_text(json.dumps({"figures": figures}, indent=1))
+    lines.write_text(
+        "".join(f"{json.dumps(one)}\n" for one in ({"figures": figures}, {"error": "x"}, {"figures": figures}))
+    )
+    for file in (report, lines):
+        assert expected_length(read_acceptance(str(file)), 3) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("given", ["1.5", "-1", "nan", "nothing.json", "true"])
+def test_another_acceptance_is_refused(given: str) -> None:
+    """What is no chance and no file is named in one sentence."""
+    with pytest.raises(OptionError, match=r"^--acceptance: expected a number from 0 to 1 or a file of figures, got "):
+        read_acceptance(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "lacks an object: expected an object with flops, bandwidth, layer_overhead"),
+        ('{"flops": 1, "layer_overhead": 0}', "lacks bandwidth: expected an object with"),
+        ('{"flops": 0, "bandwidth": 1, "layer_overhead": 0}', "flops: expected a number above 0, got 0"),
+        ('{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "name": "x"}', "has 'name': expected flops, bandwidth"),
+        ('{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "products": [1]}', "products: expected a list of pairs"),
+        (
+            '{"flops": 1, "bandwidth": 1, "layer_overhead": 0, "products": [[2, 1], [1, 1]]}',
+            "products: expected rows from few to many",
+        ),
+    ],
+)
+def test_another_profile_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+    """A file that lacks a value, or has another, is named with what is expected."""
+    (file := tmp_path / "profile.json").write_text(text)
+    with pytest.raises(OptionError, match=rf"^--device-profile: .*{sentence}"):
+        read_profile(str(file))
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """A measured profile is the same when it is read again; a name that is no file is refused with those there are."""
+    profile = attrs.evolve(SLOW, products=((1, 0.5), (2, 0.75)))
+    (file := tmp_path / "profile.json").write_text(write_profile(profile))
+    assert read_profile(str(file)) == profile
+    assert read_profile("H100") == PROFILES["h100"]
+    with pytest.raises(OptionError, match="expected h100, h200, a100, b200 or a file, got 'h1000'"):
+        read_profile("h1000")
+
+
+def invoked(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["predict", *arguments])
+
+
+def test_the_command_prints_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for plain decoding and each draft length, at each batch size; no weights are loaded."""
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    pair = ("--target", "tiny", "--drafter", "tiny-draft", "--batch-size", "1,8", "--draft-length", "3")
+    found = invoked(*pair, "--acceptance", "0.7", "--json")
+    assert found.exit_code == 0, found.output
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [(line["batch_size"], line["draft_length"]) for line in lines] == [(1, 0), (1, 3), (8, 0), (8, 3)]
+    assert lines[1]["acceptance_length"] == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    table = invoked(*pair)
+    assert len(table.stdout.splitlines()) == 5
+    assert "every draft token is taken to be accepted" in table.stderr
+    plain = invoked("--target", "tiny", "--drafter", "none", "--json")
+    assert {json.loads(line)["draft_length"] for line in plain.stdout.splitlines()} == {0}
+    other = invoked("--target", "tiny", "--drafter", "early-exit,layers=1")
+    assert other.exit_code != 0
+    assert "--drafter: expected a draft model, 'none' or 'prompt-lookup', whose costs are known" in other.output
+
+
+def test_the_command_writes_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A measured profile holds positive numbers, and predicts."""
+    for name, value in {"SMALLEST": 16, "LARGEST": 16, "SIDE": 16, "MATRIX_BYTES": 1 << 14, "ROUNDS": 2}.items():
+        monkeypatch.setattr(profiles, name, value)
+    file = str(tmp_path / "profile.json")
+    assert invoked("--measure", file, "--device", "cpu").exit_code == 0
+    profile = read_profile(file)
+    assert [rows for rows, _ in profile.products] == [*profiles.ROWS]
+    assert min(profile.flops, profile.bandwidth, profile.layer_overhead) > 0
+    assert invoked("--target", "tiny", "--drafter", "tiny-draft", "--device-profile", file).exit_code == 0
