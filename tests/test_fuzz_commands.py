@@ -277,8 +277,9 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
                 yield from walk(command.get_command(context, name), *words, name)
 
 
-LASTING = {("serve",), ("heads",), ("models", "check")}
-"""Commands that run until they are ended, or for as long as training takes; they have tests of their own."""
+LASTING = {("serve",), ("heads",), ("models", "check"), ("predict",)}
+"""Commands that run until they are ended, for as long as training takes, or while they measure the machine; they have tests of their
+own."""
 
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:

@@ -108,7 +108,7 @@ def specframe_register_commands(register: Register) -> None:
     register(
         "heads",
         "specframe_heads.commands.heads:heads",
-        summary="Train heads: drafters that read their target's features.",
+        summary="Train heads, and search the sublayers that a target can spare while it drafts for itself.",
     )
 
 

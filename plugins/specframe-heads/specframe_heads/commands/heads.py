@@ -20,7 +20,7 @@ KINDS = ("clover2", "dflash", "eagle3", "medusa")
 
 @click.group()
 def heads() -> None:
-    """Train heads, which are drafters that read their target's features; search what a target that drafts for itself can spare."""
+    """Train heads, and search the sublayers that a target can spare while it drafts for itself."""
 
 
 @heads.command()
