@@ -278,8 +278,8 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 
 LASTING = {("serve",), ("heads",), ("models", "check"), ("predict",)}
-"""Commands that run until they are ended, for as long as training takes, or while they measure the machine; they have tests of their
-own."""
+"""Commands that run until they are ended, for as long as training takes, or while they measure the machine; they have tests of
+their own."""
 
 
 def commands() -> list[tuple[tuple[str, ...], click.Command]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from specframe_std.drafters.layer_skip import LayerSkip, every_second
+from specframe_std.kv.dynamic import Dynamic
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
 
+from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
@@ -198,6 +201,30 @@ def test_a_run_that_is_left_early_leaves_nothing_behind() -> None:
     next(given)
     given.close()
     harness.check(pipe, asked())
+
+
+def test_layers_of_a_growing_cache_may_lack_what_a_draft_left_out() -> None:
+    """Columns that one layer has and another lacks are moved where they are, and dropped before the next ones are written."""
+    store = Dynamic().open([KVShape(1, 1, 1, torch.float32)] * 2, 1, 8, torch.device("cpu"))
+    sequences: Any = [SimpleNamespace(gone=False, parent=None)]
+    store.arrange(sequences)
+
+    def written(column: int, layers: tuple[int, ...]) -> None:
+        told: Any = SimpleNamespace(key_order_BS=torch.zeros(1, column + 1), slots_BT=torch.zeros(1, 1))
+        store.expect(told)
+        for layer in layers:
+            value = torch.full((1, 1, 1, 1), float(column))
+            store.write(layer, value, value)
+
+    for column in range(2):
+        written(column, (0, 1))
+    written(2, (1,))
+    store.move(torch.tensor([[1, 2]]))
+    told: Any = SimpleNamespace(key_order_BS=torch.zeros(1, 2), slots_BT=torch.zeros(1, 1))
+    assert [tensor.flatten().tolist() for tensor in store._tensors[2:]] == [[1.0, 2.0]] * 2
+    store.expect(told)
+    one = torch.full((1, 1, 1, 1), 9.0)
+    assert [store.write(layer, one, one).keys.flatten().tolist() for layer in (0, 1)] == [[1.0, 9.0]] * 2
 
 
 def test_there_is_one_cache_and_what_is_left_out_is_not_run() -> None:
