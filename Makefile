@@ -20,7 +20,7 @@ NUMERIC := $(addprefix tests/test_,attention.py drop_in.py drop_in_kinds.py equi
 	$(addprefix plugins/specframe-heads/tests/test_,blocks.py eagle.py every_family.py stepwise.py)
 
 .PRECIOUS: .venv-bounds/%/installed
-.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-torchao kernels fuzz check docs site changelog wheels bench clean
+.PHONY: run install test wide nightly bounds mutants test-ray test-clients test-speculators test-arctic test-torchao kernels fuzz check docs site changelog wheels bench clean
 
 run: install  ## decode the built-in prompts with the embedded pair
 	$(BIN)/specframe run
@@ -93,6 +93,17 @@ test-speculators: .venv-speculators/installed  ## drafts of heads beside those o
 	.venv-speculators/bin/pip uninstall --quiet --yes torchvision torchaudio
 	touch $@
 
+test-arctic: .venv-arctic/installed  ## the drafter suffix beside the trees of arctic-inference, in an environment of their own; not part of .ci/run
+	OMP_NUM_THREADS=1 .venv-arctic/bin/python -m pytest -q -p no:cacheprovider plugins/specframe-std/oracles
+
+# the package comes as source; built apart from this environment it would bring a torch of its own
+.venv-arctic/installed: constraints.txt pyproject.toml plugins/specframe-std/pyproject.toml plugins/specframe-testing/pyproject.toml
+	$(PYTHON) -m venv .venv-arctic
+	.venv-arctic/bin/$(PIP_INSTALL) torch==2.13.0 -e . $(addprefix -e plugins/specframe-,std testing) pytest
+	.venv-arctic/bin/pip install --quiet setuptools wheel cmake ninja nanobind==2.9.2 protobuf==5.29.6 grpcio-tools
+	PATH="$(CURDIR)/.venv-arctic/bin:$$PATH" .venv-arctic/bin/pip install --quiet --no-build-isolation --no-deps arctic-inference==0.3.0
+	touch $@
+
 test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an environment of their own
 	OMP_NUM_THREADS=1 timeout $(TORCHAO_SECONDS) .venv-torchao/bin/python -m pytest -q -p no:cacheprovider quantizers
 
@@ -137,4 +148,4 @@ bench: install  ## tokens per second beside transformers' own decoding, on two p
 	$(BIN)/python benchmarks/bench.py --pair cpu --device cpu --quick --budget 280
 
 clean:
-	rm -rf .venv .venv-ray .venv-speculators .venv-torchao .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info
+	rm -rf .venv .venv-ray .venv-speculators .venv-arctic .venv-torchao .venv-bounds .venv-guidellm .venv-aiperf dist build *.egg-info plugins/*/*.egg-info

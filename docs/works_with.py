@@ -36,6 +36,7 @@ TRIED = {
     "none": "none",
     "model": "tiny-draft",
     "prompt-lookup": "prompt-lookup",
+    "suffix": "suffix",
     "early-exit": "early-exit,layers=1",
     "layer-skip": "layer-skip,skip=attn:1",
     "eagle": "tiny-eagle3",
@@ -44,6 +45,8 @@ TRIED = {
     "dflash": "tiny-dflash",
 }
 """The drafters that draft for the embedded target, and how they are asked for."""
+CERTAIN = ("suffix",)
+"""The drafters whose trees are found, and not drawn: every rule that judges trees may be given any part of them."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"sampling": Sampling(temperature=0.8)},
     "samples": {"sampling": Sampling(temperature=0.8, samples=2)},
@@ -61,7 +64,8 @@ class Declared:
 
     def __init__(self, entry: Entry, shape: str) -> None:
         trees = Trees(shape)
-        self.needs = entry.traits.able("needs") | trees.needs
+        needs = trees.needs - {"prunable"} if entry.name in CERTAIN else trees.needs
+        self.needs = entry.traits.able("needs") | needs
         self.offers = trees.offers | entry.traits.able("offers") & {"logits"}
 
     def start(self, run: Any) -> None:
@@ -72,7 +76,8 @@ class Declared:
 
 def shapes(entry: Entry) -> list[str]:
     """Return the shapes that a drafter's options ask for."""
-    return [*SHAPES] if "tree" in entry.signature.options else [SHAPES[0]]
+    known = SHAPES if entry.name not in CERTAIN else [shape for shape in SHAPES if shape != "static"]
+    return [*known] if "tree" in entry.signature.options else [SHAPES[0]]
 
 
 def composed(drafter: Any = PLAIN, **how: Any) -> Composition | str:

@@ -223,6 +223,37 @@ def test_each_tree_rule_draws_from_the_target(rule: str) -> None:
     assert judged(cell, FEWER, **options) > LEAST
 
 
+FOUND = {
+    "rejection": "suffix,factor=3,requests=30",
+    "block": "suffix,factor=3,requests=30",
+    "traversal": "suffix,factor=3,requests=30",
+    "rejection-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
+    "traversal-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
+}
+"""Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
+
+
+def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
+    """Return a cell of such a drafter, and the options of its pipeline."""
+    options = {"drafter": FOUND[name], "accept": name.removesuffix("-tree"), "draft_length": 4}
+    return Cell(f"{name}-found", "ragged", 4, "t1"), {**options, "batch_size": 50}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_found_drafts_draw_from_the_target(name: str) -> None:
+    """Drafts that were found in the row and in others' responses, and not drawn, leave the distribution as it is."""
+    cell, options = found_cell(name)
+    assert judged(cell, SAMPLES, **options) > LEAST
+
+
+@pytest.mark.parametrize("name", ["block", "traversal-tree"])
+def test_some_found_drafts_draw_from_the_target(name: str) -> None:
+    """A chain and a tree that were found, under a rule for each."""
+    cell, options = found_cell(name)
+    assert judged(cell, FEWER, **options) > LEAST
+
+
 class Mistaken(Rejection):
     """Recursive rejection that takes siblings drawn without replacement for siblings drawn with it."""
 
@@ -367,7 +398,13 @@ def test_the_statistic_is_calibrated() -> None:
 
 
 SCHEDULERS = ("fixed", "continuous", "same-length,window=9,patience=4")
-DRAFTERS: dict[str, Any] = {"good": NEAR, "bad": small(2), "same": TARGET, "prompt-lookup": "prompt-lookup"}
+DRAFTERS: dict[str, Any] = {
+    "good": NEAR,
+    "bad": small(2),
+    "same": TARGET,
+    "prompt-lookup": "prompt-lookup",
+    "suffix": "suffix,factor=3",
+}
 SETTINGS = {"length": (1, 3, 6), "batch_size": (1, 4, 9), "drafter": (*DRAFTERS,)}
 
 
@@ -383,7 +420,7 @@ def settings() -> list[dict[str, Any]]:
             "schedule": schedule,
             "length": SETTINGS["length"][(a + s) % 3],
             "batch_size": SETTINGS["batch_size"][(a + 2 * s + a // 3) % 3],
-            "drafter": SETTINGS["drafter"][(a + s) % 4],
+            "drafter": SETTINGS["drafter"][(a + s) % len(DRAFTERS)],
         }
         for (a, align), (s, schedule) in pairs
     ]

@@ -31,6 +31,12 @@ from specframe.value_checks import LARGEST_SEED, bound, check_annotated, number,
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("drafter", "prompt-lookup", "ngram"): (1, 64),
+    ("drafter", "suffix", "factor"): (0, 256),
+    ("drafter", "suffix", "offset"): (0, 256),
+    ("drafter", "suffix", "least"): (0, 1),
+    ("drafter", "suffix", "depth"): (2, 256),
+    ("drafter", "suffix", "requests"): (0, 10_000_000),
+    ("drafter", "suffix", "engine"): ("own",),
     ("acceptance rule", "rejection", "siblings"): ("distinct", "independent"),
     ("acceptance rule", "traversal", "siblings"): ("distinct", "independent"),
     ("acceptance rule", "typical", "epsilon"): (5e-324, 1),
@@ -54,8 +60,11 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 TREE_DRAFTERS = itertools.product(("model", "early-exit", "layer-skip"), ("tree", "branch", "nodes", "top"))
 OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-length policy", "fixed", "nodes")}
 """Options that go together: plugins/specframe-std/tests/test_tree_drafts.py has their values."""
-OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
-"""Options whose values depend on the target: test_early_exit.py and test_layer_skip.py in plugins/specframe-std/tests have them."""
+OF_TREES |= {("drafter", "suffix", "tree"), ("drafter", "suffix", "nodes")}
+"""Of these plugins/specframe-std/tests/test_suffix.py."""
+OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip"), ("drafter", "suffix", "memory")}
+"""Options whose values depend on the target: plugins/specframe-std/tests have them in test_early_exit.py, test_layer_skip.py and
+test_suffix.py."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""
@@ -75,7 +84,8 @@ def wrong_values(option: tuple[str, str, str]) -> list[str]:
     least, most = known
     if not whole_numbers(option):
         return [*NEVER, *(["0"] if least > 0 else []), *([f"{most + 0.5}"] if most < 1e300 else ["1e999"])]
-    return [*NEVER, "0", "2.5", "1e9", "1e999", *([str(int(most) + 1), str(10**30)] if most < 10**9 else [])]
+    beyond = [str(int(most) + 1), str(10**30)] if most < 10**9 else []
+    return [*NEVER, *(["0"] if least > 0 else []), "2.5", "1e9", "1e999", *beyond]
 
 
 def test_every_option_of_a_strategy_is_in_the_table() -> None:
@@ -127,6 +137,7 @@ def test_an_option_given_twice_is_refused(option: tuple[str, str, str]) -> None:
         ("schedule", "same-length,window=1000000000,patience=1000000000"),
         ("schedule", "continuous,piece=1000000000"),
         ("drafter", "prompt-lookup,ngram=64"),
+        ("drafter", "suffix,factor=256,offset=256,depth=256,requests=10000000"),
         ("draft_length", "goodput,maximum=64"),
     ],
 )

@@ -48,6 +48,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"drafter": "early-exit,layers=1"},
     {"drafter": "layer-skip,skip=attn:0"},
     {"drafter": "prompt-lookup"},
+    {"drafter": "suffix"},
     {"draft_length": "goodput"},
     {"accept": "gumbel"},
     {"graphs": "on"},

@@ -48,6 +48,12 @@ def specframe_register_drafters(register: Register) -> None:
         offers={"chain"},
     )
     register(
+        "suffix",
+        "specframe_std.drafters.suffix.drafter:SuffixDrafter",
+        summary="Proposes what followed the row's last tokens most often, in its own text and in earlier responses.",
+        offers={"budget", "chain"},
+    )
+    register(
         "translated",
         "specframe_std.drafters.translated:TranslatedDrafter",
         summary="Proposes the continuation of a draft model with another tokenizer, by way of text.",

@@ -1,0 +1,316 @@
+"""The suffixes of earlier responses, counted: a compressed tree, from which the oldest responses go first.
+
+The tree has a node for every text of up to ``depth`` tokens that occurs, but those that are followed by one token only, whatever
+follows: these lie inside of an edge. A suffix that has occurred once is a number, the place where its edge begins, and no node.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Union
+
+from specframe_std.drafters.suffix.speculation import SLACK, Most, Reach, Speculation, single, tree
+
+END = -1
+"""Token after each response, which is no token id: no text runs over it."""
+
+
+class Branch:
+    """A node that occurs at least twice: the text of its edge, and what follows it."""
+
+    __slots__ = ("children", "count", "length", "start", "top")
+
+    def __init__(self, count: int, start: int, length: int) -> None:
+        self.count, self.start, self.length = count, start, length
+        self.children: dict[int, Child] = {}
+        """By the first token of their edges, in the order in which they came."""
+        self.top: int | None = None
+        """The first token of the most frequent one; None: it is to be found out."""
+
+
+Child = Union["Branch", int]
+"""A branch, or the place where the edge of the only occurrence begins."""
+Point = tuple[Child, int, int]
+"""A place in the tree: the edge's child, how many tokens of the edge precede it, and how many precede the edge."""
+
+
+def rank(child: Child) -> tuple[int, int]:
+    """Return what the most frequent child has the most of: of equal ones the latest, of those that occurred once the first."""
+    return (1, -child) if isinstance(child, int) else (child.count, child.start)
+
+
+@functools.cache
+def worth(budgets: tuple[int, ...], most: int, least: int) -> tuple[int, int]:
+    """Return the first match length whose budget, of up to ``most`` tokens, is at least ``least``, and the one after the last."""
+    found = [match for match, budget in enumerate(budgets) if min(budget, most) >= least]
+    return (found[0], found[-1] + 1) if found else (1, 0)
+
+
+@functools.cache
+def order(budgets: tuple[int, ...], most: int, first: int, last: int) -> list[int]:
+    """Return match lengths, those of the greatest budgets first, and of these the longest."""
+    return sorted(range(first, last + 1), key=lambda match: (-min(budgets[match], most), -match))
+
+
+def better(score: float, match: int, beyond: float, best: Speculation | None) -> bool:
+    """Return whether a score beats the best one so far, or is as good with a longer match."""
+    return score > beyond or (best is not None and score == beyond and match > best.match)
+
+
+class Corpus:
+    """Up to ``most`` responses and their suffixes.
+
+    A response costs a walk from the root for each of its tokens. A look-up costs what the match and the draft are long, however
+    much the corpus holds. Edges name the latest response that has them, so that none names one that has gone.
+    """
+
+    def __init__(self, reach: Reach, most: int) -> None:
+        self._reach, self._most = reach, most
+        self._budgets: tuple[int, ...] = tuple(reach.table().tolist())
+        self._tokens: list[int] = []
+        self._base = 0
+        """The place of the first of these tokens: places are counted over all responses that there ever were."""
+        self._spans: collections.deque[tuple[int, int]] = collections.deque()
+        self._root = Branch(0, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def responses(self) -> Iterator[list[int]]:
+        """Return the responses, the oldest first."""
+        for start, end in self._spans:
+            yield self._tokens[start - self._base : end - self._base]
+
+    def add(self, response: Sequence[int]) -> None:
+        """Take a response; the oldest goes where there are too many."""
+        if not response or not self._most:
+            return
+        start = self._base + len(self._tokens)
+        self._tokens += [*response, END]
+        end = start + len(response)
+        self._spans.append((start, end))
+        for place in range(start, end):
+            self._insert(place, min(place + self._reach.depth, end))
+        if len(self._spans) > self._most:
+            self._forget(*self._spans.popleft())
+
+    def find(self, context: list[int], most: Most, beyond: float) -> Speculation | None:
+        """Return the best speculation after a text, of those whose score is above ``beyond``.
+
+        Args:
+            context: the row's last tokens, up to ``depth``.
+            most: what the row may have.
+            beyond: the score of what was found elsewhere.
+        """
+        depth, budgets, best = self._reach.depth, self._budgets, None
+        first, end = worth(budgets, most.nodes, int(beyond) + 1)
+        end = min(end, len(context), depth)
+        if first >= end or self._walk(context, first) is None:
+            return None
+        before = (0, 0, 0)
+        for match in order(budgets, most.nodes, first, self._longest(context, first, end)):
+            budget, levels = min(budgets[match], most.nodes), min(most.depth, depth - match)
+            if not better(budget, match, beyond, best):
+                break
+            point = self._walk(context, match)
+            assert point is not None
+            asked = self.count(point), budget, levels
+            if asked == before:  # the same occurrences as of a longer match
+                continue
+            before = asked
+            if not better(budget * self._first(point), match, beyond, best):
+                continue
+            if self._reach.tree:
+                found = tree(self, point, budget, levels, self._reach.least)
+            else:
+                found = self._chain(point, min(budget, levels))
+            if better(found.score, match, beyond, best):
+                best, beyond, found.match = found, found.score, match
+        return best
+
+    def _first(self, point: Point) -> float:
+        """Return how likely something follows at all: no token is likelier, and of one level all together are not."""
+        child, inside, _ = point
+        if isinstance(child, int) or inside < child.length:
+            return 1.0
+        if self._reach.tree:
+            return 1.0
+        return self.count((self._top(child), 0, 0)) / child.count * SLACK if child.children else 0.0
+
+    def _chain(self, point: Point, most: int) -> Speculation:
+        """Return the chain of most frequent tokens after a point, edge by edge."""
+        (child, inside, above), found, chance, base = point, Speculation(), 1.0, self._base
+        while len(found.tokens) < most:
+            start = (child if isinstance(child, int) else child.start) + inside - base
+            left = min(most - len(found.tokens), self._reach.depth - above - inside)
+            if not isinstance(child, int):
+                left = min(left, child.length - inside)
+            for token in self._tokens[start : start + left]:
+                if token == END:
+                    return found
+                found.add(token, len(found.tokens) - 1, chance)
+            if isinstance(child, int) or not child.children:
+                break
+            below, above = self._top(child), above + child.length
+            count = 1 if isinstance(below, int) else below.count
+            if count != child.count:
+                chance = single(chance * single(count / child.count))
+            if chance < self._reach.least:
+                break
+            child, inside = below, 0
+        return found
+
+    def _top(self, branch: Branch) -> Child:
+        """Return the child that occurs most often."""
+        if branch.top is None:
+            branch.top = max(branch.children, key=lambda token: rank(branch.children[token]))
+        return branch.children[branch.top]
+
+    def _longest(self, context: list[int], low: int, end: int) -> int:
+        """Return the longest match from ``low``, which occurs, to before ``end``: longer ones occur where shorter ones do."""
+        step = 1
+        while low + step < end and self._walk(context, low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, end)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._walk(context, middle) else (low, middle)
+        return low
+
+    def _walk(self, context: list[int], match: int) -> Point | None:
+        """Return the place of the last ``match`` tokens; None: they do not occur."""
+        tokens, base = self._tokens, self._base
+        node, at, ends = self._root, len(context) - match, len(context)
+        while True:
+            child = node.children.get(context[at])
+            if child is None:
+                return None
+            if isinstance(child, int):
+                length = ends - at
+                start = child - base
+            else:
+                length = min(child.length, ends - at)
+                start = child.start - base
+            if length > 1 and tokens[start : start + length] != context[at : at + length]:
+                return None
+            if at + length == ends:
+                return child, length, at - len(context) + match
+            assert isinstance(child, Branch)
+            at, node = at + length, child
+
+    # a point is a node of the tree as it would be without compression
+
+    def count(self, point: Point) -> int:
+        """Return how often the point's text occurs."""
+        child = point[0]
+        return 1 if isinstance(child, int) else child.count
+
+    def children(self, point: Point) -> Iterator[tuple[int, int, Point]]:
+        """Return the count, the token and the point of each child, the most frequent first."""
+        child, inside, above = point
+        if isinstance(child, int) or inside < child.length:
+            if (only := self._along(point)) is not None:
+                yield only
+            return
+        for token in sorted(child.children, key=lambda token: rank(child.children[token]), reverse=True):
+            below = child.children[token]
+            yield self.count((below, 0, 0)), token, (below, 1, above + inside)
+
+    def _along(self, point: Point) -> tuple[int, int, Point] | None:
+        """Return the only child of a point inside of an edge; None: the response, or the tree, ends there."""
+        child, inside, above = point
+        start = child if isinstance(child, int) else child.start
+        token = self._tokens[start + inside - self._base]
+        if token == END or above + inside >= self._reach.depth:
+            return None
+        return self.count(point), token, (child, inside + 1, above)
+
+    def _insert(self, place: int, end: int) -> None:
+        """Count the suffix that begins at a place, as far as ``end``."""
+        node, at = self._root, place
+        while at < end:
+            token = self._tokens[at - self._base]
+            child = node.children.get(token)
+            if child is None:
+                node.children[token] = at
+                if len(node.children) == 1:
+                    node.top = token
+                return
+            whole = self._edge(child, at - place)
+            shared = self._shared(child if isinstance(child, int) else child.start, at, min(whole, end - at))
+            child = self._pass(node, token, child, at, shared, whole)
+            if node.top is not None and node.top != token and rank(child) > rank(node.children[node.top]):
+                node.top = token
+            node, at = child, at + shared
+
+    def _pass(self, node: Branch, token: int, child: Child, at: int, shared: int, whole: int) -> Branch:
+        """Count an occurrence of the first ``shared`` tokens of an edge, and return the branch where they end."""
+        if isinstance(child, Branch) and shared == whole:
+            child.count, child.start = child.count + 1, at
+            return child
+        count, start = (1, child) if isinstance(child, int) else (child.count, child.start)
+        parted = Branch(count + 1, at, shared)
+        node.children[token] = parted
+        if shared < whole:
+            parted.top = self._tokens[start + shared - self._base]
+            if isinstance(child, int):
+                parted.children[parted.top] = child + shared
+            else:
+                child.start, child.length = start + shared, whole - shared
+                parted.children[parted.top] = child
+        return parted
+
+    def _edge(self, child: Child, above: int) -> int:
+        """Return the tokens of an edge that has so many above it."""
+        if isinstance(child, Branch):
+            return child.length
+        most, first = self._reach.depth - above, child - self._base
+        try:
+            return self._tokens.index(END, first, first + most) - first
+        except ValueError:
+            return most
+
+    def _shared(self, one: int, other: int, most: int) -> int:
+        """Return how many tokens from two places on are the same, up to ``most``; the first ones are."""
+        if most == 1:
+            return 1
+        tokens, one, other = self._tokens, one - self._base, other - self._base
+        if tokens[one : one + most] == tokens[other : other + most]:
+            return most
+        return next(place for place in range(1, most) if tokens[one + place] != tokens[other + place])
+
+    def _forget(self, start: int, end: int) -> None:
+        """Take the suffixes of the oldest response out of the tree."""
+        for place in range(start, end):
+            self._remove(place, min(place + self._reach.depth, end))
+        gone = end + 1 - self._base
+        if gone > len(self._tokens) // 2:  # so that a token is moved once, on average
+            del self._tokens[:gone]
+            self._base += gone
+
+    def _remove(self, place: int, end: int) -> None:
+        above, node, at = None, self._root, place
+        while at < end:
+            token = self._tokens[at - self._base]
+            child, node.top = node.children[token], None
+            if isinstance(child, int):
+                del node.children[token]
+                break
+            child.count -= 1
+            if child.count == 1:  # what is left is one occurrence, the latest
+                node.children[token] = child.start
+                return
+            above, node, at = node, child, at + child.length
+        self._join(above, node)
+
+    def _join(self, above: Branch | None, node: Branch) -> None:
+        """Make one edge of a branch and its only child where nothing else follows the branch."""
+        if above is None or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        if isinstance(child, int) or child.count != node.count:
+            return
+        above.children[self._tokens[node.start - self._base]] = child
+        child.start, child.length = child.start - node.length, child.length + node.length

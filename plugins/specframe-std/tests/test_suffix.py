@@ -1,0 +1,192 @@
+"""Suffix decoding as a drafter: it never changes the output, learns from what has ended, and remembers it in a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from specframe_std.drafters.suffix.drafter import SuffixDrafter
+from specframe_std.drafters.suffix.memory import HEAD
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft, Scores
+from specframe.contracts.reports import Outcome
+from specframe.contracts.requests import FinishReason
+from specframe.contracts.round import Batch
+from specframe.errors import SpecframeError
+from specframe.plugins.registry import registry
+
+TREE = "suffix,tree=dynamic,nodes=8,factor=4"
+
+
+class TestSuffix(DrafterSuite):
+    """The suite, under the name it is registered by."""
+
+    def make(self) -> str:
+        return "suffix"
+
+
+class TestSuffixTrees(TreeDrafterSuite):
+    """The suite of trees."""
+
+    def make(self) -> str:
+        return TREE
+
+    def perfect(self, target: Any) -> Any:
+        """Return None: no draft model makes it right."""
+        return None
+
+
+def batch_of(rows: list[list[int]], plain: tuple[int, ...] = ()) -> Batch:
+    """Return these tokens as a batch, in this order; the rows ``plain`` are without speculation."""
+    asked = [attrs.evolve(one, speculate=number not in plain) for number, one in enumerate(harness.requests(rows))]
+    pool = harness.open_pool(asked)
+    return pool.batch(sorted(pool.admit(len(rows)), key=lambda one: one.request.index))
+
+
+def proposed(drafter: SuffixDrafter, batch: Batch, budget: Budget) -> list[list[int]]:
+    """Return the real tokens of each row's draft."""
+    draft = drafter.propose(batch, budget)
+    assert draft.counts is not None
+    assert draft.counts_B is not None
+    assert draft.counts.tolist() == draft.counts_B.tolist()
+    return [ids[:count] for ids, count in zip(draft.tokens_BN.tolist(), draft.counts.tolist(), strict=True)]
+
+
+def end(drafter: SuffixDrafter, ids: list[int], reason: FinishReason = "length") -> None:
+    """Tell a drafter that a sequence with this response has ended, and nothing is left."""
+    batch = batch_of([[1]])
+    (sequence,) = batch.sequences
+    sequence.token_ids = ids
+    sequence.finish(reason)
+    nothing = Draft(batch.tokens_BS[:, :0])
+    drafter.observe(Outcome(batch, nothing, Scores(torch.zeros(1, 1, 9)), None, batch.lengths, [sequence]))
+
+
+def test_rows_draft_unequal_numbers() -> None:
+    """A row drafts as many tokens as match, up to its own budget, and the draft is no wider than the longest."""
+    rows = [[1, 2, 3, 4, 5, 6, 1, 2, 3], [5, 6, 7, 5], [1, 2, 3], [1, 2, 3, 4, 5, 6, 1, 2, 3], [8, 8, 8]]
+    batch = batch_of(rows, plain=(4,))
+    own = Budget(8, depths_B=batch.lengths * 0 + [8, 8, 8, 2, 8])
+    assert proposed(SuffixDrafter(), batch, own) == [[4, 5, 6], [6], [], [4, 5], []]
+    assert SuffixDrafter().propose(batch, own).nodes == 3
+
+
+def test_nothing_found_drafts_nothing() -> None:
+    """A round in which no row has a match has an empty draft, and costs the target nothing."""
+    assert SuffixDrafter().propose(batch_of([[1, 2, 3], [4]]), Budget(5)).nodes == 0
+
+
+def test_what_has_ended_is_found_by_other_rows() -> None:
+    """Responses of sequences that have ended are looked up, those of aborted and failed ones are not."""
+    drafter, batch = SuffixDrafter(requests=1), batch_of([[9, 1, 2]])
+    for reason in ("abort", "error"):
+        end(drafter, [1, 2, 6, 7], reason)  # type: ignore[arg-type]
+    assert drafter.propose(batch, Budget(4)).nodes == 0
+    end(drafter, [1, 2, 3, 4, 5])
+    assert proposed(drafter, batch, Budget(4)) == [[3, 4]]
+    end(drafter, [5, 5, 5])
+    assert drafter.propose(batch, Budget(4)).nodes == 0, "the oldest response goes first"
+
+
+def test_a_second_run_drafts_what_the_first_has_said() -> None:
+    """The responses of a pipeline's runs stay: the same prompts again take fewer rounds, and give the same tokens."""
+    target = zoo.build("qwen3")
+    asked = harness.requests(harness.random_prompts((9, 5, 14), 97), 16)
+    pipe = harness.pipeline(target, "suffix,factor=4", draft_length=8)
+    forwards = []
+    for _ in range(2):
+        harness.check(pipe, asked)
+        forwards.append(pipe.report.target_forwards)
+    assert forwards[1] < forwards[0]
+
+
+@pytest.mark.parametrize("drafter", ["suffix", TREE])
+@pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel", "block"])
+def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
+    """Rules that compare distributions take its drafts as certain, and the output stays the target's."""
+    if accept == "block" and drafter == TREE:
+        return  # judges chains only
+    target = zoo.build("qwen3")
+    prompts = harness.random_prompts((9, 1, 14), 97)
+    asked = harness.requests([[*p, *p, *p] for p in prompts], 12)
+    for align, batch_size in (("ragged", 8), ("eqspec", 3), ("rollback", 2), ("exspec", 1)):
+        pipe = harness.pipeline(
+            target, drafter, accept=accept, align=align, batch_size=batch_size, draft_length=4, check=True
+        )
+        harness.check(pipe, asked)
+        assert pipe.report.num_draft_tokens > 0
+
+
+def test_memory_outlasts_a_pipeline(tmp_path: Path) -> None:
+    """What a run has said is written when no row is left, and read by the next drafter."""
+    file = tmp_path / "memory"
+    first = SuffixDrafter(memory=str(file))
+    assert not file.exists()
+    end(first, [1, 2, 3, 4, 5])
+    end(first, [6, 7], "abort")
+    assert file.read_text().splitlines() == [HEAD, "[1, 2, 3, 4, 5]"]
+    second = SuffixDrafter(memory=str(file), requests=1)
+    assert proposed(second, batch_of([[9, 1, 2]]), Budget(4)) == [[3, 4]]
+    end(second, [8])
+    assert file.read_text().splitlines() == [HEAD, "[8]"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "memory: .*: expected the first line .* and the file is empty: name another file, or delete it"),
+        ("mine\n", "memory: .* was not made by specframe and is left as it is"),
+        ("made by specframe\n", "memory: .*: expected the first line .*, got 'made by specframe'"),
+        (f"{HEAD}\n[1]\n[1, true]\n", "memory: .*, line 3: expected a list of token ids, got "),
+        (f"{HEAD}\n[-1]\n", "memory: .*, line 2: expected a list of token ids, got "),
+        (f"{HEAD}\n[1\n", "memory: .*, line 2: expected a list of token ids, got "),
+    ],
+)
+def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    """A file that is empty, foreign or broken is told of in one sentence, and stays as it is."""
+    file = tmp_path / "memory"
+    file.write_text(content)
+    with pytest.raises(SpecframeError, match=f"^(drafter 'suffix': )?{message}"):
+        registry().make("drafter", f"suffix,memory={file}")
+    assert file.read_text() == content
+
+
+def test_memory_of_another_target_is_refused(tmp_path: Path) -> None:
+    """Token ids that the target has not are told of before anything is decoded."""
+    file = tmp_path / "memory"
+    file.write_text(f"{HEAD}\n[1, 500]\n")
+    pipe = Pipeline(fakes.fake_target(), f"suffix,memory={file}")
+    with pytest.raises(SpecframeError, match="has the token 500: expected responses of a target with 61 tokens"):
+        list(pipe.generate([[1, 2]], 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("tree=static", "tree: expected chain or dynamic, got 'static'"),
+        ("nodes=4", "nodes: expected a static or dynamic tree with it, got a chain"),
+        ("factor=-1", "factor: expected a number from 0 to 256, got -1"),
+        ("least=2", "least: expected a number from 0 to 1, got 2"),
+        ("depth=1", "depth: expected a whole number from 2 to 256, got 1"),
+        ("requests=-1", "requests: expected a whole number from 0 to 10,000,000, got -1"),
+        ("engine=other", "engine: expected own or arctic, got 'other'"),
+    ],
+)
+def test_bad_options(options: str, message: str) -> None:
+    """Options out of their ranges are refused in one sentence."""
+    with pytest.raises(SpecframeError, match=f"^(drafter 'suffix': )?{message}"):
+        registry().make("drafter", f"suffix,{options}")
+
+
+def test_the_other_engine_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its package the engine is refused by name."""
+    monkeypatch.setitem(sys.modules, "arctic_inference", None)
+    with pytest.raises(SpecframeError, match="'arctic' needs the package arctic-inference, which is not installed"):
+        registry().make("drafter", "suffix,engine=arctic")

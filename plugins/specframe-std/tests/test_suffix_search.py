@@ -1,0 +1,89 @@
+"""What suffix decoding finds, held to counting occurrences in the texts themselves."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import numpy as np
+import pytest
+from specframe_std.drafters.suffix.corpus import Corpus
+from specframe_std.drafters.suffix.own_text import OwnText
+from specframe_std.drafters.suffix.speculation import Most, Reach, Speculation
+from suffix_counting import counted, reach_of, same, text
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("seed", range(12))
+def test_own_text_is_counted(seed: int, trees: bool) -> None:
+    """Rows of unequal lengths get what counting in each row's text gives, the row's end being an occurrence."""
+    draw = random.Random(seed)
+    reach, tokens = reach_of(draw, trees), draw.choice([2, 3, 20])
+    rows = [text(draw, draw.choice([1, 2, 9, 40, 70]), tokens) for _ in range(5)]
+    most = [Most(draw.choice([1, 4, 20]), draw.choice([1, 3, 20])) for _ in rows]
+    lengths, width = np.array([len(row) for row in rows]), max(map(len, rows)) + 3
+    padded = np.array([row + [row[-1]] * (width - len(row)) for row in rows])
+    for row, one, found in zip(rows, most, OwnText(reach).find(padded, lengths, most), strict=True):
+        assert same(found, counted([row], row, one, reach)[0], trees)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("seed", range(12))
+def test_responses_are_counted(seed: int, trees: bool) -> None:
+    """Contexts get what counting in the responses that are kept gives, while responses come and the oldest go."""
+    draw = random.Random(100 + seed)
+    reach, tokens, most = reach_of(draw, trees), draw.choice([2, 3, 6]), draw.choice([1, 3, 50])
+    corpus, kept = Corpus(reach, most), collections.deque[list[int]](maxlen=most)
+    shared = text(draw, 30, tokens)
+    for _ in range(9):
+        response = draw.choice([text(draw, draw.randrange(1, 40), tokens), shared, shared[draw.randrange(30) :]])
+        corpus.add(response)
+        kept.append(response)
+        assert [*corpus.responses()] == [*kept]
+        for context in (text(draw, 12, tokens), shared[: draw.randrange(2, 30)], response[:-1]):
+            one = Most(draw.choice([1, 5, 20]), draw.choice([1, 4, 20]))
+            expected, _ = counted([*kept], context, one, reach)
+            assert same(corpus.find(context[-reach.depth :], one, 0.0) or Speculation(), expected, trees)
+            if expected.tokens:
+                assert corpus.find(context[-reach.depth :], one, expected.score) is None, "the row's own text wins ties"
+
+
+def test_nothing_of_a_response_that_has_gone_is_left() -> None:
+    """A corpus of one response has the tokens and the tree of that one, however many there were."""
+    corpus, draw = Corpus(Reach(), 1), random.Random(3)
+    for _ in range(40):
+        corpus.add(text(draw, 30, 4))
+    (last,) = corpus.responses()
+    fresh = Corpus(Reach(), 1)
+    fresh.add(last)
+    assert len(corpus._tokens) <= 3 * (len(last) + 1)
+    assert shape(corpus._root) == shape(fresh._root)
+
+
+def shape(child: object) -> object:
+    """Return a tree as counts and lengths of edges."""
+    if isinstance(child, int):
+        return 1
+    return child.count, child.length, {token: shape(one) for token, one in sorted(child.children.items())}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("row", "reach", "expected"),
+    [
+        (
+            [1, 2, 3, 1, 2],
+            Reach(),
+            ([3, 1], [0.5, 0.5], 2),
+        ),  # the row's end is an occurrence: a first repetition has 1/2
+        ([1, 2, 3, 4, 1, 2], Reach(2), ([3, 4, 1, 2], [0.5] * 4, 2)),
+        ([5, 1, 2, 3, 4, 9, 9, 8, 5, 1, 2], Reach(), ([3, 4, 9], [0.5] * 3, 3)),  # as many as match
+        ([1, 2, 1, 3, 1, 3, 1], Reach(1, 1), ([3, 1], [0.5, 0.5], 3)),  # as good after 1 alone: the longer match
+        ([1, 2, 3], Reach(), ([], [], 0)),
+        ([7], Reach(), ([], [], 0)),
+        ([1, 2, 3, 1, 2], Reach(least=0.6), ([], [], 0)),
+    ],
+)
+def test_examples(row: list[int], reach: Reach, expected: tuple[list[int], list[float], int]) -> None:
+    """Small texts whose counts are seen at a glance."""
+    (found,) = OwnText(reach).find(np.array([row]), np.array([len(row)]), [Most(8, 8)])
+    assert (found.tokens, found.probabilities, found.match) == expected
