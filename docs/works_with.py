@@ -37,6 +37,7 @@ TRIED = {
     "model": "tiny-draft",
     "prompt-lookup": "prompt-lookup",
     "suffix": "suffix",
+    "first": "first,of=suffix|tiny-eagle3",
     "early-exit": "early-exit,layers=1",
     "layer-skip": "layer-skip,skip=attn:1",
     "eagle": "tiny-eagle3",
@@ -45,7 +46,7 @@ TRIED = {
     "dflash": "tiny-dflash",
 }
 """The drafters that draft for the embedded target, and how they are asked for."""
-CERTAIN = ("suffix",)
+CERTAIN = ("prompt-lookup", "suffix")
 """The drafters whose trees are found, and not drawn: every rule that judges trees may be given any part of them."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "temperature": {"sampling": Sampling(temperature=0.8)},

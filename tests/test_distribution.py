@@ -233,6 +233,29 @@ FOUND = {
 """Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
 
 
+MIXED = {
+    "rejection": "first,of=suffix|model,match=2",
+    "block": "first,of=suffix|model,match=2",
+    "traversal": 'first,"of=suffix,tree=dynamic,nodes=4,factor=4|model,branch=2/2",match=2',
+}
+"""Drafters of certain tokens beside drawn ones, in the rows of one batch, by rule."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", MIXED)
+def test_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
+    """Rows that were found drafts for, and rows whose drafts were drawn, both draw from the target."""
+    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
+    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), SAMPLES, **options) > LEAST
+
+
+@pytest.mark.parametrize("rule", ["block", "traversal"])
+def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -> None:
+    """The same for fewer sequences."""
+    options = {"drafter": registry().make("drafter", MIXED[rule]), "accept": rule, "draft_length": 4, "batch_size": 50}
+    assert judged(Cell(f"{rule}-mixed", "ragged", 4, "t1"), FEWER, **options) > LEAST
+
+
 def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
     """Return a cell of such a drafter, and the options of its pipeline."""
     options = {"drafter": FOUND[name], "accept": name.removesuffix("-tree"), "draft_length": 4}

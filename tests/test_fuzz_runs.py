@@ -29,10 +29,12 @@ from specframe.pipeline import Pipeline
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGETS = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "phi3")
-CHAINS = ("model", "none", "prompt-lookup", "suffix", "early-exit,layers=1", "layer-skip,skip=attn:0", "eagle", "medusa")
+CHAINS = ("model", "none", "prompt-lookup", "suffix", "first,of=suffix|model", "early-exit,layers=1", "eagle", "medusa")
+CHAINS += ("layer-skip,skip=attn:0",)
 TREES = (
     *(f"model{shape}" for shape in (",branch=3/2/1", ",tree=dynamic,nodes=12,top=2")),
     "suffix,tree=dynamic,nodes=6,factor=3",
+    'first,"of=suffix|model,branch=2/1",match=2',
     "eagle,branch=2/2",
     "medusa,branch=3/2/1",
 )

@@ -31,6 +31,7 @@ from specframe.value_checks import LARGEST_SEED, bound, check_annotated, number,
 INF = math.inf
 RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("drafter", "prompt-lookup", "ngram"): (1, 64),
+    ("drafter", "first", "match"): (1, 10**9),
     ("drafter", "suffix", "factor"): (0, 256),
     ("drafter", "suffix", "offset"): (0, 256),
     ("drafter", "suffix", "least"): (0, 1),
@@ -60,11 +61,12 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 TREE_DRAFTERS = itertools.product(("model", "early-exit", "layer-skip"), ("tree", "branch", "nodes", "top"))
 OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-length policy", "fixed", "nodes")}
 """Options that go together: plugins/specframe-std/tests/test_tree_drafts.py has their values."""
-OF_TREES |= {("drafter", "suffix", "tree"), ("drafter", "suffix", "nodes")}
-"""Of these plugins/specframe-std/tests/test_suffix.py."""
-OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip"), ("drafter", "suffix", "memory")}
-"""Options whose values depend on the target: plugins/specframe-std/tests have them in test_early_exit.py, test_layer_skip.py and
-test_suffix.py."""
+OF_TREES |= {("drafter", name, key) for name in ("prompt-lookup", "suffix") for key in ("tree", "nodes")}
+"""Of these test_prompt_lookup.py and test_suffix.py of specframe-std."""
+OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
+OF_TARGETS |= {("drafter", "suffix", "memory"), ("drafter", "first", "of")}
+"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py and test_first.py of
+specframe-std have them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""

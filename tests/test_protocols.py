@@ -49,6 +49,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"drafter": "layer-skip,skip=attn:0"},
     {"drafter": "prompt-lookup"},
     {"drafter": "suffix"},
+    {"drafter": "first,of=suffix|model,match=1"},
     {"draft_length": "goodput"},
     {"accept": "gumbel"},
     {"graphs": "on"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore
@@ -52,6 +53,13 @@ class SizedDrafter(Drafter, Protocol):
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of its drafts for a draft length, or where that is left open (None); None: a chain of any length."""
+
+
+class MatchingDrafter(Drafter, Protocol):
+    """A drafter that looks up the end of each row, and knows how much of it was found. It offers "match"."""
+
+    def matches(self) -> np.ndarray:
+        """Return how many of each row's last tokens the latest draft rests on, (B,), on the host; 0: nothing was found."""
 
 
 class Verifier(Started, Protocol):

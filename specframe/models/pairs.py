@@ -21,7 +21,10 @@ from specframe.models.local import configuration, require_model_folder
 from specframe.plugins.entries import the_one
 from specframe.plugins.missing_packages import HEADS, SIGNS
 from specframe.plugins.recipe import PLAIN
-from specframe.plugins.registry import parse_specification, registry
+from specframe.plugins.registry import parse_specification, quote, registry
+
+OF = "of"
+"""The option by which a drafter names those that it is made of, with | between them."""
 
 
 def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
@@ -58,6 +61,8 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
     if isinstance(drafter, str):
         name, options = split(drafter)
         drafters = registry().names("drafter")
+        if name in drafters and OF in (given := parse_specification(drafter)[1]):
+            return target, *composed(target, name, given)
         if name in drafters:
             paired = paired_drafter(target) if name == by_model() and isinstance(target, str) else None
             return target, drafter, paired
@@ -68,6 +73,20 @@ def choose(target: Any, drafter: Any) -> tuple[Any, Any, Any]:
         head = recognise(location)
         return (target, by_model() + options, name) if head is None else (target, head + options, None)
     return (target, by_model(), drafter) if is_module(drafter) else (target, drafter, None)
+
+
+def composed(target: Any, name: str, options: dict[str, Any]) -> tuple[str, Any]:
+    """Return a drafter that is made of others, with those that its option :data:`OF` names resolved, and their draft model or None.
+
+    Raises:
+        OptionError: several of them need different draft models.
+    """
+    chosen = [choose(target, part.strip())[1:] for part in str(options[OF]).split("|")]
+    drafts = [draft for _, draft in chosen if draft is not None]
+    if any(draft != drafts[0] for draft in drafts):
+        raise OptionError(f"{OF}: expected at most one draft model, got {' and '.join(map(repr, drafts))}")
+    options = options | {OF: "|".join(str(part) for part, _ in chosen)}
+    return ",".join([name, *(quote(f"{key}={value}") for key, value in options.items())]), drafts[0] if drafts else None
 
 
 def paired_target(alias: str) -> str | None:
@@ -115,7 +134,7 @@ def chosen_name(given: Any, drafter: Any, draft: Any) -> Any:
         drafter: what it returned as the strategy.
         draft: what it returned as the draft model.
     """
-    if isinstance(draft, str):
+    if isinstance(draft, str) and split(drafter)[0] == by_model():
         return draft + drafter.removeprefix(by_model())
     given = as_text(given)
     return given if draft is None and isinstance(given, str) and given != PLAIN else draft or drafter

@@ -31,7 +31,7 @@ PROTOCOLS: Mapping[str, type] = {
 """The protocol of every kind of object that takes part in a run, by the name errors use."""
 
 OFFERED: Mapping[str, Mapping[str, type]] = {
-    "drafter": {"budget": roles.SizedDrafter},
+    "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
     "KV backend": {"states": states.StateBackend},
     "executor": engine.ABILITIES,

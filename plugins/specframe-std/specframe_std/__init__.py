@@ -25,6 +25,12 @@ def specframe_register_drafters(register: Register) -> None:
         offers={"budget", "chain", "logits"},
     )
     register(
+        "first",
+        "specframe_std.drafters.first:First",
+        summary="Proposes, for each row and round, the draft of the first of several drafters that is sure enough.",
+        offers={"budget", "chain", "logits"},
+    )
+    register(
         "model",
         "specframe_std.drafters.model:ModelDrafter",
         summary=(
@@ -51,7 +57,7 @@ def specframe_register_drafters(register: Register) -> None:
         "suffix",
         "specframe_std.drafters.suffix.drafter:SuffixDrafter",
         summary="Proposes what followed the row's last tokens most often, in its own text and in earlier responses.",
-        offers={"budget", "chain"},
+        offers={"budget", "chain", "match"},
     )
     register(
         "translated",

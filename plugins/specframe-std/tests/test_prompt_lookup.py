@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from specframe_testing import fakes, harness, zoo
-from specframe_testing.conformance import DrafterSuite
+from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
 from torch.nn.functional import one_hot
 
 from specframe import Pipeline
@@ -29,6 +30,17 @@ class TestPromptLookupOfOne(DrafterSuite):
 
     def make(self) -> str:
         return "prompt-lookup,ngram=1"
+
+
+class TestPromptLookupTrees(TreeDrafterSuite):
+    """The suite of trees."""
+
+    def make(self) -> str:
+        return "prompt-lookup,ngram=1,tree=dynamic,nodes=8"
+
+    def perfect(self, target: Any) -> Any:
+        """Return None: no draft model makes it right."""
+        return None
 
 
 def batch_of(rows: list[list[int]]) -> Batch:
@@ -72,6 +84,36 @@ def test_what_is_proposed(row: list[int], ngram: int, expected: list[int]) -> No
     assert proposed([row], ngram=ngram) == [expected]
 
 
+def tree_of(row: list[int], depth: int, nodes: int, ngram: int = 2) -> list[tuple[int, ...]]:
+    """Return the paths of the tree that is proposed for a row."""
+    drafter = registry().make("drafter", f"prompt-lookup,ngram={ngram},tree=dynamic,nodes={nodes}")
+    draft = drafter.propose(batch_of([row]), Budget(depth, nodes))
+    whole = list[tuple[int, ...]]()
+    for token, parent in zip(draft.tokens_BN[0].tolist(), draft.parents_BN[0].tolist(), strict=True):
+        whole.append((*(whole[parent] if parent >= 0 else ()), token))
+    return whole[: int(draft.counts_B[0])]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tree_merges_the_best_matches(seed: int) -> None:
+    """What followed the longest and latest matches is there once, the best match first, as far as there are nodes."""
+    draw = random.Random(seed)
+    row, depth, nodes = [draw.randrange(3) for _ in range(draw.randrange(1, 20))], draw.choice([1, 3, 5]), 12
+    matches = []
+    for place in range(len(row) - 1):
+        same = 0
+        while same < min(2, place + 1) and row[place - same] == row[len(row) - 1 - same]:
+            same += 1
+        matches += [(same, place)] if same else []
+    expected = list[tuple[int, ...]]()
+    for _, place in sorted(matches, reverse=True)[:8]:
+        tokens = [row[place + 1 + step % (len(row) - place - 1)] for step in range(depth)]
+        for end in range(1, depth + 1):
+            if (path := tuple(tokens[:end])) not in expected:
+                expected.append(path)
+    assert tree_of(row, depth, nodes) == expected[:nodes]
+
+
 def test_rows_are_looked_up_on_their_own() -> None:
     """Rows of different lengths get what each would get alone, whatever lies beyond their ends."""
     rows = [*harness.random_prompts([40, 3, 1, 17, 29], 4, seed=1), [5, 6, 7, 5], [1, 2]]
@@ -81,6 +123,18 @@ def test_rows_are_looked_up_on_their_own() -> None:
 def test_reading_prompts_proposes_nothing() -> None:
     """A round that reads prompts gets an empty draft."""
     assert proposed([[1, 2, 1], [4]], 0) == [[], []]
+
+
+@pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel"])
+def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
+    """Rules that compare distributions take the nodes of a tree as certain, and the output stays the target's."""
+    target = zoo.build("qwen3")
+    asked = harness.requests([[*p, *p, *p] for p in harness.random_prompts((9, 1, 14), 97)], 12)
+    for align in ("ragged", "eqspec"):
+        pipe = harness.pipeline(
+            target, "prompt-lookup,ngram=1,tree=dynamic,nodes=6", accept=accept, align=align, check=True
+        )
+        harness.check(pipe, asked)
 
 
 @pytest.mark.parametrize("draft_length", [1, 5])

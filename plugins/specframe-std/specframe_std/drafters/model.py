@@ -126,7 +126,12 @@ class ModelDrafter:
             self._cache.read(batch, left=2, unread=width)
             width = 2
         self._cache.settle(batch, Kept(-width))
-        cached[:] = batch.lengths + draft_length - 1 if self._trees.chain else batch.lengths
+        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
+        own_B = (
+            np.full(len(batch), draft_length) if budget.depths_B is None else np.minimum(budget.depths_B, draft_length)
+        )
+        cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
+        self._drafting_B = own_B > 0
         draft = self.draft(batch, budget, width)
         return draft if batch is whole else spread(draft, whole)
 
@@ -164,7 +169,7 @@ class ModelDrafter:
         first_B1V = self._cache.feed(batch, Block(batch.last_tokens(width), -width)).logits_BTV
         first_B1V = shape(batch, batch.tokens_BS[:, :0], first_B1V[..., : self._vocabulary])
         grown = self._trees.grow(batch, budget, self._rule, first_B1V, run)
-        self._fed_BN = grown.fed_BN
+        self._fed_BN, self._depth = grown.fed_BN, grown.draft.depth
         return grown.draft
 
     def _keep(self, whole: Batch, transfer: Transfer, fed_BN: torch.Tensor) -> None:
@@ -177,9 +182,11 @@ class ModelDrafter:
             rows = places(whole)
             accepted, path_BT = accepted[rows], path_BT[constant(tuple(rows), path_BT.device)]
         cached = self._cached[: len(batch)]
-        beyond = np.maximum(accepted - 1, 0)
+        beyond = np.where(self._drafting_B, np.maximum(accepted - 1, 0), 0)
         cached[:] = batch.lengths + beyond
-        self._cache.settle(batch, Kept(beyond, fed_BN.gather(1, path_BT[:, :-1])))
+        # the path of a row that others drafted for may be longer than this tree, and name nodes that it has not
+        own_BT = path_BT[:, : self._depth - 1].clamp(max=fed_BN.shape[1] - 1)
+        self._cache.settle(batch, Kept(beyond, fed_BN.gather(1, own_BT)))
 
     def _unshaped(self, batch: Batch) -> bool:
         """Return whether tokens are chosen from the logits as they are, which nobody else wants to see."""

@@ -47,7 +47,7 @@ class SuffixDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "budget"})
+    offers = frozenset({"chain", "budget", "match"})
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SuffixDrafter:
             raise OptionError(f"tree: expected chain or dynamic, got {literal(tree)}")
         self._trees = Trees(tree, nodes=nodes)
         self.needs = frozenset() if self._trees.chain else frozenset({"tree", "move"})
-        self.offers = self._trees.offers | {"budget"}
+        self.offers = self._trees.offers | {"budget", "match"}
         reach = Reach(
             number("factor", factor, 0, DEEPEST),
             number("offset", offset, 0, DEEPEST),
@@ -78,7 +78,7 @@ class SuffixDrafter:
             raise OptionError(f"engine: expected {' or '.join(ENGINES)}, got {literal(engine)}")
         self._engine: Engine = ENGINES[engine](reach, requests)
         self._memory = None if memory is None else Memory(memory, requests)
-        self.found: list[Speculation] = []
+        self._found: list[Speculation] = []
         """What was found for each row of the latest batch."""
         for response in self._memory.responses if self._memory else ():
             self._engine.learn(response)
@@ -94,13 +94,17 @@ class SuffixDrafter:
 
     def propose(self, batch: Batch, budget: Budget) -> Draft:
         """Return the tokens found for each row; they are certain, so there are no logits."""
-        self.found = self._find(batch, budget)
-        count = max(len(one.tokens) for one in self.found)
+        self._found = self._find(batch, budget)
+        count = max(len(one.tokens) for one in self._found)
         if not count:
             return Draft(batch.tokens_BS[:, :0])
         if self._trees.chain:
-            return drafted(self.found, batch, count, None)
-        return drafted(self.found, batch, budget.nodes, min(budget.depth, budget.nodes))
+            return drafted(self._found, batch, count, None)
+        return drafted(self._found, batch, budget.nodes, min(budget.depth, budget.nodes))
+
+    def matches(self) -> np.ndarray:
+        """Return how many of each row's last tokens were found where the latest draft was, (B,); 0: nothing was."""
+        return np.array([one.match for one in self._found])
 
     def _find(self, batch: Batch, budget: Budget) -> list[Speculation]:
         found = [NOTHING] * len(batch)

@@ -1,0 +1,163 @@
+"""Several drafters in one batch: each row drafts by the first that is sure of it.
+
+Tensors and arrays end with their shape: B rows, N nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
+from specframe.contracts.roles import Drafter, MatchingDrafter, SizedDrafter
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.devices.kinds import on_device
+from specframe.errors import CompositionError, OptionError, literal
+from specframe.plugins.registry import registry
+from specframe.trees import paths
+from specframe.value_checks import whole
+
+
+class First:
+    """Proposes, for each row and round, the draft of the first of several drafters that is sure enough.
+
+    A drafter that looks rows up is sure where at least ``match`` of the row's last tokens were found; every other drafter is
+    always sure, and so is the last one. Rows of one batch may have drafts of different drafters. All of them are told every
+    outcome, and those that keep a cache catch up when they draft again.
+
+    Options:
+        of: the drafters, separated by "|", each with its options; models and heads may be named as for --drafter.
+        match: tokens that have to match, at least 1.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"budget", "chain", "logits"})
+
+    def __init__(self, of: str = "suffix|model", match: int = 4) -> None:
+        names = [part.strip() for part in of.split("|")]
+        if len(names) < 2 or not all(names):
+            raise OptionError(f"of: expected at least two drafters with | between them, got {literal(of)}")
+        self._match = whole("match", match, 1)
+        self._parts: list[Drafter] = [registry().make("drafter", name) for name in names]
+        self.needs = frozenset().union(*(part.needs for part in self._parts))
+        offers = frozenset().union(*(part.offers for part in self._parts))
+        self._trees = "tree" in offers
+        self.offers = frozenset({"budget", "tree" if self._trees else "chain"}) | offers & {"logits"}
+
+    def budget(self, depth: int | None = None) -> Budget | None:
+        """Return the greatest of its drafters' budgets; None: chains of any length."""
+        sized = [cast(SizedDrafter, part) for part in self._parts if "budget" in part.offers]
+        found = [own for part in sized if (own := part.budget(depth)) is not None]
+        if not found:
+            return None
+        return Budget(max(own.depth for own in found), max(own.nodes for own in found))
+
+    def start(self, run: Run) -> None:
+        """Start all drafters.
+
+        Raises:
+            CompositionError: one has a model whose layers keep a state, which cannot catch up by as many tokens as each row lacks.
+        """
+        self._vocabulary = run.runner.vocabulary
+        self._logits = "logits" in run.rule.needs
+        for part in self._parts:
+            part.start(run)
+        if any(cache.runner.state_layers for cache in run.caches if cache is not run.target):
+            raise CompositionError(
+                "drafter 'first' has a draft model with layers that keep a state, which rows drafted for by others cannot follow: "
+                "expected one whose layers attend"
+            )
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Ask one drafter after the other, each for the rows that none before it was sure of."""
+        left_B = np.array([sequence.request.speculate for sequence in batch.sequences])
+        if budget.depths_B is not None:
+            left_B &= budget.depths_B > 0
+        chosen = list[tuple[np.ndarray, Draft]]()
+        for part in self._parts:
+            draft = part.propose(batch, only(budget, left_B, "tree" in part.offers))
+            sure_B = left_B if part is self._parts[-1] else left_B & self._sure(part, batch)
+            if draft.nodes and sure_B.any():
+                chosen.append((sure_B, draft))
+            left_B = left_B & ~sure_B
+        if not chosen:
+            return Draft(batch.tokens_BS[:, :0])
+        return self._merged(batch, budget, chosen)
+
+    def _sure(self, part: Drafter, batch: Batch) -> np.ndarray:
+        if "match" not in part.offers:
+            return np.ones(len(batch), dtype=bool)
+        return cast(MatchingDrafter, part).matches() >= self._match
+
+    def observe(self, outcome: Outcome) -> None:
+        """Tell all drafters."""
+        for part in self._parts:
+            part.observe(outcome)
+
+    def _merged(self, batch: Batch, budget: Budget, chosen: list[tuple[np.ndarray, Draft]]) -> Draft:
+        """Return one draft of the rows' own ones: chains are trees beside trees, and what a row has not is filler."""
+        nodes, device = max(draft.nodes for _, draft in chosen), batch.tokens_BS.device
+        trees = any(draft.parents_BN is not None for _, draft in chosen)
+        most_B = np.zeros(len(batch), dtype=np.int64)
+        for rows_B, draft in chosen:
+            most_B[rows_B] = (own_counts(draft, budget))[rows_B]
+        masks = on_device(np.stack([rows_B for rows_B, _ in chosen] + [most_B]), device)
+        counts_B, tokens_BN = masks[-1], batch.tokens_BS.new_zeros(len(batch), nodes)
+        parents_BN = torch.full_like(tokens_BN, -1)
+        for mask_B, (_, draft) in zip(masks, chosen, strict=False):
+            here_B1, pad = mask_B[:, None] > 0, (0, nodes - draft.nodes)
+            tokens_BN = F.pad(draft.tokens_BN, pad).where(here_B1, tokens_BN)
+            parents_BN = F.pad(paths.parents(draft), pad, value=-1).where(here_B1, parents_BN)
+            if draft.counts_B is not None:
+                counts_B = draft.counts_B.minimum(counts_B).where(here_B1[:, 0], counts_B)
+        logits_BNV = self._merged_logits(tokens_BN, masks, chosen) if self._logits else None
+        if not trees:
+            return Draft(tokens_BN, logits_BNV, counts_B=counts_B, counts=most_B)
+        depth = max(draft.depth for _, draft in chosen)
+        return Draft(tokens_BN, logits_BNV, parents_BN, counts_B, most_B, depth)
+
+    def _merged_logits(
+        self, tokens_BN: torch.Tensor, masks: torch.Tensor, chosen: list[tuple[np.ndarray, Draft]]
+    ) -> torch.Tensor | None:
+        """Return the logits that tokens were drawn by: of those that are certain, 0 for the token and -inf for all others."""
+        drawn = [
+            (mask_B, draft) for mask_B, (_, draft) in zip(masks, chosen, strict=False) if draft.logits_BNV is not None
+        ]
+        if not drawn:
+            return None
+        like: Any = drawn[0][1].logits_BNV
+        found_BNV = like.new_full((*tokens_BN.shape, self._vocabulary), float("-inf"))
+        found_BNV.scatter_(2, tokens_BN[..., None], 0.0)
+        for mask_B, draft in drawn:
+            own_BNV = cast(torch.Tensor, draft.logits_BNV)
+            own_BNV = F.pad(own_BNV, (0, self._vocabulary - own_BNV.shape[-1]), value=float("-inf"))
+            here_B11 = mask_B[:, None, None] > 0
+            found_BNV[:, : draft.nodes] = own_BNV.where(here_B11, found_BNV[:, : draft.nodes])
+        return found_BNV
+
+
+def only(budget: Budget, rows_B: np.ndarray, trees: bool) -> Budget:
+    """Return a budget for some of the rows alone, for a drafter of chains or of trees."""
+    if not budget.depth or not rows_B.any():
+        return Budget(0)
+    nodes = budget.nodes if trees else budget.depth
+    if rows_B.all() and budget.depths_B is None and budget.nodes_B is None:
+        return Budget(budget.depth, nodes)
+    depths_B = np.where(rows_B, budget.depth if budget.depths_B is None else budget.depths_B, 0)
+    if not trees:
+        return Budget(budget.depth, nodes, depths_B, depths_B)
+    nodes_B = np.where(rows_B, nodes if budget.nodes_B is None else budget.nodes_B, 0)
+    return Budget(budget.depth, nodes, depths_B, nodes_B)
+
+
+def own_counts(draft: Draft, budget: Budget) -> np.ndarray:
+    """Return the most nodes of each row that may be real, on the host, (B,)."""
+    counts_B = np.full(len(draft.tokens_BN), draft.nodes) if draft.counts is None else draft.counts
+    most_B = budget.depths_B if draft.parents_BN is None else budget.nodes_B
+    least_B: np.ndarray = counts_B if most_B is None else np.minimum(counts_B, most_B)
+    return least_B

@@ -1,0 +1,212 @@
+"""Several drafters in one batch: whose draft a row has, that caches follow, and that the output is the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from specframe_std.drafters.first import First
+from specframe_testing import fakes, harness, zoo
+from specframe_testing.conformance import DrafterSuite, TreeDrafterSuite
+
+from specframe import Pipeline
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.errors import SpecframeError
+from specframe.models.pairs import choose
+from specframe.plugins.registry import registry
+
+TARGET = fakes.fake_target()
+PROMPTS = harness.random_prompts((6, 1, 9, 1, 13, 2, 7), 61, seed=5)
+TREES = 'first,"of=suffix,tree=dynamic,nodes=6,factor=3|model,branch=2/1"'
+
+
+class TestFirst(DrafterSuite):
+    """The suite: found drafts beside those of a draft model."""
+
+    def make(self) -> str:
+        return "first,of=suffix|model,match=1"
+
+
+class TestFirstOfTrees(TreeDrafterSuite):
+    """The suite of trees: found ones beside those of a draft model."""
+
+    def make(self) -> str:
+        return f"{TREES},match=1"
+
+    def perfect(self, target: Any) -> Any:
+        """Return None: drafts that were found are not the draft model's."""
+        return None
+
+
+class Known:
+    """A drafter that matches as it is told, and proposes what the target says next, or the same token for each row."""
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"chain", "match"})
+
+    def __init__(self, matches: list[int] | None = None, tokens: int = 3) -> None:
+        self._told, self._tokens, self._round = matches, tokens, 0
+        self._matches = np.zeros(0)
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return up to so many tokens per row."""
+        self._round += 1
+        indices = [sequence.request.index for sequence in batch.sequences]
+        told = self._told or [4 * ((index + self._round) % 3 > 0) for index in range(max(indices) + 1)]
+        self._matches = np.array([told[index] for index in indices])
+        count = min(budget.depth, self._tokens)
+        if self._told is not None:
+            return Draft(torch.full((len(batch), count), 9))
+        texts = [ids[:length] for ids, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
+        return Draft(
+            torch.tensor([harness.continuation(TARGET, ids, count) for ids in texts]).long().view(len(batch), count)
+        )
+
+    def matches(self) -> np.ndarray:
+        """Return what was told."""
+        return self._matches
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+class Same(Known):
+    """A drafter that is always sure of one token."""
+
+    offers = frozenset({"chain"})
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return one token over and over."""
+        return Draft(torch.full((len(batch), budget.depth), 5))
+
+
+def first_of(*parts: Any, match: int = 4) -> First:
+    """Return the drafter, of objects."""
+    made = First("suffix|none", match)
+    made._parts = list(parts)
+    return made
+
+
+def batch_of(rows: int, plain: tuple[int, ...] = ()) -> Batch:
+    """Return a batch of rows in order."""
+    asked = [attrs.evolve(one, speculate=one.index not in plain) for one in harness.requests([[1, 2]] * rows)]
+    pool = harness.open_pool(asked)
+    return pool.batch(sorted(pool.admit(rows), key=lambda one: one.request.index))
+
+
+def test_each_row_has_the_draft_of_the_first_that_is_sure() -> None:
+    """Rows whose match is long enough have the first drafter's tokens, the others the next one's; filler is counted out."""
+    made = first_of(Known([5, 0, 3, 4, 9], tokens=2), Same())
+    made._logits = False
+    batch = batch_of(5, plain=(4,))
+    draft = made.propose(batch, Budget(3, depths_B=np.array([3, 3, 2, 1, 0])))
+    assert draft.counts is not None
+    assert draft.counts_B is not None
+    assert draft.counts.tolist() == draft.counts_B.tolist() == [2, 3, 2, 1, 0]
+    real = [ids[:count] for ids, count in zip(draft.tokens_BN.tolist(), draft.counts.tolist(), strict=True)]
+    assert real == [[9, 9], [5, 5, 5], [5, 5], [9], []]
+
+
+def test_certain_tokens_beside_drawn_ones_have_all_probability() -> None:
+    """Where some rows have logits, those of certain tokens are 0 at the token and -inf elsewhere, in the target's vocabulary."""
+
+    class Drawn(Same):
+        def propose(self, batch: Batch, budget: Budget) -> Draft:
+            draft = super().propose(batch, budget)
+            return attrs.evolve(draft, logits_BNV=torch.ones(*draft.tokens_BN.shape, 7), depth=draft.depth)
+
+    made = first_of(Known([4, 0], tokens=2), Drawn())
+    made._logits, made._vocabulary = True, 11
+    draft = made.propose(batch_of(2), Budget(3))
+    assert draft.logits_BNV is not None
+    chances_BNV = draft.logits_BNV.softmax(-1)
+    assert chances_BNV[0, :2].tolist() == [[float(token == 9) for token in range(11)]] * 2
+    assert torch.allclose(chances_BNV[1], torch.tensor([1 / 7] * 7 + [0] * 4).expand(3, -1))
+
+
+@pytest.mark.parametrize("shape", ["", ",branch=2/1"], ids=["chain", "tree"])
+@pytest.mark.parametrize("align", ["ragged", "eqspec"])
+def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str, shape: str) -> None:
+    """A draft model that is a copy of the target is always right, also after rounds in which a row had another's draft."""
+    perfect = registry().make("drafter", f"model{shape}")
+    asked = harness.requests(PROMPTS, [30, 14, 20, 9, 17, 12, 4])
+    made = first_of(Known(), perfect)
+    made.offers, made.needs, made._trees = perfect.offers, perfect.needs, bool(shape)
+    feeds = harness.Feeds()
+    options = {"align": align, "batch_size": 4, "check": True, "draft_length": 2 if shape else 3, "observers": [feeds]}
+    pipe = harness.pipeline(TARGET, fakes.fake_draft(TARGET, slip_every=0), drafter=made, **options)
+    harness.check(pipe, asked)
+    gained = [
+        (int(gain), int(drafted) if not shape else 2, int(limit))
+        for round in feeds.decoding
+        for gain, drafted, limit in zip(
+            round.report.accepted,
+            round.report.drafted,
+            [one.limit for one in round.report.sequences] - round.report.lengths,
+            strict=True,
+        )
+    ]
+    assert len(gained) > 20
+    assert all(gain >= min(drafted, room - 1, 2) for gain, drafted, room in gained)
+
+
+@pytest.mark.parametrize("drafter", ["first,of=suffix|model,match=2", TREES])
+@pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel", "block"])
+def test_exact_under_every_lossless_rule(accept: str, drafter: str) -> None:
+    """Certain and drawn tokens in one batch leave the output the target's."""
+    if accept == "block" and drafter == TREES:
+        return  # judges chains only
+    target = zoo.build("qwen3")
+    prompts = harness.random_prompts((9, 1, 14), 97)
+    asked = harness.requests([[*p, *p, *p] for p in prompts], 12)
+    for align, batch_size in (("ragged", 8), ("eqspec", 3), ("rollback", 2), ("exspec", 1)):
+        options = {"accept": accept, "align": align, "batch_size": batch_size, "draft_length": 4, "check": True}
+        pipe = harness.pipeline(target, zoo.good_draft(target), drafter=drafter, **options)
+        harness.check(pipe, asked)
+        assert pipe.report.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("of=suffix", "of: expected at least two drafters with | between them, got 'suffix'"),
+        ("of=suffix|", "of: expected at least two drafters with | between them, got 'suffix|'"),
+        ("of=suffix|nobody", "unknown drafter 'nobody'"),
+        ("match=0", "match: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_bad_options(options: str, message: str) -> None:
+    """One drafter alone, one that nothing offers, and a match of nothing are refused in one sentence."""
+    with pytest.raises(SpecframeError) as caught:
+        registry().make("drafter", f"first,{options}")
+    assert message in str(caught.value)
+
+
+def test_models_and_heads_are_named_as_elsewhere() -> None:
+    """A model becomes the drafter that runs it, and a head the drafter that knows its checkpoint."""
+    assert choose("tiny", "first,of=suffix|tiny-draft")[1:] == ("first,of=suffix|model", "tiny-draft")
+    assert choose("tiny", "first,of=suffix|model")[1:] == ("first,of=suffix|model", "tiny-draft")
+    _, drafter, draft = choose("tiny", "first,of=suffix|tiny-eagle3,match=3")
+    assert draft is None
+    assert "suffix|eagle,checkpoint=" in drafter
+    with pytest.raises(SpecframeError, match=r"^of: expected at most one draft model, got"):
+        choose("tiny", "first,of=tiny-draft|qwen3-0.6b")
+
+
+def test_a_head_of_the_embedded_target() -> None:
+    """Found drafts beside a head's: the tokens are the plain ones."""
+    prompts = ["def add(a, b):\n    return a + b\n\ndef add(a, b):\n", "import os\n"]
+    tokens = [
+        [one.token_ids for one in Pipeline("tiny", drafter, device="cpu", check=True).generate(prompts, 20)]
+        for drafter in ("first,of=suffix|tiny-eagle3", None)
+    ]
+    assert tokens[0] == tokens[1]
