@@ -226,8 +226,8 @@ def test_core_never_imports_plugins():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic"})
-"""Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, ..."""
+BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first"})
+"""Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, ..."""
 
 
 def names_in(source: str, names: set[str]) -> set[str]:
