@@ -1,0 +1,119 @@
+"""Drafters that look rows up, on texts that repeat themselves and on texts that do not.
+
+    python benchmarks/copying.py [--pair embedded|cpu] [--batches 1,8] [--rounds 3] [--new 96] [--output FILE.json]
+
+Prompts are made of held-out modules of the standard library. *Edits*: a file's beginning, and once more the first third of it,
+which a model goes on to copy. *Turns*: three requests in a row about one text, whose answers the later ones can repeat. *Loops*:
+short prompts with many new tokens, after which a small model that decodes greedily repeats itself. *Held-out*: pieces without a
+repetition of their own. *Mixed*: half edits, half held-out pieces. Each drafter decodes the same prompts in turn with the others,
+round after round, and has learnt nothing when a round begins. Figures are ratios to plain decoding of tokens per second of
+processor time (one thread), the medians over rounds, and the mean acceptance length.
+"""
+
+from __future__ import annotations
+
+import checkout  # noqa: F401  # isort: skip  - before specframe: finds the plugins of a checkout that is not installed
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import torch
+from contenders import held_out_prompts
+from grow import load_pair
+from rich.console import Console
+from rich.table import Table
+
+from specframe import Pipeline
+from specframe.plugins.registry import registry
+
+CONTENDERS = {
+    "plain": "none",
+    "suffix": "suffix",
+    "prompt-lookup": "prompt-lookup",
+    "model": "model",
+    "first": "first,of=suffix|model",
+}
+PROMPTS = 12
+
+
+def workloads(tokenizer: Any) -> dict[str, list[list[int]]]:
+    """Return prompts by their kind."""
+    held_out = held_out_prompts(tokenizer, PROMPTS)
+    files = held_out_prompts(tokenizer, PROMPTS, 200)
+    more = tokenizer("\n\n# The same once more:\n", add_special_tokens=False).input_ids
+    edits = [ids + more + ids[: len(ids) // 3] for ids in files]
+    return {
+        "edits": edits,
+        "turns": [ids for ids in files[: PROMPTS // 3] for _ in range(3)],
+        "loops": [ids[:24] for ids in files],
+        "held-out": held_out,
+        "mixed": [ids for pair in zip(edits, held_out, strict=True) for ids in pair][:PROMPTS],
+    }
+
+
+def pipeline(target: Any, draft: Any, drafter: str, batch: int) -> Pipeline:
+    """Return a pipeline of a contender."""
+    made = registry().make("drafter", drafter)
+    pipe = Pipeline(target, made, accept="greedy", batch_size=batch, generation_config=None)
+    pipe.parts.draft = draft if "model" in drafter else None
+    return pipe
+
+
+def forget(pipe: Pipeline, drafter: str) -> None:
+    """Have a pipeline draft by a drafter that has learnt nothing."""
+    pipe.parts.composition = attrs.evolve(pipe.composition, drafter=registry().make("drafter", drafter))
+
+
+def measured(target: Any, draft: Any, prompts: list[list[int]], batch: int, rounds: int, new: int) -> dict[str, Any]:
+    """Return the tokens per second of each contender beside plain decoding, and its mean acceptance length."""
+    rates, lengths, tokens = {name: list[float]() for name in CONTENDERS}, dict[str, float](), list[Any]()
+    pipes = {name: pipeline(target, draft, drafter, batch) for name, drafter in CONTENDERS.items()}
+    for number in range(rounds + 1):
+        for name, pipe in pipes.items():
+            forget(pipe, CONTENDERS[name])
+            start = time.process_time()
+            results = list(pipe.generate(prompts, new))
+            spent = time.process_time() - start
+            tokens.append([one.token_ids for one in results])
+            lengths[name] = round(pipe.report.mean_acceptance_length, 2)
+            if number:  # the first warms up
+                rates[name].append(sum(len(one.token_ids) for one in results) / spent)
+    ratios = {
+        name: round(statistics.median(one / plain for one, plain in zip(found, rates["plain"], strict=True)), 3)
+        for name, found in rates.items()
+    }
+    return {"ratios": ratios, "acceptance_lengths": lengths, "same_tokens": all(one == tokens[0] for one in tokens)}
+
+
+@click.command(help=__doc__.partition("\n")[0])
+@click.option("--pair", default="embedded", show_default=True)
+@click.option("--batches", default="1,8", show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--new", default=96, show_default=True, help="New tokens of each prompt.")
+@click.option("--kinds", default="edits,turns,loops,held-out,mixed", show_default=True, help="Kinds of prompts.")
+@click.option("--output", default=None, help="Write the rows here as JSON.")
+def main(pair: str, batches: str, rounds: int, new: int, kinds: str, output: str | None) -> None:
+    """Decode everything in turn, and print a table."""
+    torch.set_num_threads(1)
+    target, draft, tokenizer = load_pair(pair)
+    prompts, figures = workloads(tokenizer), list[dict[str, Any]]()
+    table = Table("prompts", "batch", *[name for name in CONTENDERS if name != "plain"], title=pair)
+    for kind in kinds.split(","):
+        for batch in map(int, batches.split(",")):
+            found = measured(target, draft, prompts[kind], batch, rounds, new)
+            figures.append({"prompts": kind, "batch": batch, **found})
+            cells = [f"{found['ratios'][name]:.2f} ({found['acceptance_lengths'][name]:.2f})" for name in CONTENDERS]
+            table.add_row(kind, str(batch), *cells[1:])
+            click.echo(f"{kind}, batch {batch}: {json.dumps(found)}", err=True)
+            if output:
+                Path(output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
