@@ -46,6 +46,9 @@ class Stairs:
     offers: frozenset[str] = frozenset()
     maximum = Budget(LENGTH)
 
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
     def budget(self, batch: Batch) -> Budget:
         """Return the rows' budgets."""
         return Budget(LENGTH, depths_B=(np.arange(len(batch)) + batch.lengths) % (LENGTH + 1))

@@ -152,6 +152,9 @@ class Own:
     offers: frozenset[str] = frozenset()
     maximum = Budget(4)
 
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
     def budget(self, batch: Any) -> Budget:
         """Return the budgets of the rows."""
         own = [one.request.index + length for one, length in zip(batch.sequences, batch.lengths, strict=True)]
@@ -193,6 +196,23 @@ def test_figures_are_those_of_the_budgets(align: str) -> None:
         assert pipe.report.num_draft_tokens == pipe.report.num_accepted_draft_tokens > 0
 
 
+def test_rows_that_gain_alike_draft_alike() -> None:
+    """Under an alignment whose rows all gain what the least row does, chains of a policy's unequal rows have their mean length."""
+    asked, feeds = harness.requests(PROMPTS, 40), harness.Feeds()
+    drafter, policy = fakes.always_right(harness.truth(TARGET, asked)), fakes.Uneven(Budget(4))
+    harness.check(
+        harness.pipeline(
+            TARGET, drafter, align="rollback", batch_size=4, draft_length=policy, check=True, observers=[feeds]
+        ),
+        asked,
+    )
+    told = zip(policy.said, feeds.decoding, strict=True)
+    uneven = [(said, one.report) for said, one in told if said.depths_B is not None and (one.report.lengths < 35).all()]
+    assert len(uneven) > 3
+    for said, report in uneven:
+        assert report.drafted.tolist() == [round(float(said.depths_B.mean()))] * len(report.drafted)
+
+
 def test_a_drafter_drafts_no_longer_than_the_row_with_most() -> None:
     """Where all rows have less than the policy's depth the drafter is asked for less, and for nothing where none has any."""
     asked = harness.requests(PROMPTS, 20)
@@ -224,6 +244,9 @@ def test_faulty_budgets_are_told(fault: str) -> None:
     given, told = FAULTS[fault]
 
     class Faulty(Own):
+        def start(self, run: Any) -> None:
+            """Nothing to prepare."""
+
         def budget(self, batch: Any) -> Budget:
             return Budget(4, **given)
 

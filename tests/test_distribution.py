@@ -489,6 +489,9 @@ class Wavering:
     def __init__(self) -> None:
         self._lengths = itertools.cycle((3, 0, 0, 4, 1, 0, 2, 4, 4, 0, 0, 0, 1))
 
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
     def budget(self, batch: Any) -> Budget:
         return Budget(next(self._lengths))
 

@@ -296,7 +296,7 @@ def test_names_of_models_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest
     """Where a new name of a model cannot be written the file keeps the names it has."""
     monkeypatch.setenv("SPECFRAME_HOME", str(tmp_path))
     foreign("model/config.json", "{}")
-    assert invoke("models", "add", "first", "model").exit_code == 0
+    assert invoke("models", "add", "earlier", "model").exit_code == 0
     before = Path("models.toml").read_bytes()
     with room(len(before) + 5):
         result = invoke("models", "add", "second", "model")

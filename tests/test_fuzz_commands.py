@@ -47,7 +47,9 @@ STRATEGIES: dict[str, dict[str, dict[str, Takes]]] = {
     "--draft-length": {
         "auto": {},
         "fixed": {"length": whole(1), "nodes": whole(1)},
-        "goodput": {"maximum": whole(1, 64)},
+        "explicit": {"maximum": whole(1, 64)},
+        "implicit": {"maximum": whole(1, 64)},
+        "goodput": {"maximum": whole(1, 64), "confidence": word("on", "off")},
     },
 }
 """The strategies of each role, and the values that their options take (docs/strategies.md)."""

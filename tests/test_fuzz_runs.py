@@ -53,6 +53,7 @@ HOW: tuple[dict[str, Any], ...] = (
     {"bitwise": True},
     {"check": True},
     {"draft_length": "goodput"},
+    {"draft_length": "explicit,maximum=4,least=0.3"},
 )
 """How a run is executed; most are by the defaults."""
 

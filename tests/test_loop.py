@@ -176,6 +176,9 @@ class Sometimes:
     def __init__(self, lengths):
         self.maximum, self._lengths, self._asked = Budget(max(lengths)), lengths, 0
 
+    def start(self, run):
+        """Nothing to prepare."""
+
     def budget(self, batch):
         self._asked += 1
         return Budget(self._lengths[self._asked % len(self._lengths)])

@@ -54,7 +54,12 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
     ("draft-length policy", "fixed", "length"): (1, 10**9),
+    ("draft-length policy", "explicit", "maximum"): (1, 64),
+    ("draft-length policy", "explicit", "least"): (5e-324, 1),
+    ("draft-length policy", "implicit", "maximum"): (1, 64),
+    ("draft-length policy", "implicit", "least"): (5e-324, 1),
     ("draft-length policy", "goodput", "maximum"): (1, 64),
+    ("draft-length policy", "goodput", "confidence"): ("on", "off"),
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 

@@ -51,6 +51,8 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"drafter": "suffix"},
     {"drafter": "first,of=suffix|model,match=1"},
     {"draft_length": "goodput"},
+    {"draft_length": "explicit"},
+    {"draft_length": "implicit"},
     {"accept": "gumbel"},
     {"graphs": "on"},
     {"schedule": "continuous,piece=4"},

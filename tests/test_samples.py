@@ -187,6 +187,9 @@ def test_a_draft_of_nothing_for_some_rounds():
         needs = offers = frozenset()
         maximum = Budget(4)
 
+        def start(self, run):
+            """Nothing to prepare."""
+
         def budget(self, batch):
             self.rounds = getattr(self, "rounds", 0) + 1
             return Budget(4 if self.rounds % 4 == 0 else 0)

@@ -104,6 +104,9 @@ class Sometimes:
     def __init__(self, depth: int) -> None:
         self.maximum, self._rounds = Budget(depth), 0
 
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
     def budget(self, batch: Batch) -> Budget:
         """Return the budget of every fourth round, and else none."""
         self._rounds += 1

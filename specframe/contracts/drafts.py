@@ -8,16 +8,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import attrs
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.round import Kept
+from specframe.contracts.round import Batch, Kept
 from specframe.devices import kinds
 
 SAME_NUMBERS = attrs.cmp_using(eq=np.array_equal)
+
+
+class StoppingRule(Protocol):
+    """Ends rows' drafts by the distributions that their tokens are drawn from.
+
+    A token is decided about before it is drawn. Drawn tokens are seen by what the drafter makes of them alone: so the length of a
+    draft is a stopping time, and the output stays the target's (docs/budgets.md).
+    """
+
+    def goes_on(self, batch: Batch, place: int, logits_BV: torch.Tensor) -> np.ndarray:
+        """Return which rows draft a token at a place, (B,) bool, on the host; those that have ended draft none, whatever it says.
+
+        Called once for each place, in order. A rule that looks at the logits waits for the device at each.
+
+        Args:
+            batch: the rows, or those of them that draft.
+            place: of the token after each row's end.
+            logits_BV: the drafter's, after the row's processors.
+        """
 
 
 @attrs.frozen
@@ -34,6 +54,8 @@ class Budget:
     """The depth of each row's draft, up to ``depth``; None: that for all."""
     nodes_B: np.ndarray | None = attrs.field(default=None, eq=SAME_NUMBERS, hash=False)
     """The nodes of each row's draft, up to ``nodes``, of which a drafter puts the best first; None: that for all."""
+    stopping: StoppingRule | None = attrs.field(default=None, eq=False, hash=False)
+    """Ends rows' chains while they are drafted. Drafters that offer "stops" ask it; None: nothing ends them."""
 
     @nodes.default
     def _of_a_chain(self) -> int:

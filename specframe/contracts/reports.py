@@ -76,6 +76,8 @@ class RoundReport(Progress):
     """The draft and its verdict, with their numbers on the host; None: another process has decoded the round."""
     starts: bool = False
     """Whether the rows were fresh copies of their parents' rows, so that nothing was drafted."""
+    computed: int = 0
+    """Number of tokens that the target computed, the filler that it did not leave out included; 0: another process knows."""
     logits_BTV: torch.Tensor | None = None
     """The target's logits of this round along the accepted path, (B, K + 1, V), on the device. The next round may overwrite
     them."""

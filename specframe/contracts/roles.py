@@ -138,8 +138,12 @@ class Scheduler(Strategy, Protocol):
         """Return the next batch, or None when everything has finished."""
 
 
-class BudgetPolicy(Strategy, Protocol):
-    """Decides how much to draft."""
+class BudgetPolicy(Started, Protocol):
+    """Decides how much to draft.
+
+    A draft's token may be left out by what was seen before it was drawn, and never by itself or a later one: else the output is not
+    the target's (docs/budgets.md).
+    """
 
     maximum: Budget
 

@@ -82,11 +82,11 @@ class CachedModel(Protocol):
             batch: the rows.
             ids_BT: the tokens that are fed first.
             count: tokens to choose; the last of them is not fed.
-            choose: chooses one token of every row.
+            choose: chooses one token of every row; none, (B, 0), ends the chain.
             pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
 
         Returns:
-            (B, count) ids.
+            (B, count) ids, or fewer where the chain was ended.
         """
 
     def tokens_at_once(self, batch: Batch) -> int:

@@ -25,7 +25,7 @@ def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
     """Return what the rows of a batch can use of a policy's budget, each for itself.
 
     Args:
-        budget: as the policy gave it.
+        budget: as the policy gave it. Where rows have to gain the same number of tokens, chains are as long as they are on average.
         batch: rows that decode.
         use: the strategies. Budgets follow the lengths of rows where the rule's output does not depend on drafts, and each row's
             its own length where the alignment lets rows gain unequal numbers of tokens.
@@ -35,6 +35,8 @@ def usable(budget: Budget, batch: Batch, use: Composition) -> Budget:
     """
     if not (budget.depth or budget.nodes):
         return NOTHING
+    if budget.depths_B is not None and budget.nodes == budget.depth and "uneven" not in use.alignment.offers:
+        budget = evened(budget, budget.depths_B)
     if "draft-invariant" in use.rule.offers:
         budget = within_reach(budget, batch, use.alignment)
     plain = [not sequence.request.speculate for sequence in batch.sequences]
@@ -66,6 +68,12 @@ def within_reach(budget: Budget, batch: Batch, alignment: Alignment) -> Budget:
     return limit_depths(budget, depths_B)
 
 
+def evened(budget: Budget, depths_B: np.ndarray) -> Budget:
+    """Return the budget of chains with the mean of the rows' depths for all: the row that drafts least holds back the others."""
+    depth = round(float(np.minimum(depths_B, budget.depth).mean()))
+    return attrs.evolve(budget, depth=depth, nodes=depth, depths_B=None, nodes_B=None)
+
+
 def limit_depths(budget: Budget, depths_B: np.ndarray) -> Budget:
     """Return the budget with rows that draft no deeper than this."""
     own_B = budget.depths_B
@@ -84,8 +92,8 @@ def tight(budget: Budget) -> Budget:
         nodes_B = depths_B
     depth, nodes = int(depths_B.max()), int(nodes_B.max())
     if (depths_B == depth).all() and (nodes_B == nodes).all():
-        return Budget(depth, nodes)
-    return Budget(depth, nodes, depths_B, nodes_B)
+        depths_B = nodes_B = None
+    return attrs.evolve(budget, depth=depth, nodes=nodes, depths_B=depths_B, nodes_B=nodes_B)
 
 
 def cut(draft: Draft, budget: Budget) -> Draft:

@@ -298,7 +298,7 @@ class Engine:
         run = self._run(use, pool)
         pool.reserve, pool.release = run.reserve, run.forget
         self._held.callback(run.release)
-        for role in (use.drafter, use.verifier, use.rule, use.alignment):
+        for role in (use.drafter, use.verifier, use.rule, use.alignment, use.policy):
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful

@@ -89,7 +89,8 @@ def step(
         logits_BTV = along(transfer.verdict, scores.logits_BTV)
         if transfer.verdict.path_BT is not verdict.path_BT:
             shaped_BTV = along(transfer.verdict, shaped.logits_BTV)
-        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV, stand)
+        computed = scores.computed or draft.tokens_BN.numel() + len(batch)
+        report = pool.advance(batch, transfer, logits_BTV, shaped_BTV, stand, computed)
     return report, [Outcome(batch, draft, scores, transfer, report.lengths, pool.newly_ended()), *pieces]
 
 

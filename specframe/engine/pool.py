@@ -280,6 +280,7 @@ class Pool:
         logits_BTV: torch.Tensor | None = None,
         scores_BTV: torch.Tensor | None = None,
         stand: Callable[[], None] = lambda: None,
+        computed: int = 0,
     ) -> RoundReport:
         """Append the verdict's tokens to each row, cut at the row's stop, and release finished sequences.
 
@@ -289,6 +290,7 @@ class Pool:
             logits_BTV: the logits that it was judged by, which are handed on to observers.
             scores_BTV: these logits after processors.
             stand: called after all that may fail, the rows' own stop checks too, and before anything is changed.
+            computed: tokens that the target computed.
         """
         draft, verdict, sequences = transfer.draft, transfer.verdict, batch.sequences
         held, before = self._held.tokens[self._held.own], batch.lengths.copy()
@@ -320,6 +322,7 @@ class Pool:
             finished=finished,
             transfer=transfer,
             starts=batch.starts,
+            computed=computed,
             logits_BTV=logits_BTV,
             scores_BTV=scores_BTV,
         )

@@ -186,11 +186,11 @@ class CachedModel:
             batch: the rows.
             ids_BT: what is fed first.
             count: tokens to choose; the last of them is not fed.
-            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``.
+            choose: (batch, offset, logits_B1V) -> (B, 1), the token after each row's length + ``offset``; (B, 0) ends the chain.
             pure: ``choose`` looks at nothing but logits, lengths and streams, and leaves nothing behind.
 
         Returns:
-            (B, count) ids.
+            (B, count) ids, or fewer where the chain was ended.
         """
         self.follow(batch)
         if pure and self._chain is not None and self._recordable:

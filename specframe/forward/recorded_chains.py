@@ -130,10 +130,12 @@ def chain(
 ) -> torch.Tensor:
     """Feed tokens that end at each row's length, then ``count - 1`` times the chosen tokens; return all chosen tokens, (B, count).
 
-    ``step`` is (block) -> logits (B, 1, V).
+    ``step`` is (block) -> logits (B, 1, V). A choice of no token, (B, 0), ends the chain.
     """
-    chosen = []
+    chosen = [ids_BT[:, :0]]
     for offset in range(count):
         ids_BT = choose(batch, offset, step(Block(ids_BT, offset - ids_BT.shape[1])))
         chosen.append(ids_BT)
+        if not ids_BT.shape[1]:
+            break
     return torch.cat(chosen, dim=1)

@@ -12,7 +12,7 @@ def specframe_register_drafters(register: Register) -> None:
         "specframe_heads.eagle.eagle_drafter:Eagle",
         summary="A small transformer over the target's features drafts chains or trees: EAGLE-1, 2 and 3.",
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "medusa",
@@ -22,7 +22,7 @@ def specframe_register_drafters(register: Register) -> None:
             "likeliest tokens."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "hydra",
@@ -32,21 +32,21 @@ def specframe_register_drafters(register: Register) -> None:
             "cache first."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "clover",
         "specframe_heads.stepwise.step_drafter:Clover",
         summary="Clover's recurrent state takes up the draft's tokens, after one transformer layer over the features.",
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "clover2",
         "specframe_heads.stepwise.step_drafter:Clover2",
         summary="Clover-2's recurrent state takes up the draft's tokens by cosine gates, after two transformer layers.",
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "dflash",
@@ -56,7 +56,7 @@ def specframe_register_drafters(register: Register) -> None:
             "(arXiv 2602.06036)."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "dspark",
@@ -66,7 +66,7 @@ def specframe_register_drafters(register: Register) -> None:
             "DSpark (2607.05147)."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "mtp",
@@ -76,7 +76,7 @@ def specframe_register_drafters(register: Register) -> None:
             "chains, or one of them trees."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "peagle",
@@ -85,7 +85,7 @@ def specframe_register_drafters(register: Register) -> None:
             "Proposes the tokens of one pass of an EAGLE-3 head over true pairs and masks: P-EAGLE (arXiv 2602.01469)."
         ),
         needs={"hidden"},
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
     register(
         "pard",
@@ -94,7 +94,7 @@ def specframe_register_drafters(register: Register) -> None:
             "Proposes the tokens that a language model trained with masks predicts in one pass: PARD (arXiv "
             "2504.18583)."
         ),
-        offers={"chain", "logits"},
+        offers={"chain", "logits", "stops"},
     )
 
 

@@ -21,6 +21,7 @@ from specframe.contracts.run import CachedModel, Run
 from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.text.sampling import shape, sharpen
+from specframe.trees.chains import GrowingChain
 from specframe.trees.growth import Frontier
 from specframe.trees.options import Trees
 from specframe.value_checks import whole
@@ -55,7 +56,7 @@ class HeadDrafter:
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
-    offers: frozenset[str] = frozenset({"chain", "logits"})
+    offers: frozenset[str] = frozenset({"chain", "logits", "stops"})
 
     name: ClassVar[str]
     """The name under which the drafter is registered."""
@@ -68,6 +69,7 @@ class HeadDrafter:
         self.checkpoint, self.format = self._opened(checkpoint)
         self._made: tuple[PreTrainedModel, Any] | None = None
         self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
+        self.offers |= {"stops"} if self.trees.chain else set()
 
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length."""
@@ -133,11 +135,22 @@ class HeadDrafter:
             drafted_BK: the tokens drafted before it, for processors that look at them.
             logits_B1V: the head's logits, in its own vocabulary.
         """
-        logits_B1V = shape(batch, drafted_BK, self.head.vocabulary.full(logits_B1V))
+        logits_B1V = self.shaped(batch, drafted_BK, logits_B1V)
         if "samples" in self.rule.offers:
             logits_B1V = sharpen(batch, logits_B1V)
         token_B1 = self.rule.choose(batch, offset, logits_B1V[:, 0])[:, None]
         return token_B1, logits_B1V if "logits" in self.rule.needs else None
+
+    def lengthen(self, batch: Batch, chain: GrowingChain, logits_B1V: torch.Tensor) -> bool:
+        """Add a token to a chain, from the head's logits, and return whether one was: a chain ends where no row goes on."""
+        if chain.may_end and not chain.goes_on(self.shaped(batch, chain.tokens_BK, logits_B1V)):
+            return False
+        chain.add(*self.choose(batch, chain.length, chain.tokens_BK, logits_B1V))
+        return True
+
+    def shaped(self, batch: Batch, drafted_BK: torch.Tensor, logits_B1V: torch.Tensor) -> torch.Tensor:
+        """Return the head's logits in the target's vocabulary, after the rows' processors."""
+        return shape(batch, drafted_BK, self.head.vocabulary.full(logits_B1V))
 
 
 def model_of(run: Run) -> PreTrainedModel:
@@ -251,19 +264,18 @@ class PairDrafter(HeadDrafter):
         if budget.depth == 0:
             return nothing(batch)
         if self.trees.chain:
-            return self.chain(batch, states_B1D, budget.depth)
+            return self.chain(batch, states_B1D, budget)
         return self.tree(batch, states_B1D, budget)
 
-    def chain(self, batch: Batch, states_B1D: torch.Tensor, depth: int) -> Draft:
+    def chain(self, batch: Batch, states_B1D: torch.Tensor, budget: Budget) -> Draft:
         """Return a chain; ``states_B1D`` are the output states of the rows' last pairs."""
-        view, drafted, kept = pairs_of(batch), [batch.tokens_BS[:, :0]], list[torch.Tensor]()
-        for offset in range(depth):
+        view, chain = pairs_of(batch), GrowingChain(batch, budget)
+        for offset in range(budget.depth):
             if offset:
-                states_B1D = self.feed(view, drafted[-1], offset - 1, self.head.fed_back(states_B1D))
-            token_B1, logits_B1V = self.choose(batch, offset, torch.cat(drafted, dim=1), self.head.logits(states_B1D))
-            drafted.append(token_B1)
-            kept += [] if logits_B1V is None else [logits_B1V]
-        return Draft(torch.cat(drafted, dim=1), torch.cat(kept, dim=1) if kept else None)
+                states_B1D = self.feed(view, chain.tokens_BK[:, -1:], offset - 1, self.head.fed_back(states_B1D))
+            if not self.lengthen(batch, chain, self.head.logits(states_B1D)):
+                break
+        return chain.draft
 
     def tree(self, batch: Batch, states_B1D: torch.Tensor, budget: Budget) -> Draft:
         """Return a tree. Each level is fed together with those above it, whose keys and values are written anew in their places."""

@@ -13,6 +13,7 @@ import torch
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.round import Batch
 from specframe.text.sampling import shape
+from specframe.trees.chains import GrowingChain
 from specframe.trees.growth import Frontier
 from specframe_heads.head import HeadDrafter
 
@@ -32,7 +33,7 @@ def drawn(drafter: HeadDrafter, batch: Batch, budget: Budget, step: Step, states
         states_B1D: the states before the first place.
     """
     if drafter.trees.chain:
-        return chain(drafter, batch, budget.depth, step, states_B1D)
+        return chain(drafter, batch, budget, step, states_B1D)
     path = Path(drafter, batch, step, states_B1D)
     return drafter.trees.grow(batch, budget, drafter.rule, path.first(), path.run, spare=None).draft
 
@@ -42,16 +43,15 @@ def at_once(logits_BKV: torch.Tensor) -> tuple[Step, torch.Tensor]:
     return lambda place, states_B1D, tokens_BF: (logits_BKV[:, place, None], states_B1D), logits_BKV[:, :1, :0]
 
 
-def chain(drafter: HeadDrafter, batch: Batch, count: int, step: Step, states_B1D: torch.Tensor) -> Draft:
-    """Return a chain of ``count`` tokens per row, at least one; see :func:`drawn`."""
-    tokens, used = [batch.last_tokens(1)], list[torch.Tensor]()
-    for place in range(count):
-        logits_B1V, states_B1D = step(place, states_B1D, tokens[-1])
-        drafted_BK = torch.cat(tokens, dim=1)[:, 1:]
-        token_B1, drawn_B1V = drafter.choose(batch, place, drafted_BK, logits_B1V)
-        tokens.append(token_B1)
-        used += [] if drawn_B1V is None else [drawn_B1V]
-    return Draft(torch.cat(tokens[1:], dim=1), torch.cat(used, dim=1) if used else None)
+def chain(drafter: HeadDrafter, batch: Batch, budget: Budget, step: Step, states_B1D: torch.Tensor) -> Draft:
+    """Return a chain of the budget's depth, at least one; see :func:`drawn`."""
+    growing, last_B1 = GrowingChain(batch, budget), batch.last_tokens(1)
+    for place in range(budget.depth):
+        logits_B1V, states_B1D = step(place, states_B1D, last_B1)
+        if not drafter.lengthen(batch, growing, logits_B1V):
+            break
+        last_B1 = growing.tokens_BK[:, -1:]
+    return growing.draft
 
 
 class Path:

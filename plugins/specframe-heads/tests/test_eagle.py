@@ -274,6 +274,9 @@ def test_rounds_without_a_draft_are_caught_up(tmp_path: Path) -> None:
         needs = offers = frozenset()
         maximum = Budget(3)
 
+        def start(self, run: Any) -> None:
+            """Nothing to prepare."""
+
         def budget(self, batch: Any) -> Budget:
             return Budget(3) if int(batch.lengths.max()) % self.every == 0 else Budget(0)
 

@@ -15,14 +15,14 @@ def specframe_register_drafters(register: Register) -> None:
             "make logits."
         ),
         needs={"share"},
-        offers={"budget", "chain", "logits"},
+        offers={"budget", "chain", "logits", "stops"},
     )
     register(
         "layer-skip",
         "specframe_std.drafters.layer_skip:LayerSkip",
         summary="Proposes the choices of the target with chosen sublayers left out: the attention or the MLP of some layers.",
         needs={"share"},
-        offers={"budget", "chain", "logits"},
+        offers={"budget", "chain", "logits", "stops"},
     )
     register(
         "first",
@@ -37,7 +37,7 @@ def specframe_register_drafters(register: Register) -> None:
             "Proposes a small language model's own continuation, or a tree of continuations, chosen as the "
             "acceptance rule asks."
         ),
-        offers={"budget", "chain", "logits"},
+        offers={"budget", "chain", "logits", "stops"},
     )
     register(
         "none",
@@ -255,11 +255,28 @@ def specframe_register_draft_length_policies(register: Register) -> None:
         summary="Drafts the same number of tokens every round.",
     )
     register(
+        "explicit",
+        "specframe_std.policies.explicit:Explicit",
+        summary=(
+            "Drafts for each row as many tokens as are likely to stand, by which tokens of its own drafts stood in the "
+            "rounds before."
+        ),
+    )
+    register(
+        "implicit",
+        "specframe_std.policies.implicit:Implicit",
+        summary=(
+            "Ends each row's draft where the drafter's confidence says that the next token is unlikely to stand, with all "
+            "before it."
+        ),
+        needs={"stops"},
+    )
+    register(
         "goodput",
         "specframe_std.policies.goodput:Goodput",
         summary=(
-            "Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where "
-            "plain decoding is faster."
+            "Drafts for each row as many tokens as give most tokens per second over the batch; none where plain decoding "
+            "is faster."
         ),
     )
 

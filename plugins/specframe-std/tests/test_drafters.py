@@ -9,6 +9,7 @@ from specframe_testing.conformance import DrafterSuite
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
 from specframe.forward.cached import CachedModel
 
 TARGET = fakes.fake_target()
@@ -97,6 +98,9 @@ class Pausing(FixedLength):
     def __init__(self) -> None:
         super().__init__(3)
         self._round = 0
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
 
     def budget(self, batch: Batch) -> Budget:
         """Return the budget of the next round."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from specframe_std.policies.estimates import Acceptance, RoundSeconds
+from policy_worlds import Cost, Rows, World, round_report
 from specframe_std.policies.goodput import Goodput
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -25,68 +23,6 @@ class TestGoodput(DraftLengthPolicySuite):
 
     def make(self) -> str:
         return "goodput,maximum=4"
-
-
-Cost = Callable[[int, int], float]
-"""Seconds of a round by rows and draft length."""
-ROUNDS = 300
-
-
-def gain(rate: float, length: int) -> float:
-    """Return the tokens a row gains in a round when each draft token stands with the probability ``rate``."""
-    return 1 + sum(rate**place for place in range(1, length + 1))
-
-
-class World:
-    """Rounds whose time and acceptance are known, with 5 percent of noise and one round in 300 held up five times as long.
-
-    ``rate`` is a probability, or one for each round. Taking up drafting costs 0.2 percent of a round for each token missed.
-    """
-
-    def __init__(self, cost: Cost, rate: float | Callable[[int], float], rows: int, seed: int = 0) -> None:
-        self.cost, self.rows, self.seed = cost, rows, seed
-        self.rate: Callable[[int], float] = rate if callable(rate) else lambda number: rate
-
-    def run(self, rounds: int = ROUNDS, policy: Goodput | None = None) -> Goodput:
-        """Let a policy decide for so many rounds and return it; note the draft lengths and their worth without the noise."""
-        noise, self.now, missed = np.random.default_rng(self.seed), 0.0, 0
-        policy = policy or Goodput()
-        policy.clock = lambda: self.now
-        self.said: list[int] = []
-        self.seconds: list[float] = []
-        self.gains: list[float] = []
-        for number in range(rounds):
-            length = policy.budget([None] * self.rows).depth  # type: ignore[arg-type]
-            seconds = self.cost(self.rows, length) + (0.002 * missed * self.cost(self.rows, 0) if length else 0)
-            missed = 0 if length else missed + 1
-            self.now += seconds * float(np.exp(noise.normal(0, 0.05))) * (5 if noise.random() < 1 / 300 else 1)
-            stood = (noise.random((self.rows, length)) < self.rate(number)).cumprod(1).sum(1)
-            policy.observe(round_report(stood, length))
-            self.said.append(length)
-            self.seconds.append(seconds)
-            self.gains.append(gain(self.rate(number), length))
-        return policy
-
-    def ratio(self, start: int = 0) -> float:
-        """Return tokens per second from round ``start`` on, over those of the best fixed length, 0 included."""
-        numbers = range(start, len(self.said))
-        fixed = [
-            sum(gain(self.rate(number), length) for number in numbers) / (len(numbers) * self.cost(self.rows, length))
-            for length in range(9)
-        ]
-        return sum(self.gains[start:]) / sum(self.seconds[start:]) / max(fixed)
-
-
-def round_report(accepted: np.ndarray, length: int) -> Any:
-    """Return what a policy is told of a round in which no row came near its end."""
-    sequences = [types.SimpleNamespace(limit=10**6, finished=False) for _ in accepted]
-    return types.SimpleNamespace(
-        sequences=sequences,
-        lengths=np.full(len(accepted), 10),
-        accepted=accepted,
-        drafted=np.full(len(accepted), length),
-        depth=length,
-    )
 
 
 CURVES: dict[str, tuple[Cost, float]] = {
@@ -209,7 +145,7 @@ def test_batches_that_shrink() -> None:
     policy, used = Goodput(), {}
     policy.clock = lambda: now
     for rows in [*[16] * 100, *[12] * 30, *[8] * 30, *[4] * 40, *[2] * 40, *[1] * 40]:
-        length = policy.budget([None] * rows).depth  # type: ignore[arg-type]
+        length = policy.budget(Rows(rows)).depth
         now += world.cost(rows, length)
         policy.observe(round_report((noise.random((rows, length)) < 0.75).cumprod(1).sum(1), length))
         used.setdefault(rows, []).append(length)
@@ -218,56 +154,34 @@ def test_batches_that_shrink() -> None:
     assert np.mean(used[1]) > 1.5
 
 
+def test_batches_that_come_and_go() -> None:
+    """Each batch has a plan of its own, whatever came before; a row near its end drafts no more than it has room for."""
+    policy, now = Goodput(), [0.0]
+    policy.clock = lambda: now[0]
+    batches = [Rows(count) for count in (2, 1, 1, 3)]
+    batches[2].limits[0] = 12
+    for number in range(400):
+        rows = batches[number * 7 % 11 % 4]
+        budget = policy.budget(rows)
+        assert budget.depths_B is None or budget.depths_B.shape == (len(rows),)
+        if rows is batches[2] and budget.depths_B is not None:
+            assert budget.depths_B.max() <= 1
+        now[0] += 1.0 + 0.05 * budget.depth
+        own_B = np.full(len(rows), budget.depth) if budget.depths_B is None else budget.depths_B
+        policy.observe(round_report(own_B, budget.depth, rows, own_B))
+
+
 def test_time_between_rounds_says_nothing() -> None:
     """Time that passes between two rounds of the policy, such as the reading of prompts, is not counted."""
     now = [0.0]
     policy = Goodput()
     policy.clock = lambda: now[0]
     for number in range(120):
-        length = policy.budget([None] * 4).depth  # type: ignore[arg-type]
+        length = policy.budget(Rows(4)).depth
         now[0] += 1.0 + 0.1 * length
         policy.observe(round_report(np.full(4, length), length))
         now[0] += 1000.0 * (number % 7 == 0)
     assert length == policy.maximum.depth
-
-
-def test_seconds_of_what_was_not_measured() -> None:
-    """Lengths and batch sizes in between and beyond follow from those measured; the first round of each pair does not count."""
-    seconds = RoundSeconds(8)
-    for rows, length in ((8, 0), (8, 2), (8, 6), (4, 2)):
-        seconds.add(rows, length, 1e6)
-        for _ in range(5):
-            seconds.add(rows, length, 1 + 0.05 * rows + 0.1 * length)
-    (at_8, off_8), (at_4, off_4) = seconds.estimate(8), seconds.estimate(4)
-    assert np.allclose(at_8, 1.4 + 0.1 * np.arange(9), rtol=0.1)
-    assert np.allclose(at_4, 1.2 + 0.1 * np.arange(9), rtol=0.12)
-    assert off_8[[0, 2, 6]].max() < off_8[[1, 3, 5, 7, 8]].min(), "what was measured is more certain than what was not"
-    assert (off_4[[0, 6, 8]] > off_8[[0, 6, 8]]).all(), "another batch size is less certain"
-
-
-def test_what_is_not_used_becomes_uncertain() -> None:
-    """A draft length that was measured long ago is as good as one that was not."""
-    seconds = RoundSeconds(4)
-    for _ in range(10):
-        seconds.add(4, 3, 2.0)
-    for number in (1, 3000):
-        for _ in range(number):
-            seconds.add(4, 0, 1.0)
-        _, off = seconds.estimate(4)
-        assert (off[3] < 0.2) == (number == 1)
-
-
-def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
-    """Where a row ends, tokens that it could not take say nothing of the draft; that row gains no more than it had to come."""
-    acceptance = Acceptance(4)
-    for _ in range(100):
-        report = round_report(np.array([4, 1, 2]), 4)
-        report.sequences[1] = types.SimpleNamespace(limit=12, finished=False)  # room for one draft token
-        report.sequences[2] = types.SimpleNamespace(limit=10**6, finished=True)  # stopped by what it said
-        acceptance.add(report)
-    assert acceptance.gains().tolist() == pytest.approx([1, 2, *((k + 1 + 2 + k + 1) / 3 for k in (2, 3, 4))], abs=0.05)
-    assert Acceptance(4).gains().tolist() == pytest.approx([1, 1.6, 1.96, 2.176, 2.3056])
-    assert (Acceptance(4).gains(1.0)[1:] > Acceptance(4).gains()[1:]).all()
 
 
 def test_a_maximum_below_one_is_refused() -> None:
@@ -294,6 +208,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self._lengths = np.random.default_rng(2).choice([0, 0, 0, 1, 2, 3, 4, 4], size=1000).tolist()
+
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
 
     def budget(self, batch: Any) -> Budget:
         """Return the next length."""

@@ -263,6 +263,9 @@ class Nodes:
     maximum = Budget(3, 9)
     rows = (9, 2, 5, 9, 7)
 
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
     def budget(self, batch: Batch) -> Budget:
         """Return the rows' budgets, by request."""
         return Budget(3, 9, nodes_B=np.array([self.rows[sequence.request.index] for sequence in batch.sequences]))

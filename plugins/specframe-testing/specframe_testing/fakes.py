@@ -28,6 +28,7 @@ from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
 from specframe.devices.kinds import on_device
 from specframe.forward.runner import ModelRunner
+from specframe.trees.chains import GrowingChain
 
 CERTAIN = 100.0
 """Logit of a fake's choice above all others: its distribution is a point mass, and every lossless rule is greedy."""
@@ -181,7 +182,7 @@ class ScriptedDrafter:
         self.truth, self.right = truth, right
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits"})
+    offers = frozenset({"chain", "logits", "stops"})
 
     def start(self, run: Run) -> None:
         """Learn the vocabulary; forget the run before."""
@@ -198,7 +199,15 @@ class ScriptedDrafter:
             self.proposed.append(draft_length)
         rows = [self._row(batch, row, draft_length) for row in range(len(batch))]
         tokens_BK = on_device(rows, batch.tokens_BS.device).reshape(len(batch), draft_length)
-        return Draft(tokens_BK, CERTAIN * one_hot(tokens_BK, self._vocabulary).float())
+        logits_BKV = CERTAIN * one_hot(tokens_BK, self._vocabulary).float()
+        chain = GrowingChain(batch, budget)
+        if not chain.may_end:
+            return Draft(tokens_BK, logits_BKV)
+        for place in range(draft_length):
+            if not chain.goes_on(logits_BKV[:, place, None]):
+                break
+            chain.add(tokens_BK[:, place, None], logits_BKV[:, place, None])
+        return chain.draft
 
     def _row(self, batch: Batch, row: int, draft_length: int) -> list[int]:
         request = batch.sequences[row].request
@@ -256,6 +265,9 @@ class Uneven:
     def __init__(self, maximum: Budget) -> None:
         self.maximum = maximum
         self.said: list[Budget] = []
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
 
     def budget(self, batch: Batch) -> Budget:
         """Return and note the budget of the next turn."""

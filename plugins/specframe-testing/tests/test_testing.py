@@ -234,6 +234,9 @@ class Favouring(Continuous):
 class Boundless(Fixed):
     """A policy that goes beyond its maximum."""
 
+    def start(self, run):
+        """Nothing to prepare."""
+
     def budget(self, batch):
         return Budget(self.maximum.depth + 1)
 

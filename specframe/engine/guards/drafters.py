@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specframe.contracts.drafts import Budget, Draft, Numbers, Transfer
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.drafts import Budget, Draft, Numbers, StoppingRule, Transfer
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.round import Batch
 from specframe.engine.error_words import value_words
@@ -71,6 +75,24 @@ class GuardedDrafter(Guard):
             self._fail("observe() must not write to the batch, and it did")
 
 
+class GuardedStopping:
+    """The stopping rule of a budget, whose answers are checked. Other processes are sent the rule alone."""
+
+    def __init__(self, rule: StoppingRule, policy: GuardedPolicy) -> None:
+        self._rule, self._policy = rule, policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._rule,)
+
+    def goes_on(self, batch: Batch, place: int, logits_BV: torch.Tensor) -> np.ndarray:
+        """Return the rule's answer after checking it."""
+        return self._policy.goes_on(self._rule, batch, place, logits_BV)
+
+
+def _itself(rule: StoppingRule) -> StoppingRule:
+    return rule
+
+
 class GuardedPolicy(Guard):
     """A draft-length policy, guarded."""
 
@@ -87,7 +109,18 @@ class GuardedPolicy(Guard):
         for own, name, bound in (("depths_B", "depth", budget.depth), ("nodes_B", "nodes", budget.nodes)):
             if (given_B := getattr(budget, own)) is not None:
                 self._numbers("budget", own, given_B, len(batch), bound, f"its {name} of {bound}")
-        return budget
+        if budget.stopping is None:
+            return budget
+        return attrs.evolve(budget, stopping=GuardedStopping(budget.stopping, self))
+
+    def goes_on(self, rule: StoppingRule, batch: Batch, place: int, logits_BV: torch.Tensor) -> np.ndarray:
+        """Return which rows draft a token, by the policy's stopping rule, after checking the answer."""
+        member = "the stopping rule's goes_on"
+        on_B: np.ndarray = self._watched(member, rule.goes_on, batch, place, logits_BV)
+        if not isinstance(on_B, np.ndarray) or on_B.dtype != bool or on_B.shape != (len(batch),):
+            got = f"one of {on_B.dtype}, {on_B.shape}" if isinstance(on_B, np.ndarray) else value_words(on_B)
+            self._refuse(member, f"an array of numpy of bool, (B,) = ({len(batch)},)", got)
+        return on_B
 
     def observe(self, report: RoundReport) -> None:
         """Let the policy learn."""

@@ -68,7 +68,7 @@ class Pard(HeadDrafter):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits"})
+    offers = frozenset({"chain", "logits", "stops"})
     name = "pard"
     head: PardHead
 

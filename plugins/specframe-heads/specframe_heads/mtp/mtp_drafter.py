@@ -22,6 +22,7 @@ from specframe.devices.kinds import on_device
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
+from specframe.trees.chains import GrowingChain
 from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Piece, Waiting
@@ -111,38 +112,21 @@ class Mtp(PairDrafter):
         """Return a chain of ``budget.depth`` tokens."""
         if len(self._caches) == 1:
             return super().draft(batch, waiting, budget)
-        again, chosen = self._tails.before(batch, waiting), Chosen(batch)
+        again, chain, on = self._tails.before(batch, waiting), GrowingChain(batch, budget), True
         states_BTD = again.features_BWD
         for depth, cache in enumerate(self._caches):
-            ids_BT = following(batch, again.first_B, states_BTD.shape[1], depth, chosen.tokens_BK)
+            ids_BT = following(batch, again.first_B, states_BTD.shape[1], depth, chain.tokens_BK)
             earlier = attrs.evolve(pairs_of(batch, 1 + depth), lengths_B=again.first_B, lengths=again.first)
             states_BTD = fed(cache, earlier, ids_BT, 0, states_BTD)
-            if depth < budget.depth:
-                chosen.add(*self.choose(batch, depth, chosen.tokens_BK, self.head.logits(again.last(states_BTD))))
+            if on and depth < budget.depth:
+                on = self.lengthen(batch, chain, self.head.logits(again.last(states_BTD)))
         state_B1D, layers = again.last(states_BTD), len(self._caches)
         view = pairs_of(batch, layers)
-        for offset in range(layers, budget.depth):
-            state_B1D = fed(self._caches[-1], view, chosen.tokens_BK[:, -1:], offset - 1, state_B1D)
-            chosen.add(*self.choose(batch, offset, chosen.tokens_BK, self.head.logits(state_B1D)))
-        return chosen.draft
-
-
-class Chosen:
-    """The tokens of a draft, as far as they are chosen, and their logits where the rule looks at them."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.tokens_BK = batch.tokens_BS[:, :0]
-        self._logits = list[torch.Tensor]()
-
-    def add(self, token_B1: torch.Tensor, logits_B1V: torch.Tensor | None) -> None:
-        """Add the next token."""
-        self.tokens_BK = torch.cat([self.tokens_BK, token_B1], dim=1)
-        self._logits += [] if logits_B1V is None else [logits_B1V]
-
-    @property
-    def draft(self) -> Draft:
-        """The draft."""
-        return Draft(self.tokens_BK, torch.cat(self._logits, dim=1) if self._logits else None)
+        for offset in range(layers, budget.depth if on else layers):
+            state_B1D = fed(self._caches[-1], view, chain.tokens_BK[:, -1:], offset - 1, state_B1D)
+            if not self.lengthen(batch, chain, self.head.logits(state_B1D)):
+                break
+        return chain.draft
 
 
 class Tails:

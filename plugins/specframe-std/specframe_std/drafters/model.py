@@ -14,6 +14,7 @@ from specframe.errors import CompositionError
 from specframe.forward.runner import ModelRunner
 from specframe.row_map import RowMap
 from specframe.text.sampling import is_unshaped, shape, sharpen
+from specframe.trees.chains import GrowingChain
 from specframe.trees.growth import Frontier
 from specframe.trees.options import Trees
 from specframe_std.drafters.speculating import Speculating, places, spread
@@ -41,7 +42,7 @@ class ModelDrafter:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"chain", "logits", "budget"})
+    offers = frozenset({"chain", "logits", "budget", "stops"})
 
     _runner: ModelRunner | None = None
 
@@ -50,6 +51,7 @@ class ModelDrafter:
     ) -> None:
         self._trees = Trees(tree, branch, nodes, top)
         self.needs, self.offers = self._trees.needs, self._trees.offers | {"logits", "budget"}
+        self.offers |= {"stops"} if self._trees.chain else set()
         self._fed_BN: torch.Tensor | None = None
 
     def budget(self, depth: int | None = None) -> Budget | None:
@@ -126,36 +128,39 @@ class ModelDrafter:
             self._cache.read(batch, left=2, unread=width)
             width = 2
         self._cache.settle(batch, Kept(-width))
-        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
         own_B = (
             np.full(len(batch), draft_length) if budget.depths_B is None else np.minimum(budget.depths_B, draft_length)
         )
-        cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         self._drafting_B = own_B > 0
         draft = self.draft(batch, budget, width)
+        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached; the last
+        # token of a chain is not fed, unless a stopping rule ends the chain after it
+        cached[:] = batch.lengths + (np.clip(own_B - 1, 0, draft.nodes) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
 
     def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a draft within the budget, after feeding the last ``width`` tokens of each row."""
-        return self._chain(batch, budget.depth, width) if self._trees.chain else self._tree(batch, budget, width)
+        return self._chain(batch, budget, width) if self._trees.chain else self._tree(batch, budget, width)
 
-    def _chain(self, batch: Batch, draft_length: int, width: int) -> Draft:
+    def _chain(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a chain."""
-        if self._unshaped(batch):
-            return Draft(self._cache.extend(batch, batch.last_tokens(width), draft_length, self._choose, pure=True))
+        if budget.stopping is None and self._unshaped(batch):
+            return Draft(self._cache.extend(batch, batch.last_tokens(width), budget.depth, self._choose, pure=True))
 
-        drafted, logits = [batch.tokens_BS[:, :0]], []
+        chain = GrowingChain(batch, budget)
 
         def choose(batch: Batch, offset: int, logits_B1V: torch.Tensor) -> torch.Tensor:
-            logits_B1V = shape(batch, torch.cat(drafted, dim=1), logits_B1V[..., : self._vocabulary])
+            logits_B1V = shape(batch, chain.tokens_BK, logits_B1V[..., : self._vocabulary])
+            if not chain.goes_on(logits_B1V):
+                return chain.tokens_BK[:, :0]
             if self._samples:
                 logits_B1V = sharpen(batch, logits_B1V)
-            logits.append(logits_B1V)
-            drafted.append(self._choose(batch, offset, logits_B1V))
-            return drafted[-1]
+            token_B1 = self._choose(batch, offset, logits_B1V)
+            chain.add(token_B1, logits_B1V if self._logits else None)
+            return token_B1
 
-        tokens_BK = self._cache.extend(batch, batch.last_tokens(width), draft_length, choose)
-        return Draft(tokens_BK, torch.cat(logits, dim=1) if self._logits else None)
+        self._cache.extend(batch, batch.last_tokens(width), budget.depth, choose)
+        return chain.draft
 
     def _tree(self, batch: Batch, budget: Budget, width: int) -> Draft:
         """Return a tree within the budget."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
 from specframe.value_checks import whole
 
 
@@ -22,6 +23,9 @@ class FixedLength:
     def __init__(self, length: int = 5, nodes: int | None = None) -> None:
         length = whole("length", length, 1)
         self.maximum = Budget(length, length if nodes is None else whole("nodes", nodes, length))
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
 
     def budget(self, batch: Batch) -> Budget:
         """Return the fixed budget."""

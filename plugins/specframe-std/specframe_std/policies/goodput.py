@@ -1,4 +1,7 @@
-"""The draft length that gives most tokens per second, by measured time and acceptance (goodput: SmartSpec, Liu et al. 2024)."""
+"""The drafts that give most tokens per second, by measured time and acceptance (goodput: SmartSpec, Liu et al. 2024).
+
+Tensor names carry their shape: B rows, K places of a draft, C plans that are compared.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,14 @@ import numpy as np
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
-from specframe.contracts.round import Batch
+from specframe.contracts.round import Batch, Sequence
+from specframe.contracts.run import Run
+from specframe.devices import kinds
+from specframe.errors import OptionError, literal
 from specframe.value_checks import whole
-from specframe_std.policies.estimates import Acceptance, RoundSeconds
+from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
+from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
+from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 
 PLAIN_FIRST = 3
 """Rounds of plain decoding at the start of a pipeline: drafts are compared with them. The first is not timed."""
@@ -20,98 +28,237 @@ FIRST = 4
 """The first draft length that is tried: a longer draft says more about its cost and about acceptance than a short one."""
 EVIDENCE = 4
 """Rows that the first draft length is tried on beyond :data:`TRIAL` rounds: the acceptance of two or three rows says little."""
-LONGEST = 64
-"""The greatest maximum: the estimate inverts a matrix of so many rows and columns, which takes a third of a millisecond."""
-DWELL = 8
-"""Rounds for which a batch size keeps its draft length, at most."""
-EAGER = 8
-"""A draft length is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 TRIAL = 2
-"""Rounds for which a new draft length is kept at first; the one after a plain round is not timed."""
+"""Rounds for which drafts are kept after a plain round: the first is not timed, since the drafter has to catch up."""
+DWELL = 8
+"""Rounds for which a batch size keeps its depth, at most. Each row's part of it is chosen in every round."""
+EAGER = 8
+"""A depth is kept for one round more after every so many rounds, up to :data:`DWELL`: early estimates change fast."""
 MARGIN = 0.02
-"""The share by which another draft length has to be better before it replaces the present one: a change costs time."""
-DRAFTING = 0.065
-"""The share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
+"""Share by which another depth has to promise more than the one in use: a change of shapes costs a little time."""
+DRAFTING = 0.045
+"""Share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
 that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
+LOOK, LOOKS = 1e-4, 10
+"""Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
+them: most looks end nothing."""
 OPTIMISM, SETTLED = 0.15, 40
-"""Standard deviations by which a draft length is assumed to be faster than estimated, so that uncertain lengths are tried. It
-grows by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one draft length: a length rejected by mistake is tried again."""
+"""Standard deviations by which a depth is assumed to be faster than estimated, so that uncertain ones are tried. It grows
+by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one depth: one rejected by mistake is tried again."""
 
 
 @attrs.define
 class Choice:
-    """The draft length of one batch size, and the rounds until it is chosen again."""
+    """The depth in use for one batch size."""
 
-    length: int
-    left: int
+    depth: int
+    left: int = 1
+    """Rounds for which it is kept at least."""
     settled: int = 0
     """Rounds for which it is in use."""
 
 
 class Goodput:
-    """Drafts as many tokens as give most tokens per second, by what rounds took and gained; none where plain decoding is faster.
+    """Drafts for each row as many tokens as give most tokens per second over the batch; none where plain decoding is faster.
 
-    The seconds of a round and the tokens it gains are estimated for every draft length from all rounds that were seen
-    (:mod:`specframe_std.policies.estimates`), so few lengths have to be tried. An uncertain length is taken to be a little faster
-    than estimated (the principle of upper confidence bounds: Lai and Robbins 1985). A length that is not used becomes uncertain
-    again. The estimates stay for the pipeline's next run.
+    The tokens of all rows are ranked by the probability that they stand, by what stood of all rows and of each. For every depth so
+    many of them are taken as pay for the time that they cost, and the depth is chosen with the most expected tokens per second
+    (:mod:`specframe_std.policies.acceptance`, :mod:`specframe_std.policies.round_seconds`). A row none of whose tokens is
+    taken drafts nothing. All of this is decided before any of these tokens is drawn, so that the output's distribution stays the
+    target's. An uncertain depth is taken to be a little faster than estimated (the principle of upper confidence bounds: Lai
+    and Robbins 1985). The estimates stay for the pipeline's next run.
+
+    With ``confidence``, a row's draft ends before the plan says where the drafter is less sure than that pays for: what stood of
+    the row and the drafter's distribution are one estimate then (:mod:`specframe_std.policies.confidence`).
 
     Options:
         maximum: the longest draft, from 1 to 64.
+        confidence: "on" or "off": whether the drafter's distributions end drafts, where the drafter offers "stops" and looking at
+            them takes no wait for the device.
     """
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
 
-    def __init__(self, maximum: int = 8) -> None:
+    def __init__(self, maximum: int = 8, confidence: str = "on") -> None:
         self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
+        if confidence not in ("on", "off"):
+            raise OptionError(f"confidence: expected 'on' or 'off', got {literal(confidence)}")
+        self._confident = confidence == "on"
+        self.calibration = Calibration(maximum, PRIOR_OF_BOTH)
+        self._stop: ConfidenceStop | None = None
         self.clock: Callable[[], float] = time.perf_counter
         """Tells the time, in seconds."""
         self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
         self._choices: dict[int, Choice] = {}
+        self._plans: Plans | None = None
+        self._planned: list[Sequence] = []
+        """The rows that the plans are for."""
+        self._curves: dict[int, Curve] = {}
+        """The seconds of rounds, by batch size, since a depth was last chosen for it."""
         self._round = self._drafted = 0
-        self._started = 0.0
+        self._started: float | None = None
+        self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
+        self._fits: dict[tuple[int, int], int] = {}
+
+    def start(self, run: Run) -> None:
+        """Take what the models' shapes tell of a round's cost."""
+        self._seconds.prepare(Prior.of(run))
+        self._leaves_out, self._fits = run.runner.leaves_out_filler, {}
 
     def budget(self, batch: Batch) -> Budget:
-        """Return the draft length with the most expected tokens per second for the batch's number of rows."""
+        """Return each row's part of the plan with the most expected tokens per second."""
         rows = len(batch)
         choice = self._choices.get(rows)
         if choice is None or choice.left < 1:
-            choice = self._choices[rows] = self._choose(rows)
+            self._curves[rows] = self._seconds.curve(rows)
+            self._plan(batch)
+            choice = self._choices[rows] = self._choose(rows, self._plans)
+        elif choice.depth and (rows > 1 or batch.sequences is not self._planned):
+            self._plan(batch)
         choice.left -= 1
         choice.settled += 1
-        self._started = self.clock()
-        return Budget(choice.length)
+        budget = self._parts(batch, choice.depth) if choice.depth else NOTHING
+        self._started = None if batch.beside is not None else self.clock()
+        return budget
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round. One that drafts after one that did not is not timed: the drafter had to catch up."""
-        seconds = self.clock() - self._started
-        rows, drafted = len(report.sequences), report.depth
+        rows, depth = len(report.sequences), report.depth
+        if self._stop is not None:
+            self.calibration.add(self._stop.evidence(report))
+            self._stop = None
         self._acceptance.add(report)
-        typical = bool(self._drafted or not drafted)
-        if typical and drafted and self._seconds.surprises(rows, drafted, seconds):
-            self._choices[rows].left += 1
-        self._seconds.add(rows, drafted, seconds, typical)
-        self._drafted = drafted
+        if self._started is not None:
+            seconds, typical = self.clock() - self._started, bool(self._drafted or not depth)
+            if typical and depth and self._seconds.surprises(rows, depth, seconds):
+                self._choices[rows].left += 1
+            self._seconds.add(rows, depth, report.computed, seconds, typical)
+        self._drafted = depth
         self._round += 1
 
-    def _choose(self, rows: int) -> Choice:
-        """Return the best draft length for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
+    def _parts(self, batch: Batch, depth: int) -> Budget:
+        """Return each row's part of a plan, and the rule that ends drafts of which the drafter is not sure."""
+        if self._plans is None:  # nothing was drafted yet
+            return Budget(depth)
+        budget = self._plans.budget(depth)
+        if not (self._confident and budget.depth and self._curves[len(batch)].step > LOOKS * LOOK):
+            return budget
+        if kinds.of(batch.lengths_B.device).queues:
+            return budget
+        rows = {sequence.request.key: row for row, sequence in enumerate(batch.sequences)}
+        own_BK = logit(self._acceptance.rates_of(batch.sequences))
+        self._stop = ConfidenceStop(self.calibration.weights_KF, self._plans.least(depth), rows, own_BK)
+        return attrs.evolve(budget, stopping=self._stop)
+
+    def _plan(self, batch: Batch) -> None:
+        """Plan for a batch; before anything was drafted there is no plan."""
+        if self._seconds.longest:
+            stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
+            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit)
+        self._planned = batch.sequences
+
+    def _fit(self, rows: int, depth: int) -> int:
+        """Return the most tokens of a block of drafts of which forwards leave out the filler."""
+        if (rows, depth) not in self._fits:
+            places = rows * (depth + 1)
+            low, high = 0, places
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if self._leaves_out(places, middle) else (low, middle - 1)
+            self._fits[rows, depth] = low
+        return self._fits[rows, depth]
+
+    def _choose(self, rows: int, plans: Plans | None) -> Choice:
+        """Return the best depth for so many rows, or the one in use where another is not better by :data:`MARGIN`."""
         if self._round < PLAIN_FIRST:
-            return Choice(0, 1)
-        if not self._seconds.longest:
+            return Choice(0)
+        if plans is None:
             return Choice(min(FIRST, self.maximum.depth), TRIAL + min(3, EVIDENCE // rows))
-        seconds, deviation = self._seconds.estimate(rows)
-        settled = self._choices[rows].settled if rows in self._choices else 0
+        present = self._choices.get(rows)
+        settled = present.settled if present else 0
         hope = OPTIMISM * (1 + settled / SETTLED)
-        promise = self._acceptance.gains(hope) / np.maximum(seconds - hope * deviation, 0.3 * seconds)
-        promise[0] *= 1 + DRAFTING * (1 - 1 / rows)
-        within = np.arange(len(promise)) <= max(3, 2 * self._seconds.longest)
-        best, present = int(np.where(within, promise, 0).argmax()), self._present(rows)
-        if promise[best] < (1 + MARGIN) * promise[present]:
-            return Choice(present, min(DWELL, 1 + self._round // EAGER), settled)
+        promise_C = self._promise(plans, hope)
+        promise_C[0] *= 1 + DRAFTING * (1 - 1 / rows)
+        promise_C[max(3, 2 * self._seconds.longest) + 1 :] = 0
+        best, usual = int(promise_C.argmax()), self._usual(rows)
+        if promise_C[best] < (1 + MARGIN) * promise_C[usual]:
+            return Choice(usual, min(DWELL, 1 + self._round // EAGER), settled)
         return Choice(best, TRIAL)
 
-    def _present(self, rows: int) -> int:
-        """Return the draft length in use for so many rows, or for the nearest number of rows."""
-        return self._choices[min(self._choices, key=lambda size: abs(np.log(size / rows)))].length
+    def _promise(self, plans: Plans, hope: float) -> np.ndarray:
+        """Return the tokens per second of each plan, (C,), if it is faster than estimated by so many standard deviations."""
+        sure_K, hoped_K = self._acceptance.rates().cumprod(), self._acceptance.rates(hope).cumprod()
+        more_C = np.concatenate([[1.0], (1 + hoped_K.cumsum()) / (1 + sure_K.cumsum())])
+        seconds_C = plans.curve.seconds(plans.depths_C, plans.tokens_C)
+        deviation_C = plans.curve.deviations(plans.depths_C, plans.tokens_C)
+        return plans.gains_C * more_C / np.maximum(seconds_C - hope * deviation_C, 0.3 * seconds_C)
+
+    def _usual(self, rows: int) -> int:
+        """Return the depth in use for so many rows, or for the nearest number of rows."""
+        return self._choices[min(self._choices, key=lambda size: abs(np.log(size / rows)))].depth
+
+
+NOTHING = Budget(0)
+
+
+@attrs.frozen(eq=False)
+class Plans:
+    """For every depth from 0 on, the tokens of the batch that are best drafted."""
+
+    stands_BK: np.ndarray
+    """The probability of each row's tokens to stand."""
+    least_C: np.ndarray
+    """The least probability of a plan's tokens; it has all that are as likely and within its depth."""
+    tokens_C: np.ndarray
+    """Tokens of the drafts that the target computes, for each row."""
+    gains_C: np.ndarray
+    """Tokens that all rows gain, expected."""
+    curve: Curve
+    """Tells the seconds of rounds."""
+
+    @classmethod
+    def best(cls, stands_BK: np.ndarray, curve: Curve, fit: Callable[[int, int], int]) -> Plans:
+        """Return the plans with the most expected tokens per second.
+
+        Args:
+            stands_BK: the probability of each row's tokens to stand.
+            curve: tells the seconds of rounds.
+            fit: returns the most tokens, of so many rows that draft up to a depth, with which filler is left out.
+        """
+        rows, places = stands_BK.shape
+        worth_KB = np.ascontiguousarray(stands_BK.T)
+        order_N = np.argsort(
+            -worth_KB, axis=None, kind="stable"
+        )  # among equals the earlier place: parents are always in
+        worth_N, depth_N = worth_KB.ravel()[order_N], order_N // rows + 1
+        depths_C = np.arange(places + 1)
+        depths_C1 = depths_C[:, None]
+        within_CN = (depth_N <= depths_C1) & (worth_N > 0)
+        gains_CN = rows + (within_CN * worth_N).cumsum(1)
+        real_CN = rows + within_CN.cumsum(1)
+        fits_C1 = np.array([fit(rows, depth) for depth in range(places + 1)])[:, None]
+        tokens_CN = np.where(real_CN <= fits_C1, real_CN / rows - 1, depths_C1)
+        rates_CN = gains_CN / curve.seconds(depths_C1, tokens_CN) * within_CN
+        at_C = depths_C, rates_CN.argmax(1)
+        least_C, tokens_C, gains_C = worth_N[at_C[1]], tokens_CN[at_C], gains_CN[at_C]
+        none_C = ~within_CN.any(1)
+        least_C[none_C], tokens_C[none_C], gains_C[none_C] = np.inf, 0.0, rows
+        return cls(stands_BK, least_C, tokens_C, gains_C, curve)
+
+    @property
+    def depths_C(self) -> np.ndarray:
+        """The depth of each plan."""
+        return np.arange(len(self.gains_C))
+
+    def least(self, depth: int) -> float:
+        """Return the probability from which on a token of a plan pays for the seconds that it costs."""
+        seconds = float(self.curve.seconds(np.array(depth), self.tokens_C[depth]))
+        each = (self.curve.token + self.curve.step) / len(self.stands_BK)
+        return min(float(self.gains_C[depth]) / seconds * each, 1.0)
+
+    def budget(self, depth: int) -> Budget:
+        """Return the plan of a depth."""
+        depths_B = (self.stands_BK[:, :depth] >= self.least_C[depth]).sum(1)
+        deepest = int(depths_B.max())
+        return NOTHING if not deepest else Budget(deepest, depths_B=depths_B)

@@ -7,6 +7,7 @@ from typing import Any
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness
@@ -23,6 +24,10 @@ class Recorder:
         self.rows: list[int] = []
         """The rows of each round."""
         self.observed: list[RoundReport] = []
+
+    def start(self, run: Run) -> None:
+        """Start the other policy."""
+        self._policy.start(run)
 
     def budget(self, batch: Batch) -> Budget:
         """Return and note the other policy's budget."""

@@ -1,0 +1,43 @@
+"""Drafts as long as those of the same row stood lately (EQ-SD: the explicit estimate of quality)."""
+
+from __future__ import annotations
+
+from specframe.contracts.drafts import Budget
+from specframe.contracts.reports import RoundReport
+from specframe.contracts.round import Batch
+from specframe.contracts.run import Run
+from specframe.value_checks import number, whole
+from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
+
+
+class Explicit:
+    """Drafts for each row as many tokens as are likely to stand, by which tokens of its own drafts stood in the rounds before.
+
+    What was seen of a row fades, and counts beside what was seen of all rows. Every row drafts one token at least, so that it is
+    seen when its drafts become better.
+
+    Options:
+        maximum: the longest draft, from 1 to 64.
+        least: the least probability that a token stands, with all before it, for it to be drafted.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+
+    def __init__(self, maximum: int = 8, least: float = 0.4) -> None:
+        self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
+        self._least = number("least", least, 0, 1, above=True)
+        self._acceptance = Acceptance(maximum)
+
+    def start(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return each row's own length."""
+        stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
+        depths_B = (stands_BK >= self._least).sum(1).clip(min=1)
+        return Budget(int(depths_B.max()), depths_B=depths_B)
+
+    def observe(self, report: RoundReport) -> None:
+        """Note which tokens of each row stood."""
+        self._acceptance.add(report)

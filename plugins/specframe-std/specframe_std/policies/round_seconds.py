@@ -1,0 +1,249 @@
+"""The seconds that a round takes, by its rows, the depth of its draft and the tokens that the target computes.
+
+Tensor names carry their shape: P groups of rounds, F features, C rounds that are asked about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from torch import nn
+
+if TYPE_CHECKING:
+    from specframe.contracts.run import Run
+
+NOISE = 0.15
+"""Standard deviation of one round's seconds, as a share of them: that of rounds of 10 to 30 ms on a CPU with two cores."""
+OTHER_SIZE = 0.06
+"""Standard deviation of a linear model's error at another batch size, as a share of the seconds there."""
+OWN = 0.05
+"""Standard deviation of one depth's departure from a straight line, as a share of its seconds: kernels have steps."""
+SPREAD = (3.0, 0.21, 0.21, 0.8, 0.3, 0.25)
+"""Standard deviations of the linear model's weights before anything is measured, as shares of a plain round's seconds: the round
+itself, each step of a draft, each row's token of it that the target computes, drafting at all, a batch twice as large, a token of
+that batch."""
+HALF = 800
+"""Rounds after which a depth that was not used since counts half: machines and prompts change."""
+SURPRISE = 3.0
+"""Ratio of a first round's seconds to the expected seconds above which another cause is assumed, and another round is timed."""
+RECENT = 24
+"""Rounds of one batch size and depth whose median is taken: a single slow round does not move it."""
+FREE = 0.1
+"""Share of a target's pass that a draft step takes where there is no draft model, before anything is measured: a head's."""
+TOKEN = 0.15
+"""Share of a plain round that a step of a draft takes, and a token of every row that the target computes, where shapes are not
+known. It is rather too high: a draft that is cheaper than assumed is lengthened at once, a dearer one has cost time already."""
+
+
+@attrs.frozen
+class Speed:
+    """Rough speeds of a kind of device: they tell shares of a round from shapes, not seconds."""
+
+    bandwidth: float
+    """Bytes of weights read per second."""
+    operations: float
+    """Multiplications and additions per second."""
+    layer: float
+    """Seconds to begin the kernels of one layer."""
+
+
+CPU, ACCELERATOR = Speed(2e10, 1e11, 1e-4), Speed(2e12, 3e14, 5e-5)
+"""A CPU with a few cores, where a layer has about ten operations of 10 microseconds; a GPU of a data centre."""
+
+
+@attrs.frozen
+class Prior:
+    """What the models' shapes tell of a round's cost, before any round is timed."""
+
+    step: float = TOKEN
+    """Seconds of one step of a draft, as a share of a plain round's."""
+    each: float | None = None
+    """Seconds of each token that the target computes, as a share of its pass over the weights; None: nothing is known."""
+
+    @classmethod
+    def of(cls, run: Run) -> Prior:
+        """Return what the shapes of a run's models tell."""
+        speed = CPU if run.runner.device.type == "cpu" else ACCELERATOR
+        target = pass_seconds(run.runner.module, speed)
+        draft = FREE * target if run.draft_model is None else pass_seconds(run.draft_model, speed)
+        return cls(draft / target, weights(run.runner.module)[0] * 2 / speed.operations / target)
+
+    def token(self, rows: int) -> float:
+        """Return the seconds of one more token of every row that the target computes, as a share of a plain round's."""
+        return TOKEN if self.each is None else rows * self.each / (1 + rows * self.each)
+
+
+def pass_seconds(module: nn.Module, speed: Speed) -> float:
+    """Return the seconds of a model's pass over its weights."""
+    _, size = weights(module)
+    layers = getattr(getattr(module, "config", None), "num_hidden_layers", 1)
+    return size / speed.bandwidth + max(1, int(layers)) * speed.layer
+
+
+def weights(module: nn.Module) -> tuple[int, int]:
+    """Return the number of a model's weights that each token passes, and their bytes: embeddings are only looked up."""
+    looked_up = {id(one.weight) for one in module.modules() if isinstance(one, nn.Embedding)}
+    looked_up -= {id(one.weight) for one in module.modules() if isinstance(one, nn.Linear)}  # a head's, tied to them
+    passed = [one for one in module.parameters() if id(one) not in looked_up]
+    return sum(one.numel() for one in passed), sum(one.numel() * one.element_size() for one in passed)
+
+
+@attrs.define
+class Measured:
+    """The latest rounds of one batch size and depth, and the number of the last such round."""
+
+    seconds: deque[float]
+    tokens: deque[float]
+    """Tokens of the drafts that the target computed, for each row."""
+    last: int
+
+    def usual(self, slope: float) -> tuple[float, float]:
+        """Return the median of the seconds, the lesser of two in the middle, and the mean of the tokens, which it is of.
+
+        Args:
+            slope: seconds of one more token of every row.
+        """
+        mean = sum(self.tokens) / len(self.tokens)
+        alike = sorted(
+            max(seconds - slope * (tokens - mean), 0.5 * seconds)
+            for seconds, tokens in zip(self.seconds, self.tokens, strict=True)
+        )
+        return alike[(len(alike) - 1) // 2], mean
+
+
+@attrs.frozen(eq=False)
+class Curve:
+    """The seconds of rounds of one batch size.
+
+    The weights are of 1, the depth, the tokens of every row, drafting at all, and each depth by itself.
+    """
+
+    mean_F: np.ndarray
+    covariance_FF: np.ndarray
+    least: float
+    """The seconds of no round are taken to be fewer."""
+
+    def seconds(self, depths_C: np.ndarray, tokens_C: np.ndarray) -> np.ndarray:
+        """Return the seconds of rounds, of any shape.
+
+        Args:
+            depths_C: of their drafts.
+            tokens_C: tokens of the drafts that the target computes, for each row.
+        """
+        line_4, own_K = self.mean_F[:4], self.mean_F[4:]
+        straight_C = line_4[0] + line_4[1] * depths_C + line_4[2] * tokens_C + line_4[3] * (depths_C > 0)
+        return np.maximum(straight_C + own_K[depths_C], self.least)
+
+    def deviations(self, depths_C: np.ndarray, tokens_C: np.ndarray) -> np.ndarray:
+        """Return the standard deviations of the seconds, (C,)."""
+        features_CF = _features(depths_C, tokens_C, len(self.mean_F) - 5)
+        variance_C = ((features_CF @ self.covariance_FF) * features_CF).sum(1)
+        return np.sqrt(np.maximum(variance_C, 0))
+
+    @property
+    def token(self) -> float:
+        """The seconds of one more token of every row that the target computes."""
+        return max(float(self.mean_F[2]), 0.0)
+
+    @property
+    def step(self) -> float:
+        """The seconds of one more step of a draft."""
+        return max(float(self.mean_F[1]), 0.0)
+
+
+class RoundSeconds:
+    """Seconds of a round by batch size, depth and tokens, as a Bayesian linear regression on the medians of what was measured.
+
+    The model is linear in the depth, in the tokens of the drafts that the target computes, in whether there is a draft, in the
+    batch size, and in the product of batch size and tokens. Each depth of the batch size asked about may depart from the line by
+    a little. Relative errors count. Batch sizes near the one asked about weigh most. Before anything is measured the models'
+    shapes tell what a step and a token cost beside a plain round. The first round of each pair is left out: it may allocate,
+    compile or capture.
+
+    Args:
+        maximum: the greatest depth.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum, self._prior = maximum, Prior()
+        self._measured: dict[tuple[int, int], Measured] = {}
+        self._rounds = 0
+
+    def prepare(self, prior: Prior) -> None:
+        """Take what the models' shapes tell."""
+        self._prior = prior
+
+    def add(self, rows: int, depth: int, tokens: int, seconds: float, typical: bool = True) -> None:
+        """Take in one round.
+
+        Args:
+            rows: of the round.
+            depth: of its draft.
+            tokens: tokens that the target computed.
+            seconds: of the round.
+            typical: whether it is timed.
+        """
+        self._rounds += 1
+        pair = rows, depth
+        if pair not in self._measured:
+            self._measured[pair] = Measured(deque(maxlen=RECENT), deque(maxlen=RECENT), self._rounds)
+        elif typical:
+            self._measured[pair].seconds.append(max(seconds, 1e-6))
+            self._measured[pair].tokens.append(tokens / rows - 1)
+            self._measured[pair].last = self._rounds
+
+    def surprises(self, rows: int, depth: int, seconds: float) -> bool:
+        """Return whether the first seconds of a pair are :data:`SURPRISE` times those expected: another round has to tell."""
+        known = self._measured.get((rows, depth))
+        if known is None or known.seconds:
+            return False
+        return seconds > SURPRISE * float(self.curve(rows).seconds(np.array(depth), np.array(depth)))
+
+    @property
+    def longest(self) -> int:
+        """The greatest depth so far, with any number of rows."""
+        return max((depth for _, depth in self._measured), default=0)
+
+    def curve(self, rows: int) -> Curve:
+        """Return the seconds of rounds of so many rows; before anything was measured the unit is arbitrary."""
+        timed = {pair: one for pair, one in self._measured.items() if one.seconds}
+        step, token, depths_K = self._prior.step, self._prior.token(rows), np.arange(self._maximum + 1)
+        guess_K = 1 + (step + token) * depths_K
+        if not timed:
+            mean_F = np.concatenate([[1, step, token, 0], 0 * guess_K])
+            return Curve(mean_F, np.diag(np.concatenate([[NOISE**2, 0, 0, 0], (NOISE * (guess_K - 1)) ** 2])), 0.0)
+        sizes_P, depths_P = np.array([*timed]).T
+        first = [one.usual(0.0) for one in timed.values()]
+        ages_P = np.array([self._rounds - one.last for one in timed.values()])
+        near_P = np.minimum(sizes_P / rows, rows / sizes_P) ** 2
+        rounds_P = np.array([len(one.seconds) for one in timed.values()]) * 0.5 ** (ages_P / HALF) * near_P
+        shares_P = np.array(
+            [
+                seconds / (1 + step * depth + token * tokens)
+                for (seconds, tokens), depth in zip(first, depths_P.tolist(), strict=True)
+            ]
+        )
+        plain = float(rounds_P @ shares_P / rounds_P.sum())
+        seconds_P, tokens_P = np.array([one.usual(plain * token) for one in timed.values()]).T
+
+        beyond_P = sizes_P / rows - 1
+        line_PF = _features(depths_P, tokens_P, self._maximum)
+        line_PF[sizes_P != rows, 4:] = 0
+        features_PF = np.column_stack([line_PF, beyond_P, beyond_P * tokens_P]) / seconds_P[:, None]
+        variance_P = NOISE**2 / rounds_P + np.where(sizes_P == rows, 0, OTHER_SIZE**2)
+        prior_F = np.zeros(features_PF.shape[1])
+        prior_F[:3] = plain, plain * step, plain * token
+        spread_F = plain * np.concatenate([SPREAD[:4], OWN * guess_K, SPREAD[4:]])
+        weighted_FP = features_PF.T / variance_P
+        covariance_FF = np.linalg.inv(weighted_FP @ features_PF + np.diag(spread_F**-2.0))
+        found_F = prior_F + covariance_FF @ (weighted_FP @ (1 - features_PF @ prior_F))
+        return Curve(found_F[:-2], covariance_FF[:-2, :-2], 0.3 * float(seconds_P.min()))
+
+
+def _features(depths_C: np.ndarray, tokens_C: np.ndarray, maximum: int) -> np.ndarray:
+    """Return the features of rounds, (C, 4 + maximum + 1)."""
+    own_CK = depths_C[:, None] == np.arange(maximum + 1)
+    return np.column_stack([np.ones(len(depths_C)), depths_C, tokens_C, depths_C > 0, own_CK]).astype(float)
