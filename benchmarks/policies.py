@@ -87,8 +87,9 @@ def main(pair: str, batches: str, lengths: str, rounds: int, clock: str, output:
 
 
 Clock = Callable[[], float]
-Kind = tuple[int, int, bool]
-"""Rows of a round, its draft length, and whether it is the first with a draft after one without."""
+Kind = tuple[int, int, int, bool]
+"""Rows of a round, the draft's forwards, the tokens that the target computed, and whether it is the first with a draft after one
+without."""
 
 
 @attrs.define
@@ -110,16 +111,20 @@ class Rounds(Watcher):
     def begin(self) -> None:
         """Start a run."""
         self.found: list[tuple[Kind, float]] = []
-        self._mark, self._drafted = self._clock(), True
+        self._mark, self._drafted, self._forwards = self._clock(), True, 0
+
+    def forward(self, model: str, rows: int, tokens: int) -> None:
+        """Count the draft's forwards."""
+        self._forwards += model == "draft"
 
     def round(self, report: RoundReport) -> None:
         """Note a round."""
-        length, mark = report.draft.depth, self._clock()
+        drafts, mark = self._forwards, self._clock()
         if not report.prefill:
-            kind = len(report.sequences), length, bool(length and not self._drafted)
+            kind = len(report.sequences), drafts, report.computed, bool(drafts and not self._drafted)
             self.found.append((kind, mark - self._mark))
-            self._drafted = bool(length)
-        self._mark = mark
+            self._drafted = bool(drafts)
+        self._mark, self._forwards = mark, 0
 
 
 class Timed(Goodput):
