@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 
-import attrs
 import numpy as np
 
 from specframe.contracts.reports import Progress
@@ -31,27 +30,33 @@ SUREST = 0.99
 """The highest probability of one token: no row is certain."""
 
 
-@attrs.define(eq=False)
-class Seen:
-    """How many draft tokens of each place were reached, since all before them stood, and how many of those stood."""
+class RowCounts:
+    """Counts of each sequence, in rows of two arrays: the places of its drafts that were reached, and those that stood.
 
-    reached_K: np.ndarray
-    accepted_K: np.ndarray
+    A place is reached where all before it stood. Sequences that have ended are forgotten, those that nobody holds any more, too.
+    """
 
-    @classmethod
-    def nothing(cls, places: int) -> Seen:
-        """Return the counts before anything is seen."""
-        return cls(np.zeros(places), np.zeros(places))
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._row_of = weakref.WeakKeyDictionary[Sequence, int]()
+        self.counts_2RK = np.zeros((2, 0, places))
 
-    def fade(self, share: float) -> None:
-        """Let what was seen count less."""
-        self.reached_K *= share
-        self.accepted_K *= share
+    def rows(self, sequences: list[Sequence]) -> np.ndarray:
+        """Return the row of each sequence; one that is new has seen nothing."""
+        if any(sequence not in self._row_of for sequence in sequences):
+            self._make_room(sequences)
+        return np.array([self._row_of[sequence] for sequence in sequences])
 
-    def add(self, accepted: int, tested: bool) -> None:
-        """Take in a draft of which so many tokens stand, and whether the one after them was tested and does not."""
-        self.reached_K[: accepted + tested] += 1
-        self.accepted_K[:accepted] += 1
+    def _make_room(self, sequences: list[Sequence]) -> None:
+        """Give all of them a row, and drop the rows of sequences that are gone."""
+        wanted = {id(sequence) for sequence in sequences}
+        known = [(one, row) for one, row in self._row_of.items() if not one.finished or id(one) in wanted]
+        kept_2RK = self.counts_2RK[:, [row for _, row in known]]
+        new = [sequence for sequence in sequences if sequence not in self._row_of]
+        self.counts_2RK = np.concatenate([kept_2RK, np.zeros((2, len(new), self._places))], axis=1)
+        self._row_of = weakref.WeakKeyDictionary()
+        for row, sequence in enumerate([*(one for one, _ in known), *new]):
+            self._row_of[sequence] = row
 
 
 class Acceptance:
@@ -64,28 +69,22 @@ class Acceptance:
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
-        self._all = Seen.nothing(maximum)
-        self._rows = weakref.WeakKeyDictionary[Sequence, Seen]()
+        self._all_2K = np.zeros((2, maximum))
+        self._rows = RowCounts(maximum)
 
     def add(self, report: Progress) -> None:
         """Take in the accepted tokens of a round. Where a row ended, what came after its end says nothing."""
-        self._all.fade(0.5 ** (len(report.sequences) / WINDOW))
-        for sequence, length, accepted, drafted in zip(
-            report.sequences, report.lengths.tolist(), report.accepted.tolist(), report.drafted.tolist(), strict=True
-        ):
-            most = min(drafted, self._maximum)
-            room = sequence.limit - length - 1
-            stood = min(accepted, most)
-            tested = not sequence.finished and accepted < min(most, room)
-            self._all.add(stood, tested)
-            if sequence.finished:
-                self._rows.pop(sequence, None)
-                continue
-            row = self._rows.get(sequence)
-            if row is None:
-                row = self._rows[sequence] = Seen.nothing(self._maximum)
-            row.fade(0.5 ** (1 / ROW_WINDOW))
-            row.add(stood, tested)
+        most_B = np.minimum(report.drafted, self._maximum)
+        limits_B = np.array([sequence.limit for sequence in report.sequences])
+        ended_B = np.array([sequence.finished for sequence in report.sequences])
+        stood_B = np.minimum(report.accepted, most_B)
+        tested_B = ~ended_B & (report.accepted < np.minimum(most_B, limits_B - report.lengths - 1))
+        places_K = np.arange(self._maximum)
+        seen_2BK = places_K < np.stack([stood_B + tested_B, stood_B])[..., None]
+        self._all_2K *= 0.5 ** (len(report.sequences) / WINDOW)
+        self._all_2K += seen_2BK.sum(1)
+        rows = self._rows.rows(report.sequences)
+        self._rows.counts_2RK[:, rows] = self._rows.counts_2RK[:, rows] * 0.5 ** (1 / ROW_WINDOW) + seen_2BK
 
     def rates(self, hope: float = 0.0) -> np.ndarray:
         """Return the probability of each place to stand in any row, given that those before it do, (K,).
@@ -93,7 +92,7 @@ class Acceptance:
         Args:
             hope: standard deviations by which each is taken to be higher than estimated.
         """
-        reached_K, accepted_K = self._all.reached_K, self._all.accepted_K
+        reached_K, accepted_K = self._all_2K
         usual = (accepted_K.sum() + BELIEF * RATE) / (reached_K.sum() + BELIEF)
         rates_K = (accepted_K + BELIEF * usual) / (reached_K + BELIEF)
         return np.minimum(rates_K + hope * np.sqrt(rates_K * (1 - rates_K) / (reached_K + BELIEF)), 1.0)
@@ -105,12 +104,8 @@ class Acceptance:
         more, the more rows differ beyond chance (empirical Bayes: Efron and Morris 1973).
         """
         rates_K = np.minimum(self.rates(hope), SUREST)
-        seen = [self._rows.get(sequence) for sequence in sequences]
-        if not any(seen):
-            return np.broadcast_to(rates_K, (len(seen), len(rates_K)))
-        nothing_K = np.zeros(self._maximum)
-        reached_BK = np.array([nothing_K if one is None else one.reached_K for one in seen])
-        accepted_BK = np.array([nothing_K if one is None else one.accepted_K for one in seen])
+        rows = self._rows.rows(sequences)  # first: it may make room
+        reached_BK, accepted_BK = self._rows.counts_2RK[:, rows]
         expected_BK = reached_BK * rates_K
         accepted_B, expected_B = accepted_BK.sum(1), expected_BK.sum(1)
         chance = float((expected_BK * (1 - rates_K)).sum())

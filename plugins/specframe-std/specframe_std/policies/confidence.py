@@ -113,11 +113,13 @@ class ConfidenceStop:
     weights_KF: np.ndarray
     """Of the calibration."""
     least: float
-    """The least probability of a token that is drafted."""
+    """The least probability that a token stands, with all before it, for its row to draft it."""
     rows: dict[tuple[int, int], int]
     """The row of each request in the batch, by its key."""
     own_BK: np.ndarray | None = None
     """The logits of what stood of each row before, (B, K), a feature; None: it is none."""
+    together: float = 0.0
+    """The least sum of these probabilities over the rows that go on for the draft to have another step."""
     _drafting: list[int] = attrs.Factory(list)
     _features: list[np.ndarray] = attrs.Factory(list)
     _stands_B: np.ndarray | float = 1.0
@@ -131,7 +133,8 @@ class ConfidenceStop:
             features_BF = np.concatenate([features_BF, self.own_BK[self._drafting, place, None]], axis=-1)
         self._features.append(features_BF)
         self._stands_B = self._stands_B / (1 + np.exp(-(features_BF @ self.weights_KF[place])))
-        return np.asarray(self._stands_B >= self.least)
+        on_B = np.asarray(self._stands_B >= self.least)
+        return on_B if float((self._stands_B * on_B).sum()) >= self.together else np.zeros_like(on_B)
 
     def evidence(self, report: Progress) -> Evidence | None:
         """Return what the round tells of the features; None: the rule was not asked. What came after a row's end tells nothing."""

@@ -39,9 +39,9 @@ MARGIN = 0.02
 DRAFTING = 0.045
 """Share by which drafting for many rows has to be better than plain decoding. Rows that draft end at different times, so
 that the last rounds of a run have few rows. No round's time shows this loss. A single row does not have it."""
-LOOK, LOOKS = 1e-4, 10
+LOOK, LOOKS = 1e-4, 50
 """Seconds to look at the distribution of a place, and the looks that a step of the draft has to be worth for drafts to be ended by
-them: most looks end nothing."""
+them. Most looks end nothing: on a pair whose steps take 2 ms they cost 8 percent of the speed (benchmarks/README.md)."""
 OPTIMISM, SETTLED = 0.15, 40
 """Standard deviations by which a depth is assumed to be faster than estimated, so that uncertain ones are tried. It grows
 by :data:`OPTIMISM` after every :data:`SETTLED` rounds of one depth: one rejected by mistake is tried again."""
@@ -114,7 +114,7 @@ class Goodput:
             self._curves[rows] = self._seconds.curve(rows)
             self._plan(batch)
             choice = self._choices[rows] = self._choose(rows, self._plans)
-        elif choice.depth and (rows > 1 or batch.sequences is not self._planned):
+        elif choice.depth and (self._uneven(choice.depth) or batch.sequences is not self._planned):
             self._plan(batch)
         choice.left -= 1
         choice.settled += 1
@@ -133,7 +133,7 @@ class Goodput:
             seconds, typical = self.clock() - self._started, bool(self._drafted or not depth)
             if typical and depth and self._seconds.surprises(rows, depth, seconds):
                 self._choices[rows].left += 1
-            self._seconds.add(rows, depth, report.computed, seconds, typical)
+            self._seconds.add(rows, depth, self._paid(rows, depth, report.computed), seconds, typical)
         self._drafted = depth
         self._round += 1
 
@@ -148,7 +148,8 @@ class Goodput:
             return budget
         rows = {sequence.request.key: row for row, sequence in enumerate(batch.sequences)}
         own_BK = logit(self._acceptance.rates_of(batch.sequences))
-        self._stop = ConfidenceStop(self.calibration.weights_KF, self._plans.least(depth), rows, own_BK)
+        row, together = self._plans.least(depth)
+        self._stop = ConfidenceStop(self.calibration.weights_KF, row, rows, own_BK, together)
         return attrs.evolve(budget, stopping=self._stop)
 
     def _plan(self, batch: Batch) -> None:
@@ -157,6 +158,15 @@ class Goodput:
             stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
             self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit)
         self._planned = batch.sequences
+
+    def _uneven(self, depth: int) -> bool:
+        """Return whether rows have parts of their own in the plan of a depth."""
+        return self._plans is not None and bool(self._plans.tokens_C[depth] < depth)
+
+    def _paid(self, rows: int, depth: int, computed: int) -> int:
+        """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
+        places = rows * (depth + 1)
+        return computed if computed >= places else min(places, computed + places - self._fit(rows, depth))
 
     def _fit(self, rows: int, depth: int) -> int:
         """Return the most tokens of a block of drafts of which forwards leave out the filler."""
@@ -211,7 +221,7 @@ class Plans:
     least_C: np.ndarray
     """The least probability of a plan's tokens; it has all that are as likely and within its depth."""
     tokens_C: np.ndarray
-    """Tokens of the drafts that the target computes, for each row."""
+    """Tokens of the drafts whose time the target takes, for each row; fewer than the depth where filler is left out."""
     gains_C: np.ndarray
     """Tokens that all rows gain, expected."""
     curve: Curve
@@ -238,7 +248,10 @@ class Plans:
         gains_CN = rows + (within_CN * worth_N).cumsum(1)
         real_CN = rows + within_CN.cumsum(1)
         fits_C1 = np.array([fit(rows, depth) for depth in range(places + 1)])[:, None]
-        tokens_CN = np.where(real_CN <= fits_C1, real_CN / rows - 1, depths_C1)
+        places_C1 = rows * (depths_C1 + 1)
+        # leaving out filler takes as long as the least filler that is left out
+        paid_CN = np.where(real_CN <= fits_C1, real_CN + places_C1 - fits_C1, places_C1)
+        tokens_CN = paid_CN / rows - 1
         rates_CN = gains_CN / curve.seconds(depths_C1, tokens_CN) * within_CN
         at_C = depths_C, rates_CN.argmax(1)
         least_C, tokens_C, gains_C = worth_N[at_C[1]], tokens_CN[at_C], gains_CN[at_C]
@@ -251,11 +264,15 @@ class Plans:
         """The depth of each plan."""
         return np.arange(len(self.gains_C))
 
-    def least(self, depth: int) -> float:
-        """Return the probability from which on a token of a plan pays for the seconds that it costs."""
-        seconds = float(self.curve.seconds(np.array(depth), self.tokens_C[depth]))
-        each = (self.curve.token + self.curve.step) / len(self.stands_BK)
-        return min(float(self.gains_C[depth]) / seconds * each, 1.0)
+    def least(self, depth: int) -> tuple[float, float]:
+        """Return the probability from which on a token of a plan pays for its seconds, and the sum of those of a step that pays.
+
+        Where filler is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
+        """
+        rate = float(self.gains_C[depth]) / float(self.curve.seconds(np.array(depth), self.tokens_C[depth]))
+        if self.tokens_C[depth] < depth:
+            return min(rate * self.curve.token / len(self.stands_BK), 1.0), rate * self.curve.step
+        return 0.0, rate * (self.curve.step + self.curve.token)
 
     def budget(self, depth: int) -> Budget:
         """Return the plan of a depth."""
