@@ -12,7 +12,7 @@ import pytest
 import torch
 from policy_worlds import Rows, World, round_report
 from specframe_std.policies.acceptance import Acceptance, survival
-from specframe_std.policies.confidence import Calibration, Evidence, distribution_features
+from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evidence, distribution_features
 from specframe_std.policies.explicit import Explicit
 from specframe_std.policies.goodput import Plans
 from specframe_std.policies.implicit import Implicit
@@ -189,6 +189,42 @@ def test_a_stopping_rule_ends_each_rows_draft(drafter: str) -> None:
     assert [(place, 3) for place in range(4)] in whole, (
         "it is asked once for each place, and once more than the longest has"
     )
+
+
+def test_a_row_that_has_ended_stays_ended() -> None:
+    """Whatever the rule says of a row later in the round, it drafts no more; the others go on."""
+
+    class Wavering(Script):
+        """Ends the first row at its second token, and would have it go on at its third."""
+
+        def goes_on(self, batch: Any, place: int, logits_BV: torch.Tensor) -> np.ndarray:
+            return np.array([place != 1 or one.request.index > 0 for one in batch.sequences])
+
+    target, drafted = zoo.build("llama"), Drafted()
+    policy = Stopping(lambda: Wavering([]))
+    pipe = harness.pipeline(
+        target, zoo.good_draft(target, noise=0.05), batch_size=2, draft_length=policy, observers=[drafted]
+    )
+    harness.check(pipe, harness.requests(harness.random_prompts((7, 3), zoo.VOCABULARY, seed=4), 16))
+    assert {0: 1, 1: 4} in drafted.seen
+    assert max(one.get(0, 0) for one in drafted.seen) == 1
+
+
+def test_each_place_has_a_curve_of_its_own() -> None:
+    """The probability that a token stands is the product of its place's curve and those of the places before; rows add up."""
+    rows = [types.SimpleNamespace(request=types.SimpleNamespace(key=(number, 0))) for number in range(2)]
+    batch: Any = types.SimpleNamespace(sequences=rows)
+    weights_KF = np.array([[2.0, 0, 0], [0.0, 0, 0], [2.0, 0, 0]])  # 0.88, 0.5, 0.88: 0.88, 0.44, 0.39
+    logits_BV = torch.zeros(2, 5)
+
+    def lengths(least: float, together: float = 0.0) -> list[bool]:
+        stop = ConfidenceStop(weights_KF, least, {(0, 0): 0, (1, 0): 1}, together=together)
+        return [bool(stop.goes_on(batch, place, logits_BV).all()) for place in range(3)]
+
+    assert lengths(0.6) == [True, False, False]
+    assert lengths(0.42) == [True, True, False]
+    assert lengths(0.3) == [True, True, True]
+    assert lengths(0.3, together=0.8) == [True, True, False], "two rows of 0.39 do not pay for a step"
 
 
 def test_a_draft_that_nobody_begins_is_a_plain_round() -> None:

@@ -133,9 +133,8 @@ class ModelDrafter:
         )
         self._drafting_B = own_B > 0
         draft = self.draft(batch, budget, width)
-        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached; the last
-        # token of a chain is not fed, unless a stopping rule ends the chain after it
-        cached[:] = batch.lengths + (np.clip(own_B - 1, 0, draft.nodes) if self._trees.chain else 0)
+        # a row that is to draft nothing may be given another drafter's tokens, which stand where its own draft is cached
+        cached[:] = batch.lengths + (np.maximum(own_B - 1, 0) if self._trees.chain else 0)
         return draft if batch is whole else spread(draft, whole)
 
     def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
