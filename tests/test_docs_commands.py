@@ -69,6 +69,7 @@ ELSEWHERE = {
     "make": "Makefile",
     "pip install": ".ci/run",
     "pytest tests": "plugins/specframe-std/tests",
+    "pytest my-drafter": "plugins/specframe-testing/tests/test_scaffold.py",
     "python -m specframe_tiny": "plugins/specframe-tiny/specframe_tiny/train.py",
 }
 """Commands that need a cluster, others' weights or another program, by a part of theirs, and where they are run."""
