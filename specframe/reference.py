@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+
+from specframe.models.own_cache import OwnCache
 
 
 @torch.inference_mode()
@@ -30,17 +32,12 @@ def reference_decode(
             the scores, float32 (1, V).
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    cache = DynamicCache()
+    alone = OwnCache(model, whole=True)
     fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):
         start = len(prompt_ids) + len(generated) - len(fed)
         positions = torch.arange(start, start + len(fed), device=model.device)
-        logits = model(
-            input_ids=torch.tensor([fed], device=model.device),
-            position_ids=positions[None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
+        logits = alone.feed(torch.tensor([fed], device=model.device), positions[None])
         scores_1V = logits[:, -1]
         for processor in processors:
             scores_1V = processor(torch.tensor([prompt_ids + generated], device=model.device), scores_1V.float())

@@ -58,6 +58,17 @@ SIZES = {name: value for value, names in FIELDS.items() for name in names.split(
 MLA = {"num_key_value_heads": 4, "head_dim": 4}
 """Multi-head latent attention: as many key heads as query heads; what is called the size of a head is its rotated part."""
 
+HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+"""Layers of both kinds, of which there would be one kind alone in few layers."""
+
+ZAMBA = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
+"""Layers that share one block of attention, which sees the embedding as well."""
+
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
     "cohere_compass_text": {
@@ -77,11 +88,40 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    **dict.fromkeys(
+        (
+            "granitemoehybrid",
+            "olmo_hybrid",
+            "qwen3_5_moe_text",
+            "qwen3_5_text",
+            "qwen3_next",
+        ),
+        HYBRID,
+    ),
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), MLA | HYBRID),
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"head_dim": 16, "n_groups": 2},
+    "minimax": {"sliding_window": None},
+    "qwen3_5": {"text_config": HYBRID},
+    "qwen3_5_moe": {"text_config": HYBRID},
+    "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 3},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mlp", "mamba"]},
     "reformer": {"axial_pos_embds": False},
     "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 3},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 """Further settings of model types besides :data:`SIZES`, also for the parts of their configurations."""

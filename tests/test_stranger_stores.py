@@ -120,7 +120,7 @@ class Diary:
             if after is not None:
                 page.after[layer] = after
 
-        return LayerState(before, page.order_BT >= 0, page.block.parents_BT, note)
+        return LayerState(before, page.order_BT >= 0, page.block.parents_BT, page.block.sees_BTT, None, note)
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         stand = kept.device(batch).tolist()

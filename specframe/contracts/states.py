@@ -47,6 +47,11 @@ class LayerState:
     """Which places of the block hold a token, (B, T), bool; the others leave no trace. In a row they come before the tokens."""
     parents_BT: torch.Tensor | None
     """Place in the block of the token that each token follows, -1: the one that ``before`` ends with; None: a chain."""
+    sees_BTT: torch.Tensor | None
+    """Whether a place sees another place (last axis), itself or one of its ancestors, (1 or B, T, T); None: a chain."""
+    prompt_BT: torch.Tensor | None
+    """Which places hold a token of the row's prompt, (B, T), bool; None: all. Some models read these in another way than tokens
+    that they are fed alone."""
     note: Callable[[Inputs, Parts | None], None]
     """Takes what the state takes in of each token, and the rows' states after the block's last token (None: the block branches).
     Called once."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
 from specframe.contracts.cache import KVShape, Placement
@@ -20,6 +20,7 @@ from specframe.forward.states import RowStates, state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.trial_stores import Reordered, Scratch, narrow_window, uneven_placement
 from specframe.forward.unpadded import Unpadded
+from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps
 from specframe.value_checks import unwrap_guards
 
@@ -72,6 +73,8 @@ class SelfTests:
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self._feeder.windows.values()):
             self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
+        elif self._feeder.state_layers and getattr(self._feeder.config, "sliding_window", None) is not None:
+            self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not tell of
         self.attending = sorted(probe.shapes)
         shapes = [probe.shapes[layer] for layer in self.attending]
         return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
@@ -163,13 +166,10 @@ class SelfTests:
         places_BT, logits = self._places, []
         try:
             with narrow_window(self._feeder.config, window):
-                cache = DynamicCache(config=self._feeder.config)
+                alone = OwnCache(self._feeder.module)
                 for fed_BT in places_BT.tensor_split([-1], dim=1):
                     ids_BT = fed_BT % self._feeder.vocabulary
-                    output = self._feeder.module(
-                        input_ids=ids_BT, position_ids=fed_BT, past_key_values=cache, use_cache=True
-                    )
-                    logits.append(output.logits.float())
+                    logits.append(alone.feed(ids_BT, fed_BT).float())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model raises
@@ -242,7 +242,8 @@ class SelfTests:
     def _wrong_window(self, seen: list[int | None]) -> str | None:
         """Describe how the sliding windows that layers ask for differ from the configuration's."""
         kinds = getattr(self._feeder.config, "layer_types", None)
-        told = [self._feeder.windows[kind] for kind in kinds] if kinds else [self._feeder.windows["all"]] * len(seen)
+        windows = self._feeder.windows
+        told = [windows[kind] for kind in kinds if kind in windows] if kinds else [windows["all"]] * len(seen)
         told = told[: len(self.kv_shapes)]  # the configuration may be of a model with more layers
         bounded = [
             [window if window and window < self._feeder.context else None for window in given] for given in (seen, told)

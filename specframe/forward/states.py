@@ -115,8 +115,12 @@ class Fed:
 
     order_BT: torch.Tensor
     parents_BT: torch.Tensor | None
+    sees_BTT: torch.Tensor | None
+    prompt_BT: torch.Tensor | None
     own: int
     """Number of first places that hold rows' own tokens; in a tree the nodes follow them."""
+    padded: bool = True
+    """Whether a place may hold no token."""
     asked: list[int] = attrs.Factory(list)
     """The layers that have been given their states."""
     inputs: dict[int, Inputs] = attrs.Factory(dict)
@@ -148,6 +152,7 @@ class RowStates:
         """Copies of the states that forks start with, by their parent."""
         self._fed: list[Fed] = []
         self._arranged: list[Sequence] = []
+        self._prompts: tuple[list[int], torch.Tensor] = [], torch.zeros(0)
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
 
     @property
@@ -188,7 +193,8 @@ class RowStates:
 
     def begin(self, batch: Batch, block: Block) -> None:
         """Begin a forward of the batch's rows."""
-        first = np.maximum(batch.lengths + block.start, 0)
+        begins = batch.lengths + block.start
+        first = np.maximum(begins, 0)
         if self._fed:
             goes_on = block.parents_BT is None and self._fed[-1].parents_BT is None
             if not goes_on or not np.array_equal(first, self._end):
@@ -204,13 +210,21 @@ class RowStates:
             self._first = first
         self._end = np.maximum(batch.lengths + block.end, 0)
         order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
-        self.feed(order_BT, block.parents_BT, max(-block.start, 0))
+        prompt_BT = order_BT < self._prompts_B1(order_BT.device)
+        own, padded = max(-block.start, 0), bool((begins < 0).any())
+        self._fed.append(Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded))
 
-    def feed(self, order_BT: torch.Tensor, parents_BT: torch.Tensor | None = None, own: int = 0) -> None:
-        """Begin a forward of tokens with these orders; negative: padding. Where nothing was arranged, of the first rows."""
-        if self._rows.stop == self._rows.start:
-            self._rows = slice(0, len(order_BT))
-        self._fed.append(Fed(order_BT, parents_BT, own))
+    def feed(self, order_BT: torch.Tensor) -> None:
+        """Begin a forward of the first rows: of tokens with these orders, of which the last is no part of a prompt."""
+        self._rows = slice(0, len(order_BT))
+        self._fed.append(Fed(order_BT, None, None, order_BT < order_BT[:, -1:], 0))
+
+    def _prompts_B1(self, device: torch.device) -> torch.Tensor:
+        """Return the lengths of the rows' prompts, which are copied to the device where rows have changed."""
+        lengths = [len(sequence.request.prompt_ids) for sequence in self._arranged]
+        if self._prompts[0] != lengths:
+            self._prompts = lengths, on_device(lengths, device)[:, None]
+        return self._prompts[1]
 
     def state(self, layer: int) -> LayerState:
         """Return the states of a layer for the forward that has begun."""
@@ -223,7 +237,7 @@ class RowStates:
             if after is not None:
                 fed.after[layer] = after
 
-        return LayerState(before, fed.order_BT >= 0, fed.parents_BT, note)
+        return LayerState(before, fed.order_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note)
 
     def _now(self, layer: int) -> Parts:
         """Return a layer's states of the batch, as views."""
@@ -265,13 +279,19 @@ class RowStates:
     def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
         """Advance all states by the tokens whose order is below ``kept_B``, along a path if the last block was a tree."""
         places_BP, order_BP = self._chain(path_BT)
-        padding_B1 = (order_BP < 0).sum(1, keepdim=True)
         counts_B = ((order_BP >= 0) & (order_BP < kept_B[:, None])).sum(1)
-        shifted_BP = torch.arange(order_BP.shape[1], device=order_BP.device) + padding_B1
-        places_BP = places_BP.gather(1, shifted_BP.clamp(max=order_BP.shape[1] - 1))
+        if self._fed[0].padded:
+            padding_B1 = (order_BP < 0).sum(1, keepdim=True)
+            shifted_BP = torch.arange(order_BP.shape[1], device=order_BP.device) + padding_B1
+            places_BP = places_BP.gather(1, shifted_BP.clamp(max=order_BP.shape[1] - 1))
+        in_place = not self._fed[0].padded and self._fed[0].parents_BT is None
         for number in self._fed[0].inputs:  # a model that shares the states has the first layers only
-            given = zip(*(fed.inputs[number] for fed in self._fed), strict=True)
-            inputs = tuple(pick_places(torch.cat(parts, dim=1), places_BP) for parts in given)
+            inputs = self._fed[0].inputs[number]
+            if len(self._fed) > 1:
+                given = zip(*(fed.inputs[number] for fed in self._fed), strict=True)
+                inputs = tuple(torch.cat(parts, dim=1) for parts in given)
+            if not in_place:
+                inputs = tuple(pick_places(part, places_BP) for part in inputs)
             now = self._now(number)
             self._hold({number: self._layers[number].advance(now, inputs, counts_B.to(now[0].device))})
 

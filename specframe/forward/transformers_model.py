@@ -51,7 +51,11 @@ class TransformersModel:
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
-        missing = [name for name in ("position_ids", "past_key_values") if name not in takes]
+        self._cache = "past_key_values"
+        """What the model calls its cache."""
+        if self.state_layers and not self.windows and "cache_params" in takes:
+            self._cache = "cache_params"  # of layers that keep states alone, and know no positions
+        missing = [name for name in ("position_ids", self._cache) if name not in takes and self.windows]
         if missing:
             raise ModelError(
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
@@ -63,10 +67,8 @@ class TransformersModel:
                 "attn_implementation='sdpa', or call its set_attn_implementation('sdpa')"
             )
         self._takes_logits_to_keep = "logits_to_keep" in takes
-        self._kinds: dict[str, None] | None = None
-        """The kinds of layers, each of which has a mask of its own; None: there is one for all."""
-        if hasattr(self.config, "layer_types"):
-            self._kinds = dict.fromkeys(self.config.layer_types)
+        self._kinds = hasattr(self.config, "layer_types")
+        """Whether each kind of layer has a mask of its own, or there is one for all."""
         self.rope = Rope(model, self.context, str(self))
         self.interface = by_interface(model)
         """Whether the model attends by transformers' interface, so that our attention function can take the place of ``sdpa``."""
@@ -118,18 +120,18 @@ class TransformersModel:
         if unpadded is not None:
             ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
         kept = keep if unpadded is None else unpadded.kept(keep)
-        options = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
+        options: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
         cache = StoreCache(store, extent, self.dense, unpadded, numbers)
         shown = Unwritten(extent) if compiles else cache
         state = CurrentForward(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
         with compiling, running(self.config, state, self.interface):
+            if self.windows:
+                options |= {"attention_mask": masks, "position_ids": positions_BT}
             output = self.module(
                 input_ids=ids_BT,
-                attention_mask=masks,
-                position_ids=positions_BT,
-                past_key_values=shown,
-                use_cache=True,
+                use_cache=not self.state_layers,  # some ask for a cache of a class of their own where they are to fill it
+                **{self._cache: shown},
                 **options,
                 **extra,
             )
@@ -151,13 +153,26 @@ class TransformersModel:
 
     def _per_kind(self, masks: dict[str, Any]) -> torch.Tensor | dict[str, Any]:
         """Return masks as the model takes them: one per kind of layer, None for those without keys and values, or one for all."""
-        if self._kinds is None:
+        if not self._kinds:
             return masks["all"]
-        return {kind: masks.get(kind) for kind in self._kinds} if self.state_layers else masks
+        return KindMasks(masks) if self.state_layers else masks
+
+
+class KindMasks(dict[str, Any]):
+    """The masks of the kinds of layers that attend, and None for all others."""
+
+    def __missing__(self, kind: str) -> None:
+        """Return None: such layers attend to nothing."""
 
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """The types of layers, as transformers has them, whose keys and values can forget rejected tokens."""
+
+BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""The types of layers that attend and keep a state as well, and how they attend."""
+
+NEITHER = frozenset({"mlp", "moe"})
+"""The types of layers that keep nothing of a row's tokens."""
 
 
 def has_other_layers(config: Any) -> bool:
@@ -184,10 +199,13 @@ def attention_windows(config: Any, role: str, states: Container[int] = ()) -> di
             raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
         return {"all": getattr(config, "sliding_window", None)}
     windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
-    unknown = sorted({kind for number, kind in enumerate(kinds) if kind not in windows and number not in states})
+    unknown = sorted(
+        {kind for number, kind in enumerate(kinds) if kind not in ATTENDING | NEITHER and number not in states}
+    )
     if unknown:
         raise ModelError(
             f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
             "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
         )
-    return {kind: windows[kind] for kind in dict.fromkeys(kinds) if kind in windows}
+    attends = {kind: BOTH.get(kind, kind) for kind in kinds}  # the masks of layers that do both go by either name
+    return {name: windows[how] for kind, how in attends.items() for name in (how, kind) if how in windows}

@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from specframe.models.own_cache import OwnCache
 from specframe.models.precision import eps, rounds_activations
 
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
@@ -141,9 +142,9 @@ def _forward(model: PreTrainedModel, ids: list[int], rows: int, step: int | None
     head = len(ids) if step is None else max(1, len(ids) - STEPPED)
     ends = [head, *range(head + (step or 1), len(ids), step or 1), len(ids)]
     options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    cache, start = DynamicCache(config=model.config), 0
+    alone, start = OwnCache(model), 0
     for end in dict.fromkeys(ends):
         fed, positions = tokens_BT[:, start:end], positions_BT[:, start:end]
-        logits = model(input_ids=fed, position_ids=positions, past_key_values=cache, use_cache=True, **options).logits
+        logits = alone.feed(fed, positions, **options)
         start = end
     return logits[:, -1]

@@ -68,6 +68,40 @@ def specframe_register_drafters(register: Register) -> None:
 
 
 @hookimpl
+def specframe_register_state_kinds(register: Register) -> None:
+    register(
+        "gated-delta",
+        "specframe_std.states.delta_rule:GatedDelta",
+        summary="The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid.",
+    )
+    register(
+        "kimi-delta",
+        "specframe_std.states.delta_rule:KimiDelta",
+        summary="Kimi Delta Attention, of Kimi Linear and Bailing hybrid models.",
+    )
+    register(
+        "mamba2",
+        "specframe_std.states.mamba2:Mamba2",
+        summary="The selective scan of Mamba-2, Falcon-H1, Nemotron-H, Granite 4, Zamba2 and Bamba.",
+    )
+    register(
+        "mamba1",
+        "specframe_std.states.mamba1:Mamba1",
+        summary="The selective scan of Mamba, Falcon-Mamba, Jamba and Zamba.",
+    )
+    register(
+        "lightning",
+        "specframe_std.states.lightning:Lightning",
+        summary="The linear attention of MiniMax, with a fixed decay per head.",
+    )
+    register(
+        "short-convolution",
+        "specframe_std.states.short_conv:ShortConvolution",
+        summary="The short convolutions of LFM2 and its successors.",
+    )
+
+
+@hookimpl
 def specframe_register_verifiers(register: Register) -> None:
     register(
         "chain",

@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Split
 from torch.nn.functional import one_hot
 from transformers import (
     Cache,
+    DynamicCache,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
@@ -93,6 +94,8 @@ class FakeModel(PreTrainedModel, GenerationMixin):
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         keys = torch.stack([input_ids + 1, position_ids + 1], dim=-1)[:, None].to(self.anchor.dtype)
         values = (input_ids * 3 + position_ids + 1)[:, None, :, None].to(self.anchor.dtype)
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.attending)
         token_BS, position_BS = keys[:, 0].long().unbind(-1)

@@ -47,8 +47,8 @@ class Attention:
         self.facts = AttentionFacts(
             model.device, model.dtype, heads, tuple(dict.fromkeys(shapes)), tuple(dict.fromkeys(windows.values()))
         )
-        shared = max(heads // shape.heads for shape in shapes)
-        self._masks = len(windows) + (shared if shared > 1 else 0)
+        shared = max((heads // shape.heads for shape in shapes), default=1)  # of a model that attends nowhere
+        self._masks = max(len(windows), 1) + (shared if shared > 1 else 0)
 
     @property
     def implementation(self) -> str:

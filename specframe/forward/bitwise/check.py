@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch.utils.module_tracker import ModuleTracker
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specframe.errors import ModelError, sentence
 from specframe.forward.bitwise import mode, operators, tiles
 from specframe.forward.bitwise.mode import Bitwise, bitwise
+from specframe.models.own_cache import OwnCache
 
 TOKENS, BATCH = 6, 3
 """Tokens and rows that a model is tried on: more of either than one."""
@@ -113,9 +114,7 @@ def difference(ways: Collection[str]) -> str | None:
 
 def logits(model: PreTrainedModel, ids_BT: torch.Tensor, widths: list[int]) -> torch.Tensor:
     """Return the logits (B, T, V) of tokens fed in pieces of these widths, as ``generate`` feeds them."""
-    cache, found = DynamicCache(config=model.config), []
+    alone = OwnCache(model)
     positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
-    for ids, positions in zip(ids_BT.split(widths, 1), positions_BT.split(widths, 1), strict=True):
-        output = model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
-        found.append(output.logits)
-    return torch.cat(found, dim=1)
+    fed = zip(ids_BT.split(widths, 1), positions_BT.split(widths, 1), strict=True)
+    return torch.cat([alone.feed(ids, positions) for ids, positions in fed], dim=1)

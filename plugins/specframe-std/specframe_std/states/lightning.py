@@ -1,0 +1,95 @@
+"""Lightning attention: linear attention with a fixed decay per head (arXiv 2401.04658), as MiniMax has it.
+
+Tensor names carry their shape: B rows, T tokens, H heads, K entries of a key and of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
+from specframe_std.states import mixers
+from specframe_std.states.scans import linear_scan
+
+WIDEST = 64
+"""Tokens of a chain for which all pairs are computed at once."""
+
+
+class Lightning:
+    """The layers of MiniMax without a softmax. Their scan is written out in their ``forward``, so all of it is here."""
+
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+        """Return the layers that keep a linear cache."""
+        return {
+            int(module.layer_idx): module  # type: ignore[arg-type]
+            for module in model.modules()
+            if "set_linear_cache" in mixers.calls(module)
+        }
+
+    def shape(self, layer: torch.nn.Module) -> StateShape:
+        """Return the shape of the matrix of each head."""
+        mixer: Any = layer
+        weight = mixer.qkv_proj.weight
+        return StateShape(
+            ((mixer.num_attention_heads, mixer.head_dim, mixer.head_dim),), (weight.dtype,), weight.device
+        )
+
+    def forward(self, layer: Any, state: LayerState) -> Callable[..., Any]:
+        """Return what goes on from the rows' states."""
+
+        def attend(hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            rows, width, _size = hidden_states.shape
+            projected = layer.act_fn(layer.qkv_proj(hidden_states))
+            heads = projected.view(rows, width, layer.num_attention_heads, -1)
+            query, key, value = heads.split(layer.head_dim, dim=-1)
+            output, after = scanned(layer, query, key, value, state.before[0], state.real_BT, state.sees_BTT)
+            output = layer.norm(output.reshape(rows, width, -1))
+            output = layer.out_proj(layer.output_gate(hidden_states).sigmoid() * output)
+            state.note((key, value), (after,) if state.sees_BTT is None else None)
+            return output, after
+
+        return attend
+
+    def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after the first tokens of each row."""
+        key, value = inputs
+        stands_BT = torch.arange(key.shape[1], device=counts_B.device) < counts_B[:, None]
+        return (scanned(layer, key, key, value, before[0], stands_BT)[1],)
+
+
+def scanned(
+    layer: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    before_BHKK: torch.Tensor,
+    real_BT: torch.Tensor,
+    sees_BTT: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs (B, T, H, K) and the states after the last token; what is not real does not decay them.
+
+    Args:
+        layer: has the decays.
+        query: (B, T, H, K).
+        key: (B, T, H, K).
+        value: (B, T, H, K).
+        before_BHKK: the states before.
+        real_BT: which tokens count.
+        sees_BTT: which places see which; None: a chain.
+    """
+    decay_BHT1 = -layer.slope_rate * real_BT[:, None, :, None]
+    key = key * real_BT[..., None, None]
+    outputs = []
+    for part in [slice(None)] if sees_BTT is not None else parts(key.shape[1]):
+        asked, keys, values = (one[:, part].transpose(1, 2) for one in (query, key, value))
+        output, before_BHKK = linear_scan(asked, keys, values, decay_BHT1[:, :, part], before_BHKK, sees_BTT)
+        outputs.append(output.transpose(1, 2))
+    return torch.cat(outputs, dim=1), before_BHKK
+
+
+def parts(width: int) -> list[slice]:
+    """Return the parts of a long chain."""
+    return [slice(first, first + WIDEST) for first in range(0, width, WIDEST)]

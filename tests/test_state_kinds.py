@@ -1,0 +1,170 @@
+"""The kinds of state of transformers' models: exact in chains and trees, whatever stands, moves, forks or is read in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import architectures
+import pytest
+import torch
+from specframe_std.states import mixers, scans
+from specframe_testing import fakes, harness, standard, zoo
+from specframe_testing.conformance import StateKindSuite
+from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from transformers import PreTrainedModel
+
+from specframe.contracts.requests import Request
+from specframe.forward.runner import ModelRunner
+from specframe.plugins.registry import registry
+from specframe.text.sampling import Sampling
+
+KINDS = {
+    "gated-delta": "qwen3_5_text",
+    "kimi-delta": "kimi_linear",
+    "lightning": "minimax",
+    "mamba1": "jamba",
+    "mamba2": "nemotron_h",
+    "short-convolution": "lfm2",
+}
+"""A model of each kind."""
+
+each_kind = pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+
+
+def usual(new: int = 9) -> list[Request]:
+    """Return ragged requests with pad and eos ids (the same) inside prompts, some of which stop early."""
+    prompts = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=3)
+    prompts[2][0] = prompts[2][5] = prompts[3][-1] = prompts[4][2] = zoo.EOS
+    return harness.requests(prompts, new, {zoo.EOS, 11})
+
+
+def test_every_kind_is_tried() -> None:
+    """Each registered kind has a model in this file."""
+    assert set(registry().names("state kind")) == set(KINDS)
+
+
+@each_kind
+def test_layers_are_known_by_their_kind(name: str) -> None:
+    """A model's layers are known by one kind, and each has its number."""
+    model = architectures.build(name)
+    layers = ModelRunner(model, "target").state_layers
+    assert layers
+    assert {layer.module.layer_idx for layer in layers.values()} == set(layers)
+    wanted = {kind for kind, one in KINDS.items() if one == name}
+    assert {layer.called.split("'")[1] for layer in layers.values()} == wanted
+
+
+@each_kind
+def test_chains(name: str) -> None:
+    """Drafts that are right for so many tokens, by turns, and prompts in pieces beside them: tokens are the reference decoder's."""
+    model, asked = architectures.build(name), usual()
+    drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
+    harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
+    pipe = harness.pipeline(model, drafter, schedule="continuous,piece=4", batch_size=2, draft_length=3)
+    harness.check(pipe, asked)
+
+
+@each_kind
+@pytest.mark.parametrize("right", [None, {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}], ids=["all", "by-row"])
+def test_trees(name: str, right: Any) -> None:
+    """Nodes go on from their parents' states and windows, and the accepted path alone is taken in."""
+    model, asked = architectures.build(name), usual()
+    drafter = fakes.ScriptedTree(harness.truth(model, asked), right)
+    harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=3), asked)
+
+
+@each_kind
+def test_samples_start_as_copies(name: str) -> None:
+    """Samples that start from the first one's state have the tokens that they have alone."""
+    model, prompts = architectures.build(name), harness.random_prompts([6, 1, 9], zoo.VOCABULARY)
+
+    def sampled(rows: int) -> list[list[int]]:
+        pipe = harness.pipeline(model, None, accept=standard.ALWAYS_THE_SAME, batch_size=rows)
+        return [one.token_ids for one in pipe.generate(prompts, 5, sampling=Sampling(temperature=3.0, samples=3))]
+
+    assert sampled(4) == sampled(1)
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "zamba2"])
+def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
+    """These models bound the steps of a prompt's tokens alone: so it is where the prompt's last token is fed with a draft.
+
+    With a bound that many steps fall below, the logits depend on which tokens it holds for.
+    """
+    model = architectures.build(name)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.8, float("inf"))
+    asked = usual()
+    drafter = fakes.ScriptedDrafter(harness.truth(model, asked), RIGHT["by-turns"])
+    harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
+
+
+@each_kind
+def test_long_prompts_go_on_from_a_state(name: str) -> None:
+    """A prompt read in pieces longer than what is computed in pairs has the tokens that it has in one pass."""
+    model = architectures.build(name)
+    model.config.max_position_embeddings = 256
+    asked = harness.requests(harness.random_prompts([180, 90], zoo.VOCABULARY), 6)
+    pipe = harness.pipeline(model, None, schedule="continuous,piece=80", batch_size=2)
+    harness.check(pipe, asked)
+
+
+def test_a_path_has_the_inputs_of_its_ancestors() -> None:
+    """The inputs of a node's path are its ancestors' and then the window's, the node's own last."""
+    full_BCT = torch.arange(7.0)[None, None]  # a window of three, and four nodes
+    parents_1T = torch.tensor([[-1, 0, 0, 2]])
+    paths_TW = mixers.along_paths(full_BCT, parents_1T, 4)[0, 0].tolist()
+    assert paths_TW == [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
+
+
+def test_a_window_slides_by_what_stands() -> None:
+    """A row's window holds the last inputs that stand, of the block or from before."""
+    window_BCW, inputs_BTC = torch.tensor([[[1.0, 2, 3]]] * 3), torch.tensor([[[4.0], [5], [6], [7]]] * 3)
+    slid = mixers.slid(window_BCW, inputs_BTC, torch.tensor([0, 2, 4]))
+    assert slid[:, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("entries", [1, 4], ids=["per-head", "per-entry"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
+    """Outputs and states are those of the recurrence, one token after the other along each path."""
+    torch.manual_seed(0)
+    rows, heads, width, size = 2, 3, 6, 4
+    query, key, value = (torch.randn(rows, heads, width, size) for _ in range(3))
+    decay, beta = -torch.rand(rows, heads, width, entries), torch.rand(rows, heads, width, 1) if delta else None
+    before = torch.randn(rows, heads, size, size)
+    parents = [-1, 0, 0, 1, 2, 4]
+    sees = torch.eye(width, dtype=torch.bool)
+    states, wanted = dict[int, torch.Tensor](), []
+    for place, parent in enumerate(parents):
+        if parent >= 0:
+            sees[place] |= sees[parent]
+        state = states.get(parent, before) * decay[:, :, place, :, None].exp()
+        added = value[:, :, place, None]
+        if beta is not None:
+            added = beta[:, :, place, None] * (added - key[:, :, place, None] @ state)
+        states[place] = state + key[:, :, place, :, None] * added
+        wanted.append((query[:, :, place, None] @ states[place])[:, :, 0])
+    given = query, key, value, decay, before
+    found, _ = scans.linear_scan(*given, sees_BTT=sees[None], beta_BHT1=beta)
+    torch.testing.assert_close(found, torch.stack(wanted, 2))
+    path = torch.tensor([0, 2, 4, 5])
+    along = None if beta is None else beta[:, :, path]
+    _, after = scans.linear_scan(*(one[:, :, path] for one in given[:4]), before, beta_BHT1=along)
+    torch.testing.assert_close(after, states[5])
+
+
+@pytest.mark.slow
+class TestEveryKind(StateKindSuite):
+    """Each kind passes the suite of kinds, on a small model."""
+
+    temperature = 3.0
+
+    @pytest.fixture(autouse=True, params=KINDS.values(), ids=KINDS)
+    def _of_a_kind(self, request: pytest.FixtureRequest) -> None:
+        self.name = request.param
+
+    def model(self) -> PreTrainedModel:
+        """Return the model of the kind."""
+        return architectures.build(self.name)
