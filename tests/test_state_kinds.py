@@ -74,6 +74,16 @@ def test_trees(name: str, right: Any) -> None:
 
 
 @each_kind
+def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
+    """Early exit drafts on the target's own states and leaves them as they were."""
+    pipe = harness.pipeline(
+        architectures.build(name), None, drafter="early-exit,layers=1", batch_size=3, draft_length=3
+    )
+    harness.check(pipe, usual())
+    assert pipe.report.num_draft_tokens > 0
+
+
+@each_kind
 def test_samples_start_as_copies(name: str) -> None:
     """Samples that start from the first one's state have the tokens that they have alone."""
     model, prompts = architectures.build(name), harness.random_prompts([6, 1, 9], zoo.VOCABULARY)
@@ -151,7 +161,9 @@ def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
     torch.testing.assert_close(found, torch.stack(wanted, 2))
     path = torch.tensor([0, 2, 4, 5])
     along = None if beta is None else beta[:, :, path]
-    _, after = scans.linear_scan(*(one[:, :, path] for one in given[:4]), before, beta_BHT1=along)
+    one, keys, values, decays = (part[:, :, path] for part in given[:4])
+    _, added = scans.linear_scan(one, keys, values, decays, before, beta_BHT1=along)
+    after = scans.state_after(keys, added, decays, before)
     torch.testing.assert_close(after, states[5])
 
 

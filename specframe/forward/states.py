@@ -288,8 +288,12 @@ class RowStates:
         for number in self._fed[0].inputs:  # a model that shares the states has the first layers only
             inputs = self._fed[0].inputs[number]
             if len(self._fed) > 1:
-                given = zip(*(fed.inputs[number] for fed in self._fed), strict=True)
-                inputs = tuple(torch.cat(parts, dim=1) for parts in given)
+                given = [fed.inputs[number] for fed in self._fed]
+                if len({len(one) for one in given}) > 1:
+                    raise ContractError(
+                        f"{self._layers[number]}: expected settle() after a block as long as the one that was fed"
+                    )
+                inputs = tuple(torch.cat(parts, dim=1) for parts in zip(*given, strict=True))
             if not in_place:
                 inputs = tuple(pick_places(part, places_BP) for part in inputs)
             now = self._now(number)

@@ -45,9 +45,11 @@ class TransformersModel:
         self.config = model.config.get_text_config()
         self.device, self.dtype = next(model.parameters()).device, model.dtype
         with shared_config(self.config):
-            self.state_layers = state_layers(model, f"the {role}") if has_other_layers(self.config) else {}
+            self._mixed = has_other_layers(self.config)
+            self.state_layers = state_layers(model, f"the {role}") if self._mixed else {}
             """The layers that keep a state, by their number."""
-            self.windows = attention_windows(self.config, role, self.state_layers)
+            layers = len(compiled.decoder_layers(model))
+            self.windows = attention_windows(self.config, role, self.state_layers, layers)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
@@ -130,7 +132,7 @@ class TransformersModel:
                 options |= {"attention_mask": masks, "position_ids": positions_BT}
             output = self.module(
                 input_ids=ids_BT,
-                use_cache=not self.state_layers,  # some ask for a cache of a class of their own where they are to fill it
+                use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
                 **{self._cache: shown},
                 **options,
                 **extra,
@@ -155,7 +157,7 @@ class TransformersModel:
         """Return masks as the model takes them: one per kind of layer, None for those without keys and values, or one for all."""
         if not self._kinds:
             return masks["all"]
-        return KindMasks(masks) if self.state_layers else masks
+        return KindMasks(masks) if self._mixed else masks
 
 
 class KindMasks(dict[str, Any]):
@@ -180,7 +182,7 @@ def has_other_layers(config: Any) -> bool:
     return not ATTENDING.issuperset(getattr(config, "layer_types", None) or ())
 
 
-def attention_windows(config: Any, role: str, states: Container[int] = ()) -> dict[str, int | None]:
+def attention_windows(config: Any, role: str, states: Container[int] = (), layers: int = 0) -> dict[str, int | None]:
     """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
 
     Models without ``layer_types`` have one kind, "all".
@@ -189,6 +191,7 @@ def attention_windows(config: Any, role: str, states: Container[int] = ()) -> di
         config: of the model.
         role: of the model, for errors.
         states: the numbers of layers that keep a state of a known kind.
+        layers: how many of the configuration's first layers the model has; 0: all, as far as is known.
 
     Raises:
         ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers), or attends in chunks.
@@ -199,9 +202,8 @@ def attention_windows(config: Any, role: str, states: Container[int] = ()) -> di
             raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
         return {"all": getattr(config, "sliding_window", None)}
     windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
-    unknown = sorted(
-        {kind for number, kind in enumerate(kinds) if kind not in ATTENDING | NEITHER and number not in states}
-    )
+    had = enumerate(kinds[: layers or None])
+    unknown = sorted({kind for number, kind in had if kind not in ATTENDING | NEITHER and number not in states})
     if unknown:
         raise ModelError(
             f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "

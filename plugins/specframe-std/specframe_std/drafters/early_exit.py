@@ -11,6 +11,7 @@ from specframe.contracts.model import Model
 from specframe.errors import ModelError
 from specframe.forward.compiled import decoder_layers
 from specframe.forward.model_copies import with_module
+from specframe.forward.part_runner import PartRunner
 from specframe.forward.runner import ModelRunner
 from specframe.value_checks import whole
 from specframe_std.drafters.self_drafting import SelfDrafter
@@ -44,7 +45,10 @@ class EarlyExit(SelfDrafter):
 
     def part(self, target: Model) -> ModelRunner:
         """Return the target's first layers."""
-        return ModelRunner(first_layers(target, self._layers), "draft")
+        part = first_layers(target, self._layers)
+        if target.state_layers:  # their numbers and the shapes of what attends are known of the whole alone
+            return PartRunner(cast(PreTrainedModel, target.module), part, "draft")
+        return ModelRunner(part, "draft")
 
 
 def first_layers(target: Model, count: int | None) -> PreTrainedModel:

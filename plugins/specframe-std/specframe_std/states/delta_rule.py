@@ -15,7 +15,7 @@ import torch
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
-from specframe_std.states.scans import linear_scan
+from specframe_std.states.scans import by_head, linear_scan, state_after
 
 EPSILON = 1e-6
 """What mixers add to the square of a vector's length before they divide by its root."""
@@ -41,70 +41,63 @@ class DeltaRule(MixerKind):
         use_qk_l2norm_in_kernel: bool = False,
         **named: Any,
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
-        """Return the outputs, keys, values, gates and strengths of each token, and the states after the last one."""
-        real_BT1 = state.real_BT[..., None]
+        """Return the outputs, keys, what they add and the decays of each token, and the states after the last one.
+
+        Of a long chain the values and strengths are noted in the place of what they add, which the mixer's own scan does not tell.
+        """
+        real_BT1, units = state.real_BT[..., None], unit if use_qk_l2norm_in_kernel else torch.Tensor.float
         g = g * (real_BT1 if g.ndim == 3 else real_BT1[..., None])
         beta = beta * real_BT1
-        units = unit if use_qk_l2norm_in_kernel else torch.Tensor.float
-        key_BTHK = units(key)
+        keys_BHTK, decay_BHTD = (
+            by_head(units(key), value.shape[2]),
+            (g if g.ndim == 4 else g[..., None]).transpose(1, 2).float(),
+        )
         if state.sees_BTT is None and key.shape[1] > self.widest:
             named |= {"initial_state": held, "output_final_state": True}
             output, after = usual(
                 query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **named
             )
-        else:
-            output, after = rule(units(query), key_BTHK, value, g, beta, held, state.sees_BTT)
-        return output.to(value.dtype), (key_BTHK, value, g, beta), after
+            noted = keys_BHTK, value.transpose(1, 2).float(), decay_BHTD, beta.mT[..., None].float()
+            return output, by_token(noted), after
+        queries_BHTK = by_head(units(query), value.shape[2]) * query.shape[-1] ** -0.5
+        output_BHTV, added_BHTV = linear_scan(
+            queries_BHTK,
+            keys_BHTK,
+            value.transpose(1, 2).float(),
+            decay_BHTD,
+            held,
+            state.sees_BTT,
+            beta.mT[..., None].float(),
+        )
+        after = held if state.sees_BTT is not None else state_after(keys_BHTK, added_BHTV, decay_BHTD, held)
+        return output_BHTV.transpose(1, 2).to(value.dtype), by_token((keys_BHTK, added_BHTV, decay_BHTD)), after
 
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand: others are given no strength, and do not decay it."""
-        key, value, g, beta = inputs
-        for chunk in torch.arange(key.shape[1]).split(self.widest):
-            part = slice(int(chunk[0]), int(chunk[-1]) + 1)
-            stands_BT1 = stands_BT[:, part, None]
-            kept = g[:, part] * (stands_BT1 if g.ndim == 3 else stands_BT1[..., None])
-            given = key[:, part], key[:, part], value[:, part], kept, beta[:, part] * stands_BT1
-            _, before = rule(*given, before)
+        """Return the states after the tokens that stand: others add nothing, and do not decay them."""
+        keys_BHTK, added_BHTV, decay_BHTD, *beta = by_token(inputs)
+        if not beta:
+            return state_after(keys_BHTK, added_BHTV, decay_BHTD, before, stands_BT)
+        for first in range(0, keys_BHTK.shape[2], self.widest):
+            part = slice(first, first + self.widest)
+            keys, values, decay, strength = (one[:, :, part] for one in (keys_BHTK, added_BHTV, decay_BHTD, *beta))
+            stands = stands_BT[:, part]
+            decay, strength = (one * stands[:, None, :, None] for one in (decay, strength))
+            _, added = linear_scan(keys, keys, values, decay, before, beta_BHT1=strength)
+            before = state_after(keys, added, decay, before)
         return before
-
-
-def rule(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    before_BHKV: torch.Tensor,
-    sees_BTT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs (B, T, H, V) and the states after the last token, in float32.
-
-    Args:
-        query: (B, T, H, K), where several heads of values may share one of queries and keys.
-        key: (B, T, H, K).
-        value: (B, T, H, V).
-        g: logarithms of the decays, (B, T, H) or (B, T, H, K).
-        beta: strengths, (B, T, H).
-        before_BHKV: the states before.
-        sees_BTT: which places see which; None: a chain.
-    """
-    shared = value.shape[2] // key.shape[2]
-    query, key, value, g, beta = (part.float().transpose(1, 2) for part in (query, key, value, g, beta))
-    if shared > 1:
-        query, key = query.repeat_interleave(shared, 1), key.repeat_interleave(shared, 1)
-    decay_BHTD = g[..., None] if g.ndim == 3 else g
-    output, after = linear_scan(
-        query * query.shape[-1] ** -0.5, key, value, decay_BHTD, before_BHKV.float(), sees_BTT, beta[..., None]
-    )
-    return output.transpose(1, 2), after
 
 
 def unit(vectors: torch.Tensor) -> torch.Tensor:
     """Return vectors of length one, in float32, as mixers make them."""
     vectors = vectors.float()
     return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + EPSILON)
+
+
+def by_token(inputs: Inputs) -> Inputs:
+    """Return what is by head by token, and the other way round."""
+    return tuple(one.transpose(1, 2) for one in inputs)
 
 
 class GatedDelta(DeltaRule):

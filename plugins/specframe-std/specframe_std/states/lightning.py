@@ -12,7 +12,7 @@ import torch
 
 from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
 from specframe_std.states import mixers
-from specframe_std.states.scans import linear_scan
+from specframe_std.states.scans import linear_scan, state_after
 
 WIDEST = 64
 """Tokens of a chain for which all pairs are computed at once."""
@@ -55,9 +55,10 @@ class Lightning:
 
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after the first tokens of each row."""
-        key, value = inputs
-        stands_BT = torch.arange(key.shape[1], device=counts_B.device) < counts_B[:, None]
-        return (scanned(layer, key, key, value, before[0], stands_BT)[1],)
+        key, value = (one.transpose(1, 2) for one in inputs)
+        stands_BT = torch.arange(key.shape[2], device=counts_B.device) < counts_B[:, None]
+        decay_BHT1 = (-layer.slope_rate * stands_BT[:, None, :, None]).to(key.dtype)  # type: ignore[operator]
+        return (state_after(key, value, decay_BHT1, before[0], stands_BT),)
 
 
 def scanned(
@@ -81,15 +82,13 @@ def scanned(
         sees_BTT: which places see which; None: a chain.
     """
     decay_BHT1 = -layer.slope_rate * real_BT[:, None, :, None]
-    key = key * real_BT[..., None, None]
-    outputs = []
-    for part in [slice(None)] if sees_BTT is not None else parts(key.shape[1]):
-        asked, keys, values = (one[:, part].transpose(1, 2) for one in (query, key, value))
-        output, before_BHKK = linear_scan(asked, keys, values, decay_BHT1[:, :, part], before_BHKK, sees_BTT)
+    given = query, key * real_BT[..., None, None], value
+    outputs, width = [], key.shape[1] if sees_BTT is not None else WIDEST
+    for first in range(0, key.shape[1], width):
+        part = slice(first, first + width)
+        asked, keys, values = (one[:, part].transpose(1, 2) for one in given)
+        output, _ = linear_scan(asked, keys, values, decay_BHT1[:, :, part], before_BHKK, sees_BTT)
+        if sees_BTT is None:
+            before_BHKK = state_after(keys, values, decay_BHT1[:, :, part], before_BHKK)
         outputs.append(output.transpose(1, 2))
     return torch.cat(outputs, dim=1), before_BHKK
-
-
-def parts(width: int) -> list[slice]:
-    """Return the parts of a long chain."""
-    return [slice(first, first + WIDEST) for first in range(0, width, WIDEST)]

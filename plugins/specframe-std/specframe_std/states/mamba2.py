@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
-from specframe_std.states.scans import linear_scan
+from specframe_std.states.scans import by_head, linear_scan, state_after
 
 WIDEST = 64
 """Tokens of a chain up to which all pairs are computed at once; more are left to the mixer's own scan, which goes in chunks."""
@@ -50,7 +50,7 @@ class Mamba2(MixerKind):
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **named: Any,
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
-        """Return the outputs, the steps, inputs and B of each token, and the states after the last one."""
+        """Return the outputs, and the B, what it adds and the decay of each token, and the states after the last one."""
         if dt_bias is not None:
             dt = dt + dt_bias.to(dt.dtype)
         if dt_softplus:
@@ -59,42 +59,24 @@ class Mamba2(MixerKind):
         if state.prompt_BT is not None:
             bounded = bounded.where(state.prompt_BT[..., None], dt.clamp(min=0))
         dt = bounded * state.real_BT[..., None]
+        inputs_BTHP, steps_BTH1 = hidden_states.float(), dt.float()[..., None]
+        added_BTHP, decay_BTH1 = inputs_BTHP * steps_BTH1, steps_BTH1 * A.float()[:, None]
+        noted = B, added_BTHP, decay_BTH1
         if state.sees_BTT is None and dt.shape[1] > WIDEST:
             named |= {"initial_states": held, "return_final_states": True}
             output, after = usual(hidden_states, dt, A, B, C, chunk_size=chunk_size, D=D, **named)
-        else:
-            output, after = scanned(hidden_states, dt, A, B, C, held, state.sees_BTT)
-            if D is not None:
-                output = output + D[:, None] * hidden_states.float()
-        return output.contiguous(), (hidden_states, dt, B), after
+            return output.contiguous(), noted, after
+        query, keys, added, decay = (by_head(one, added_BTHP.shape[2]) for one in (C.float(), B.float(), *noted[1:]))
+        output, _ = linear_scan(query, keys, added, decay, held.mT, state.sees_BTT)
+        after = held if state.sees_BTT is not None else state_after(keys, added, decay, held.mT).mT
+        output = output.transpose(1, 2)
+        if D is not None:
+            output = output + D[:, None] * inputs_BTHP
+        return output.contiguous(), noted, after
 
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states after the tokens that stand: others take no time."""
-        hidden_states, dt, keys = inputs
-        decay = -layer.A_log.float().exp()
-        for chunk in torch.arange(dt.shape[1]).split(WIDEST):
-            part = slice(int(chunk[0]), int(chunk[-1]) + 1)
-            steps = dt[:, part] * stands_BT[:, part, None]
-            _, before = scanned(hidden_states[:, part], steps, decay, keys[:, part], keys[:, part], before)
-        return before
-
-
-def scanned(
-    inputs_BTHP: torch.Tensor,
-    steps_BTH: torch.Tensor,
-    decay_H: torch.Tensor,
-    keys_BTGN: torch.Tensor,
-    queries_BTGN: torch.Tensor,
-    before_BHPN: torch.Tensor,
-    sees_BTT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs (B, T, H, P) without those of ``D``, and the states after the last token, in float32."""
-    shared = inputs_BTHP.shape[2] // keys_BTGN.shape[2]
-    steps_BHT = steps_BTH.float().mT
-    key, query = (part.float().transpose(1, 2).repeat_interleave(shared, 1) for part in (keys_BTGN, queries_BTGN))
-    value = inputs_BTHP.float().transpose(1, 2) * steps_BHT[..., None]
-    decay = (steps_BHT * decay_H.float()[:, None])[..., None]
-    output, after = linear_scan(query, key, value, decay, before_BHPN.float().mT, sees_BTT)
-    return output.transpose(1, 2), after.mT
+        """Return the states after the tokens that stand: others add nothing, and do not decay them."""
+        keys, added, decay = (by_head(one.float(), inputs[1].shape[2]) for one in inputs)
+        return state_after(keys, added, decay, before.mT, stands_BT).mT

@@ -47,7 +47,7 @@ def linear_scan(
     sees_BTT: torch.Tensor | None = None,
     beta_BHT1: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs (B, H, T, V) and the states after the last token, which mean nothing for a tree.
+    """Return the outputs (B, H, T, V), and what each token adds to the state as its key's value, (B, H, T, V).
 
     Args:
         query_BHTK: what reads the state after each token.
@@ -69,6 +69,35 @@ def linear_scan(
             system_BHTT, beta_BHT1 * (value_BHTV - known_BHTV), upper=False, unitriangular=True
         )
     output_BHTV = (query_BHTK * decayed_BHTD) @ state_BHKV + products(query_BHTK, key_BHTK, decays_BHTTD) @ value_BHTV
-    left_BHTD = (total_BHTD[:, :, -1:] - total_BHTD).exp()
-    state_BHKV = state_BHKV * decayed_BHTD[:, :, -1, :, None] + (key_BHTK * left_BHTD).mT @ value_BHTV
-    return output_BHTV, state_BHKV
+    return output_BHTV, value_BHTV
+
+
+def state_after(
+    key_BHTK: torch.Tensor,
+    added_BHTV: torch.Tensor,
+    decay_BHTD: torch.Tensor,
+    state_BHKV: torch.Tensor,
+    stands_BT: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the states after the tokens of a chain: each adds its key's value, and decays what is there.
+
+    Args:
+        key_BHTK: the tokens' keys.
+        added_BHTV: what they add, as :func:`linear_scan` returns it.
+        decay_BHTD: logarithms of the decays.
+        state_BHKV: the states before the block.
+        stands_BT: which tokens are taken in, the first ones of each row; None: all.
+    """
+    if stands_BT is not None:
+        stands_B1T1 = stands_BT[:, None, :, None]
+        decay_BHTD, added_BHTV = decay_BHTD * stands_B1T1, added_BHTV * stands_B1T1
+    total_BHTD = decay_BHTD.cumsum(2)
+    last_BH1D = total_BHTD[:, :, -1:]
+    return state_BHKV * last_BH1D.exp().mT + (key_BHTK * (last_BH1D - total_BHTD).exp()).mT @ added_BHTV
+
+
+def by_head(vectors_BTHK: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the vectors of each of so many heads, (B, H, T, K): several may share one of fewer."""
+    vectors_BHTK = vectors_BTHK.transpose(1, 2)
+    shared = heads // vectors_BHTK.shape[1]
+    return vectors_BHTK if shared == 1 else vectors_BHTK.repeat_interleave(shared, 1)
