@@ -8,11 +8,13 @@ import architectures
 import pytest
 import torch
 from specframe_std.states import mixers, scans
-from specframe_testing import fakes, harness, standard, zoo
+from specframe_testing import fakes, harness, standard, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from specframe_testing.device.rounds import watched_rounds
 from transformers import PreTrainedModel
 
+import specframe
 from specframe.contracts.requests import Request
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.registry import registry
@@ -81,6 +83,39 @@ def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     )
     harness.check(pipe, usual())
     assert pipe.report.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3_5_text",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS.values() if name != "qwen3_5_text"),
+    ],
+)
+def test_as_on_a_gpu(name: str) -> None:
+    """On a device as strict as CUDA a target and a draft model with states are exact, wait once a round and copy nothing."""
+    target, asked = architectures.build(name), usual()
+    with suite_device.running_on("sim"), watched_rounds() as watched:
+        draft = zoo.good_draft(target)
+        pipe = harness.pipeline(target, draft, batch_size=2, draft_length=3, observers=[watched])
+        harness.check(pipe, asked)
+        watched.rounds.clear()  # a model is tried out in its first run
+        harness.check(pipe, asked)
+    assert max(one.waits for one in watched.rounds) == 1
+    assert max(one.copies for one in watched.steady) == 0
+
+
+def test_inside_generate() -> None:
+    """Drafts for a left-padded batch inside ``generate`` leave the tokens that it gives by itself."""
+    model = architectures.build("qwen3_5_text")
+    draft = zoo.good_draft(model)
+    ids = torch.tensor(harness.random_prompts([9, 9, 9], zoo.VOCABULARY))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 10, "do_sample": False}
+    assert torch.equal(
+        model.generate(ids, **given), model.generate(ids, custom_generate=specframe.assisted(draft), **given)
+    )
 
 
 @each_kind

@@ -186,6 +186,30 @@ def test_every_family_is_exact_everywhere(cell: Cell, saved: Callable[[str, str]
     assert_exact(cell, saved(cell.family, cell.architecture))
 
 
+HYBRID = [
+    Cell(*form, zoo.HYBRIDS[0], ALIGNMENTS[number % 4], BATCH_SIZES[number % 3], RULES[number % 2])
+    for number, form in enumerate(FORMS)
+    if form[0] != "pard"  # its drafts are made by feeding tokens to the target itself again
+]
+"""Every form on a target that has layers with states, the other values by turns."""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            cell,
+            marks=[pytest.mark.slow] * ((cell.family, cell.shape) not in {("eagle-3", "dynamic"), ("mtp", "chain")}),
+        )
+        for cell in HYBRID
+    ],
+    ids=str,
+)
+def test_every_family_drafts_for_targets_with_states(cell: Cell, saved: Callable[[str, str], Path]) -> None:
+    """Chains and trees of heads, which read features of a hybrid target, give the target's own tokens."""
+    assert_exact(cell, saved(cell.family, cell.architecture))
+
+
 def test_the_samples_cover_the_matrix() -> None:
     """Every drafter of this plugin is a family, and the slow sample has every value of every axis for each of them."""
     assert {name for name, *_ in FAMILIES.values()} == {

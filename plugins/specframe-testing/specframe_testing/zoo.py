@@ -89,16 +89,35 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 NAMES = tuple(_MODELS)
+"""Those that attend in every layer."""
+
+_HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5": (
+        "Qwen3_5Text",
+        {
+            **_GROUPED,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 6,
+        },
+    ),
+}
+HYBRIDS = tuple(_HYBRIDS)
+"""Those with layers that keep a state."""
+
 CHARACTERS = ("<eos>", "\n", *map(chr, range(32, 127)))
 """Texts of the tokens of :func:`character_tokenizer`, by id; one for each id of the vocabulary."""
 
 
 def build(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
-    """Return a small random model of an architecture in :data:`NAMES`, the same one for the same seed.
+    """Return a small random model of an architecture in :data:`NAMES` or :data:`HYBRIDS`, the same one for the same seed.
 
     ``options`` replace those of its configuration.
     """
-    family, usual = _MODELS[name]
+    family, usual = (_MODELS | _HYBRIDS)[name]
     return _make(family, {**usual, "eos_token_id": EOS, "pad_token_id": EOS, **options}, seed)
 
 
@@ -150,7 +169,7 @@ def bad_draft(seed: int = 1) -> PreTrainedModel:
 
 def _make(family: str, options: dict[str, Any], seed: int) -> PreTrainedModel:
     config_name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
-    model_name = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
+    model_name = {"GPT2": "GPT2LMHeadModel", "Qwen3_5Text": "Qwen3_5ForCausalLM"}.get(family, f"{family}ForCausalLM")
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, model_name)(getattr(transformers, config_name)(**options))
