@@ -184,7 +184,8 @@ class Pipeline:
     @property
     def report(self) -> RunReport:
         """The figures of the latest run, so far or in all."""
-        return self._results.report(self._engine.peak_kv_bytes if self._engine else 0)
+        engine = self._engine
+        return self._results.report(engine.peak_kv_bytes, engine.state_bytes) if engine else self._results.report(0, 0)
 
     def generate(
         self, prompts: Iterable[Prompt], max_new_tokens: int = MAX_NEW_TOKENS, **asked: Unpack[Asked]

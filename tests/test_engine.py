@@ -376,7 +376,7 @@ def test_every_member_of_an_engine_is_looked_for() -> None:
     """An executor whose engine lacks a member of the contract is refused by the member's name."""
 
     class Lacking:
-        idle, peak_kv_bytes, remote = True, 0, 0
+        idle, peak_kv_bytes, state_bytes, remote = True, 0, 0, 0
         add = abort = step = close = print
 
     executor = guard("executor", types.SimpleNamespace(open=lambda *_: Lacking()))

@@ -21,6 +21,7 @@ from specframe.contracts.states import LayerState
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
+from specframe.forward import states as forward_states
 from specframe.forward.attention import choice
 from specframe.forward.runner import ModelRunner
 from specframe.forward.states import RowStates, state_layers
@@ -427,4 +428,25 @@ def test_a_state_forgets_nothing() -> None:
 def test_bytes_are_counted() -> None:
     """A run counts the bytes of states beside those of keys and values."""
     run, plain = harness.open_run(TARGET, 3, 20), harness.open_run(fakes.fake_target(), 3, 20)
-    assert run.kv_bytes - plain.kv_bytes == 3 * 2 * 8
+    assert run.kv_bytes - plain.kv_bytes == run.state_bytes == 3 * 2 * 8
+    assert plain.state_bytes == 0
+
+
+def test_what_waits_to_be_settled_is_counted() -> None:
+    """A run reports the bytes of states with those of a round's tokens: by one state and the tokens' ids, drafts cost little."""
+    asked = usual()
+    pipe = harness.pipeline(TARGET, scripted(asked), batch_size=2, draft_length=3)
+    harness.check(pipe, asked)
+    held, after, longest = 2 * 2 * 8, 2 * 2 * 8, max(len(one.prompt_ids) for one in asked)
+    assert held + after + 2 * 4 * 8 <= pipe.report.state_bytes <= held + after + 2 * longest * 8
+
+
+def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokens of a long piece of prompts nothing is kept to take in, and one that is to stand in part is refused."""
+    monkeypatch.setattr(forward_states, "LONG", 2)
+    asked = usual()
+    harness.check(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
+    rows = Rows(5)
+    rows.feed(rows.batch.last_tokens(4, -1), -5)
+    with pytest.raises(ContractError, match=r"^a piece of prompts was fed, and a part of it is to stand: expected all"):
+        rows.store.settle(rows.batch, Kept(-2))

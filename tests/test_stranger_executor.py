@@ -33,7 +33,7 @@ class RelayEngine:
     """An engine with the members of the protocol, and no others."""
 
     def __init__(self, inner: Engine) -> None:
-        self._inner, self.remote, self.peak_kv_bytes = inner, 0, 0
+        self._inner, self.remote, self.peak_kv_bytes, self.state_bytes = inner, 0, 0, 0
 
     @property
     def idle(self) -> bool:
@@ -50,7 +50,7 @@ class RelayEngine:
 
     def step(self) -> Progress | None:
         progress = self._inner.step()
-        self.peak_kv_bytes = self._inner.peak_kv_bytes
+        self.peak_kv_bytes, self.state_bytes = self._inner.peak_kv_bytes, self._inner.state_bytes
         return progress
 
     def close(self) -> None:

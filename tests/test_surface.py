@@ -127,7 +127,7 @@ FIELDS = {
         *["num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"],
         *["mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "stage_seconds"],
         *["padding_share", "grouping_rate", "target_forwards", "draft_forwards", "peak_kv_bytes"],
-        *["host_syncs", "h2d_copies", "prefix_hit_tokens", "tokens_computed", "filler_share"],
+        *["host_syncs", "h2d_copies", "prefix_hit_tokens", "tokens_computed", "filler_share", "state_bytes"],
     ],
 }
 

@@ -34,7 +34,9 @@ class Engine(Protocol):
     """Decodes requests, a round at a time. Requests come and go between rounds."""
 
     peak_kv_bytes: int
-    """The most bytes that all caches have held."""
+    """The most bytes that all caches have held, states included."""
+    state_bytes: int
+    """The most bytes that the states of layers without keys and values have held, with what a round keeps until it is settled."""
     remote: int
     """Sequences that other processes decode at once, between its steps too; 0: this process decodes."""
 

@@ -84,7 +84,7 @@ class Engine:
         executor: Agreement,
         installed: bool = True,
     ) -> None:
-        self.peak_kv_bytes = self.remote = 0
+        self.peak_kv_bytes = self.state_bytes = self.remote = 0
         self._recipe, self._parts = recipe, parts
         self._limits = Limits(recipe.batch_size)
         self._context = parts.runner.decoding
@@ -262,6 +262,7 @@ class Engine:
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
             opened.run.forget_finished()
             self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
+            self.state_bytes = max(self.state_bytes, opened.run.state_bytes)
             if leaves_nan(report):
                 self._shut()
 

@@ -48,9 +48,9 @@ class Results:
         """The objects that are to be told about every round."""
         return [self._counts, self.clock, self._logprobs]
 
-    def report(self, peak_kv_bytes: int) -> RunReport:
+    def report(self, peak_kv_bytes: int, state_bytes: int) -> RunReport:
         """Return the figures so far."""
-        return run_report(self._counts, self.clock, self.errors, peak_kv_bytes)
+        return run_report(self._counts, self.clock, self.errors, peak_kv_bytes, state_bytes)
 
     def of(self, sequence: Sequence) -> Result:
         """Return the result of a sequence that has finished."""

@@ -216,6 +216,12 @@ class Run:
         return sum(one.nbytes for one in stores.values())
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes that the states of all caches hold, with the most that a round has kept of them until it was settled."""
+        stores = {id(cached.states): cached.states for cached in self.caches if cached.states is not None}
+        return sum(one.nbytes for one in stores.values())
+
+    @property
     def forgetful(self) -> bool:
         """Whether a cache keeps states: a fork then has to begin before its parent decodes."""
         return any(cached.states is not None for cached in self.caches)

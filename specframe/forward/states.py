@@ -29,6 +29,9 @@ from specframe.row_map import Moves, RowMap
 
 Result = TypeVar("Result")
 
+LONG = 64
+"""Tokens of a row beyond which a block of its own tokens is a piece of its prompt: strategies feed fewer of them again."""
+
 UNKNOWN = -1
 """The number of tokens of a row's state where it is known on the device alone."""
 
@@ -121,6 +124,8 @@ class Fed:
     """Number of first places that hold rows' own tokens; in a tree the nodes follow them."""
     padded: bool = True
     """Whether a place may hold no token."""
+    whole: bool = False
+    """Whether all of it will stand, so that nothing is kept to take in: a piece of prompts. Of these there would be gigabytes."""
     asked: list[int] = attrs.Factory(list)
     """The layers that have been given their states."""
     inputs: dict[int, Inputs] = attrs.Factory(dict)
@@ -152,6 +157,7 @@ class RowStates:
         """Copies of the states that forks start with, by their parent."""
         self._fed: list[Fed] = []
         self._arranged: list[Sequence] = []
+        self._most = self._unsettled = 0
         self._prompts: tuple[list[int], torch.Tensor] = [], torch.zeros(0)
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
 
@@ -212,7 +218,8 @@ class RowStates:
         order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
         prompt_BT = order_BT < self._prompts_B1(order_BT.device)
         own, padded = max(-block.start, 0), bool((begins < 0).any())
-        self._fed.append(Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded))
+        whole = block.end <= 0 and block.width > LONG
+        self._fed.append(Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded, whole))
 
     def feed(self, order_BT: torch.Tensor) -> None:
         """Begin a forward of the first rows: of tokens with these orders, of which the last is no part of a prompt."""
@@ -233,7 +240,7 @@ class RowStates:
         fed.asked.append(layer)
 
         def note(inputs: Inputs, after: Parts | None) -> None:
-            fed.inputs[layer] = inputs
+            fed.inputs[layer] = () if fed.whole else inputs
             if after is not None:
                 fed.after[layer] = after
 
@@ -248,6 +255,7 @@ class RowStates:
         if not self._fed:
             return
         self._require_noted()
+        self._measure()
         if isinstance(kept.beyond, torch.Tensor):
             self._take_in(kept.device(batch), kept.path_BT)
             self._count[self._rows] = UNKNOWN
@@ -278,6 +286,8 @@ class RowStates:
 
     def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
         """Advance all states by the tokens whose order is below ``kept_B``, along a path if the last block was a tree."""
+        if any(fed.whole for fed in self._fed):
+            raise ContractError("a piece of prompts was fed, and a part of it is to stand: expected all of its tokens")
         places_BP, order_BP = self._chain(path_BT)
         counts_B = ((order_BP >= 0) & (order_BP < kept_B[:, None])).sum(1)
         if self._fed[0].padded:
@@ -329,8 +339,17 @@ class RowStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states, without those that forks start with."""
-        return sum(part.nbytes for part in self._tensors)
+        """Bytes of all states and of the most that was fed and not settled, without the states that forks start with."""
+        return sum(part.nbytes for part in self._tensors) + self._unsettled
+
+    def _measure(self) -> None:
+        """Count the bytes of what was fed, if so many tokens never were before."""
+        tokens = sum(fed.order_BT.numel() for fed in self._fed)
+        if tokens > self._most:
+            kept = [
+                part for fed in self._fed for parts in (*fed.inputs.values(), *fed.after.values()) for part in parts
+            ]
+            self._most, self._unsettled = tokens, max(self._unsettled, sum(part.nbytes for part in kept))
 
 
 def pick_places(values_BT: torch.Tensor, places_BP: torch.Tensor) -> torch.Tensor:

@@ -113,6 +113,8 @@ class RunReport:
     """Tokens that target and draft model have computed, prompts and filler included."""
     filler_share: float = 0.0
     """Share of filler among them: padding, what rows were not to draft, what rounds the shape of a recorded forward up."""
+    state_bytes: int = 0
+    """The most bytes of the states of layers without keys and values, part of ``peak_kv_bytes``."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -149,7 +151,7 @@ class RunReport:
         return attrs.asdict(self) | derived
 
 
-def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int) -> RunReport:
+def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int, state_bytes: int = 0) -> RunReport:
     """Return the report of a run up to now."""
     total = counts.total
     return RunReport(
@@ -175,4 +177,5 @@ def run_report(counts: Counts, clock: Stopwatch, errors: int, peak_kv_bytes: int
         h2d_copies=counts.per_round(counts.copies),
         tokens_computed=counts.computed.total(),
         filler_share=counts.share,
+        state_bytes=state_bytes,
     )

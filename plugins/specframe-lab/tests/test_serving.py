@@ -234,7 +234,7 @@ def test_a_clock_that_ran_away_is_told():
     """The engine would wait for requests that are held back only where it decodes two groups of prompts in turn."""
 
     class Stuck:
-        idle, peak_kv_bytes, remote = False, 0, 0
+        idle, peak_kv_bytes, state_bytes, remote = False, 0, 0, 0
 
         def __init__(self, clock: PassClock) -> None:
             self.clock = clock

@@ -64,5 +64,6 @@ def merged(reports: list[RunReport], seconds: float, errors: int) -> RunReport:
         "grouping_rate": sum(one.grouping_rate * one.rounds for one in reports) / rounds,
         "filler_share": sum(one.filler_share * one.tokens_computed for one in reports) / computed,
         "peak_kv_bytes": max((one.peak_kv_bytes for one in reports), default=0),
+        "state_bytes": max((one.state_bytes for one in reports), default=0),
     }
     return RunReport(**{**total, **whole})

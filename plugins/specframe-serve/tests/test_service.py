@@ -56,7 +56,7 @@ class Faults:
 class FailingEngine:
     """An engine whose calls fail as planted."""
 
-    peak_kv_bytes = remote = 0
+    peak_kv_bytes = state_bytes = remote = 0
 
     def __init__(self, inner: Engine, faults: Faults) -> None:
         self.inner, self._faults = inner, faults

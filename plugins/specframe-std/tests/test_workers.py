@@ -277,6 +277,7 @@ def told(ticket: int, ids: list[int], ended: bool = False) -> Round:
         fed=[("target", 1, 1)],
         stages={},
         peak_kv_bytes=0,
+        state_bytes=0,
     )
 
 

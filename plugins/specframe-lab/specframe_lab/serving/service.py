@@ -58,7 +58,8 @@ class Client:
     """
 
     def __init__(self, engine: Engine, moments: Moments, most: int | None) -> None:
-        self.peak_kv_bytes, self.remote = 0, engine.remote
+        self.peak_kv_bytes = self.state_bytes = 0
+        self.remote = engine.remote
         self._engine, self._moments, self._most = engine, moments, most
         self._held: list[Request] = []
         self._flying: set[Key] = set()
@@ -92,7 +93,7 @@ class Client:
         while self._held and len(self._flying) < (self._most or 0):
             self._send(self._held.pop(0))
         report = self._engine.step()
-        self.peak_kv_bytes = self._engine.peak_kv_bytes
+        self.peak_kv_bytes, self.state_bytes = self._engine.peak_kv_bytes, self._engine.state_bytes
         if math.isinf(self._moments.clock.now):
             raise OptionError(BOTH_GROUPS)
         if report is not None:

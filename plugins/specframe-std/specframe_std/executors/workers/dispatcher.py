@@ -42,6 +42,7 @@ class Assignment:
     stages: dict[str, float] = attrs.Factory(dict)
     """The seconds of its stages, as far as observers have been told."""
     peak_kv_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def reserved(self) -> bool:
@@ -78,7 +79,7 @@ class DispatchingEngine:
     def __init__(
         self, recipe: Recipe, parts: Parts, observers: Rows[Observer], clock: Clock, processes: WorkerProcesses
     ) -> None:
-        self.peak_kv_bytes = 0
+        self.peak_kv_bytes = self.state_bytes = 0
         self._recipe, self._parts, self._clock, self._processes = recipe, parts, clock, processes
         self._watch = Watch([*observers, *installed_observers(registry())])
         self._jobs: dict[int, Job] = {}
@@ -280,6 +281,8 @@ class DispatchingEngine:
         self._untold = Untold(told.forwards, told.fed, since)
         worker.peak_kv_bytes = max(worker.peak_kv_bytes, told.peak_kv_bytes)
         self.peak_kv_bytes = sum(one.peak_kv_bytes for one in self._workers)
+        worker.state_bytes = max(worker.state_bytes, told.state_bytes)
+        self.state_bytes = sum(one.state_bytes for one in self._workers)
         report = report_of(told, self._jobs, next(self._numbers))
         for ended in told.ended:
             worker.jobs.pop(ended.ticket, None)

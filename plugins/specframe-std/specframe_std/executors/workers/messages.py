@@ -94,6 +94,7 @@ class Round:
     stages: dict[str, float]
     """Seconds of each stage since the run began; empty where no sequence has ended."""
     peak_kv_bytes: int
+    state_bytes: int
 
 
 @attrs.frozen

@@ -215,6 +215,7 @@ class Worker:
             fed=self._forwards.take_tokens(),
             stages=self._clock.stages() if ended else {},
             peak_kv_bytes=engine.peak_kv_bytes,
+            state_bytes=engine.state_bytes,
         )
 
     def _ended(self, sequence: Sequence) -> m.Ended:
