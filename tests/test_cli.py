@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -244,6 +245,19 @@ def test_models_add_and_show(folder: Path) -> None:
     assert any(line.startswith("mine") and str(folder) in line for line in invoke("models", "list").stdout.splitlines())
     shown = dict(line.split(maxsplit=1) for line in invoke("models", "show", "mine").stdout.splitlines())
     assert (shown["architecture"], shown["vocabulary"], shown["layers"]) == ("Qwen3ForCausalLM", "97", "2")
+
+
+def test_models_show_layers_that_keep_a_state(tmp_path: Path) -> None:
+    """The layers of a hybrid are counted by their types, and what cannot be had with them is named."""
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next", "layer_types": kinds}))
+    shown = invoke("models", "show", str(tmp_path)).stdout
+    assert "3 linear_attention, 1 full_attention" in shown
+    assert "bitwise" in shown
+    (tmp_path / "config.json").write_text(json.dumps({"layer_types": ["full_attention", "sliding_attention"]}))
+    shown = invoke("models", "show", str(tmp_path)).stdout
+    assert "1 full_attention, 1 sliding_attention" in shown
+    assert "bitwise" not in shown
 
 
 def test_models_remove(folder: Path) -> None:

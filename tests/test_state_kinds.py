@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import architectures
 import pytest
 import torch
+import transformers
 from specframe_std.states import mixers, scans
 from specframe_testing import fakes, harness, standard, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 import specframe
 from specframe.contracts.requests import Request
 from specframe.forward.runner import ModelRunner
+from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
@@ -105,6 +108,28 @@ def test_as_on_a_gpu(name: str) -> None:
     assert max(one.copies for one in watched.steady) == 0
 
 
+def test_a_checkpoint_of_a_model_for_images_and_text(tmp_path: Path) -> None:
+    """Of a published layout, whose model reads images too, the language model is loaded, and decodes as the whole does."""
+    config = CONFIG_MAPPING["qwen3_5"]
+    made = config(**architectures.shrunk(config(), architectures.OWN["qwen3_5"]))
+    with zoo.quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = transformers.Qwen3_5ForConditionalGeneration(made).eval()
+        for weight in whole.parameters():
+            if weight.ndim > 1:
+                torch.nn.init.normal_(weight, std=zoo.WIDTH)
+        whole.save_pretrained(tmp_path)
+    zoo.character_tokenizer().save_pretrained(tmp_path)
+    prompts = harness.random_prompts([5, 9], zoo.VOCABULARY)
+    pipe = Pipeline(str(tmp_path), drafter="prompt-lookup", batch_size=2, generation_config="none")
+    found = [one.token_ids for one in pipe.generate(prompts, 6)]
+    wanted = [
+        whole.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    assert found == wanted
+
+
 def test_inside_generate() -> None:
     """Drafts for a left-padded batch inside ``generate`` leave the tokens that it gives by itself."""
     model = architectures.build("qwen3_5_text")
@@ -128,6 +153,15 @@ def test_samples_start_as_copies(name: str) -> None:
         return [one.token_ids for one in pipe.generate(prompts, 5, sampling=Sampling(temperature=3.0, samples=3))]
 
     assert sampled(4) == sampled(1)
+
+
+def test_padding_adds_nothing_whatever_is_convolved() -> None:
+    """Where a convolution has a bias, padding before a row's first token is no zero behind it, and still leaves no trace."""
+    model = architectures.build("qwen3_5_text")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv1d):
+            module.bias = torch.nn.Parameter(torch.full((module.out_channels,), 0.5))
+    harness.check(harness.pipeline(model, None, batch_size=3), usual())
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "zamba2"])

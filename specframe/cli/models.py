@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -68,6 +70,12 @@ def show(name: str) -> None:
     show_table(("name", name), rows)
 
 
+LAYER_TYPES = ("layer_types", "layers_block_type")
+"""Names of the list of the layers' types in a model's configuration."""
+
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The types of layers whose keys and values are all that they keep of a row's tokens."""
+
 FIGURES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden size": ("hidden_size", "n_embd", "d_model"),
@@ -93,4 +101,19 @@ def shape(location: str) -> dict[str, str]:
     known = {name: next((text[key] for key in keys if key in text), None) for name, keys in FIGURES.items()}
     architectures = config.get("architectures")
     named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else ""
-    return {"architecture": named} | {name: f"{value:,}" for name, value in known.items() if isinstance(value, int)}
+    figures = {name: f"{value:,}" for name, value in known.items() if isinstance(value, int)}
+    return {"architecture": named} | figures | layer_kinds(text)
+
+
+def layer_kinds(config: dict[str, Any]) -> dict[str, str]:
+    """Return how many layers of each type a configuration names, and what cannot be had where some keep a state."""
+    kinds = next((found for key in LAYER_TYPES if isinstance(found := config.get(key), list)), [])
+    counts = Counter(map(str, kinds))
+    if len(counts) < 2 and not {*counts} - ATTENDING:
+        return {}
+    told = {"layer types": ", ".join(f"{count} {kind}" for kind, count in counts.items())}
+    if {*counts} - ATTENDING:
+        told["not offered"] = (
+            "bitwise, layer-skip, trees of a draft model, recorded and compiled forwards, cached prefixes"
+        )
+    return told

@@ -355,6 +355,8 @@ def specframe_register_defaults(register: RegisterDefaults) -> None:
 def specframe_register_models(register: RegisterModels) -> None:
     register("qwen3-8b", "Qwen/Qwen3-8B")
     register("qwen3-0.6b", "Qwen/Qwen3-0.6B", target="qwen3-8b")
+    register("qwen3.5-27b", "Qwen/Qwen3.5-27B")
+    register("qwen3.5-0.8b", "Qwen/Qwen3.5-0.8B", target="qwen3.5-27b")
     register("vicuna-7b", "lmsys/vicuna-7b-v1.3")
     register("vicuna-68m", "double7/vicuna-68m", target="vicuna-7b")
     register("glm4-9b", "zai-org/GLM-4-9B-0414")

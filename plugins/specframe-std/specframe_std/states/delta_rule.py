@@ -45,9 +45,8 @@ class DeltaRule(MixerKind):
 
         Of a long chain the values and strengths are noted in the place of what they add, which the mixer's own scan does not tell.
         """
-        real_BT1, units = state.real_BT[..., None], unit if use_qk_l2norm_in_kernel else torch.Tensor.float
-        g = g * (real_BT1 if g.ndim == 3 else real_BT1[..., None])
-        beta = beta * real_BT1
+        units = unit if use_qk_l2norm_in_kernel else torch.Tensor.float
+        beta = beta * state.real_BT[..., None]  # padding adds nothing, and before it there is nothing to decay
         keys_BHTK, decay_BHTD = (
             by_head(units(key), value.shape[2]),
             (g if g.ndim == 4 else g[..., None]).transpose(1, 2).float(),
