@@ -39,15 +39,17 @@ FIELDS: dict[Any, str] = {
     "shared_experts_intermediate_size moe_shared_expert_intermediate_size",
     2: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers num_decoder_layers "
     "num_key_value_heads num_kv_heads num_query_groups swa_num_key_value_heads num_experts_per_tok num_experts_per_token "
-    "moe_topk moe_k n_group topk_group num_expert_group depth",
+    "moe_topk moe_k n_group topk_group num_expert_group depth linear_num_key_heads",
     4: "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
     "num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads num_experts num_local_experts "
-    "n_routed_experts moe_num_experts mamba_n_heads qk_rope_head_dim rotary_dim zero_expert_num",
+    "n_routed_experts moe_num_experts mamba_n_heads qk_rope_head_dim rotary_dim zero_expert_num linear_num_value_heads "
+    "linear_num_heads",
     8: "head_dim dim_head d_head kv_channels swa_head_dim attention_head_dim qk_nope_head_dim v_head_dim "
-    "kv_lora_rank q_lora_rank hidden_size_per_layer_input",
+    "kv_lora_rank q_lora_rank hidden_size_per_layer_input linear_head_dim linear_key_head_dim linear_value_head_dim "
+    "state_size ssm_state_size mamba_d_state",
     7: "sliding_window sliding_window_size local_attention",
     12: "qk_head_dim",
-    16: "mamba_d_head",
+    16: "mamba_d_head chunk_size mamba_chunk_size block_size",
     1: "n_shared_experts num_shared_experts moe_num_shared_experts pretraining_tp",
     EOS: "eos_token_id pad_token_id bos_token_id",
 }

@@ -24,6 +24,7 @@ from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
 KINDS = {
+    "compressed-convolution": "zaya",
     "gated-delta": "qwen3_5_text",
     "kimi-delta": "kimi_linear",
     "lightning": "minimax",

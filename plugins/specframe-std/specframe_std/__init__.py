@@ -95,6 +95,11 @@ def specframe_register_state_kinds(register: Register) -> None:
         summary="The linear attention of MiniMax, with a fixed decay per head.",
     )
     register(
+        "compressed-convolution",
+        "specframe_std.states.zaya:CompressedConvolution",
+        summary="The convolved queries and keys, and delayed values, of Zaya.",
+    )
+    register(
         "short-convolution",
         "specframe_std.states.short_conv:ShortConvolution",
         summary="The short convolutions of LFM2 and its successors.",
