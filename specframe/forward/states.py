@@ -281,8 +281,14 @@ class RowStates:
     def _hold(self, after: Mapping[int, Parts]) -> None:
         """Have rows hold these states of layers."""
         for number, parts in after.items():
-            for held, part in zip(self._now(number), parts, strict=True):
-                held.copy_(part)
+            self._held[number] = tuple(map(self._held_by, self._held[number], parts))
+
+    def _held_by(self, held: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Return what holds the states of all rows: those that were computed, where they are of all, are held themselves."""
+        if (part.shape, part.dtype) == (held.shape, held.dtype) and part.is_contiguous() and not part.storage_offset():
+            return part
+        held[self._rows].copy_(part)
+        return held
 
     def _take_in(self, kept_B: torch.Tensor, path_BT: torch.Tensor | None) -> None:
         """Advance all states by the tokens whose order is below ``kept_B``, along a path if the last block was a tree."""

@@ -68,7 +68,7 @@ class Mamba2(MixerKind):
             return output.contiguous(), noted, after
         query, keys, added, decay = (by_head(one, added_BTHP.shape[2]) for one in (C.float(), B.float(), *noted[1:]))
         output, _ = linear_scan(query, keys, added, decay, held.mT, state.sees_BTT)
-        after = held if state.sees_BTT is not None else state_after(keys, added, decay, held.mT).mT
+        after = held if state.sees_BTT is not None else state_after(added, keys, decay, held)
         output = output.transpose(1, 2)
         if D is not None:
             output = output + D[:, None] * inputs_BTHP
@@ -79,4 +79,4 @@ class Mamba2(MixerKind):
     ) -> torch.Tensor:
         """Return the states after the tokens that stand: others add nothing, and do not decay them."""
         keys, added, decay = (by_head(one.float(), inputs[1].shape[2]) for one in inputs)
-        return state_after(keys, added, decay, before.mT, stands_BT).mT
+        return state_after(added, keys, decay, before, stands_BT)

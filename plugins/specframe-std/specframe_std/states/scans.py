@@ -93,7 +93,8 @@ def state_after(
         decay_BHTD, added_BHTV = decay_BHTD * stands_B1T1, added_BHTV * stands_B1T1
     total_BHTD = decay_BHTD.cumsum(2)
     last_BH1D = total_BHTD[:, :, -1:]
-    return state_BHKV * last_BH1D.exp().mT + (key_BHTK * (last_BH1D - total_BHTD).exp()).mT @ added_BHTV
+    decayed, keys = state_BHKV * last_BH1D.exp().mT, (key_BHTK * (last_BH1D - total_BHTD).exp()).mT
+    return torch.baddbmm(decayed.flatten(0, 1), keys.flatten(0, 1), added_BHTV.flatten(0, 1)).view_as(state_BHKV)
 
 
 def by_head(vectors_BTHK: torch.Tensor, heads: int) -> torch.Tensor:
