@@ -7,6 +7,7 @@ from typing import Any
 
 import architectures
 import pytest
+import test_distribution
 import torch
 import transformers
 from specframe_std.states import mixers, scans
@@ -235,6 +236,26 @@ def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
     _, added = scans.linear_scan(one, keys, values, decays, before, beta_BHT1=along)
     after = scans.state_after(keys, added, decays, before)
     torch.testing.assert_close(after, states[5])
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_draws_from_the_target(rule: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled tokens have the target's joint distribution, by the chi-square of all continuations of three tokens."""
+    target = architectures.build(name, vocab_size=test_distribution.VOCABULARY)
+    target.config.get_text_config().eos_token_id = target.generation_config.eos_token_id = None
+    head = target.get_output_embeddings()
+    with torch.no_grad():
+        head.weight.mul_(0.3)  # flat enough for every continuation to be drawn
+    monkeypatch.setattr(test_distribution, "TARGET", target)
+    monkeypatch.setattr(test_distribution, "DRAFT", zoo.good_draft(target, noise=0.05))
+    test_distribution.exact.cache_clear()
+    try:
+        cell = test_distribution.Cell(rule, "ragged", 4, "t1")
+        assert test_distribution.judged(cell, test_distribution.FEWER) > test_distribution.LEAST
+    finally:
+        test_distribution.exact.cache_clear()
 
 
 @pytest.mark.slow
