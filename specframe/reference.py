@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 from transformers import PreTrainedModel
 
+from specframe.forward.positions import context_length
 from specframe.models.own_cache import OwnCache
 
 
@@ -31,7 +32,7 @@ def reference_decode(
         processors: the logits processors of transformers that scores go through, each called with all tokens so far, (1, L), and
             the scores, float32 (1, V).
     """
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+    context = context_length(model.config.get_text_config()) or 2**31
     alone = OwnCache(model, whole=True)
     fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):

@@ -71,6 +71,12 @@ ZAMBA = {
 }
 """Layers that share one block of attention, which sees the embedding as well."""
 
+CHUNKED = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "floor_scale": 3, "attn_scale": 2.0}
+"""Chunks that rows begin and end within; a layer without positions, whose queries have another temperature every third token."""
+
+INDEXED = MLA | {"index_topk": 5, "index_n_heads": 16, "index_head_dim": 8}
+"""Fewer tokens are attended to than rows have. Of so many heads one has a score, so that no two tokens tie at 0."""
+
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"), MLA),
     "cohere_compass_text": {
@@ -83,11 +89,15 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "dots3_note": {"text_config": MLA},
-    "dots3_note_text": MLA,
+    "axk2": INDEXED,
+    "deepseek_v32": INDEXED,
+    "dots3_note": {"text_config": INDEXED},
+    "dots3_note_text": INDEXED,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "glm_moe_dsa": INDEXED,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "hy_v4": INDEXED,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     **dict.fromkeys(
@@ -101,6 +111,8 @@ OWN: dict[str, dict[str, Any]] = {
         HYBRID,
     ),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), MLA | HYBRID),
+    "llama4": {"text_config": CHUNKED},
+    "llama4_text": CHUNKED,
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"head_dim": 16, "n_groups": 2},
     "minimax": {"sliding_window": None},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from specframe_testing import fakes, harness
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget
 from specframe.engine import loop as decode_module
@@ -253,27 +253,24 @@ def test_pipeline_is_lazy():
 
 def test_a_model_that_counts_positions_itself_is_refused():
     """A model whose forward takes no positions would go wrong silently: it is refused by name before any work."""
-    from transformers import BloomConfig, BloomForCausalLM
-
-    model = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2))
-    with pytest.raises(ModelError, match=r"BloomForCausalLM.*takes no position_ids"):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16, "num_hidden_layers": 1}
+    model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(vocab_size=61, **sizes))
+    with pytest.raises(ModelError, match=r"CpmAntForCausalLM.*takes no position_ids"):
         Pipeline(model, None)
+
+
+class OwnMask(transformers.LlamaForCausalLM):
+    """A token sees no slot after its own, whatever mask is given."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **given):
+        if attention_mask is not None and attention_mask.ndim == 4:
+            later = torch.ones(attention_mask.shape[-2:], dtype=torch.bool).triu(1)
+            attention_mask = attention_mask.masked_fill(later, torch.finfo(attention_mask.dtype).min)
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, **given)
 
 
 def test_a_model_with_a_causal_mask_of_its_own_is_refused():
     """A model that goes by the order of slots would go wrong silently: it is refused before any work."""
-    config = transformers.GPTNeoConfig(
-        vocab_size=97,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
-    model = transformers.GPTNeoForCausalLM(config).eval()
-    with pytest.raises(
-        ModelError, match=r"GPTNeoForCausalLM\) gives other logits when the same tokens have other slots"
-    ):
+    model = OwnMask(zoo.build("llama").config).eval()
+    with pytest.raises(ModelError, match=r"OwnMask\) gives other logits when the same tokens have other slots"):
         list(Pipeline(model, None).generate([[1, 2, 3]], 4))

@@ -285,8 +285,8 @@ def test_an_unknown_kind_is_one_sentence() -> None:
     finally:
         add_entry(registry(), states.DISTRIBUTION, "state kind", states.NAME, states.FakeHash)
     assert str(raised.value) == (
-        "the target has layers of type linear_attention; expected only full_attention and sliding_attention, whose cache can "
-        "forget rejected tokens, or a kind of state that an installed plugin registers"
+        "the target has layers of type linear_attention; expected only full_attention, sliding_attention, chunked_attention, "
+        "indexed_attention, whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
     )
 
 

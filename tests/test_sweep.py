@@ -43,8 +43,8 @@ ALWAYS = {
 }
 """Exact ones that are odd in a way of their own: masks per head, no attention interface, mixed layers (also with keys that heads
 share by repeating them), sinks, latent keys."""
-REFUSED = {"bloom", "gpt_neo", "moshi", "recurrent_gemma"}
-"""One for each reason to refuse: no positions, another mask, a window that is not kept, a state of no known kind."""
+REFUSED = {"cpmant", "deepseek_v4", "moshi", "recurrent_gemma"}
+"""One for each reason to refuse: no positions, keys of several tokens, a window that is not kept, a state of no known kind."""
 EVERY = 8
 """Of the others, in the order of their names, one in so many is in the sample."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from specframe_testing import zoo
 
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.contracts.drafts import Block
 from specframe.contracts.model import How
 from specframe.contracts.requests import Request
@@ -58,13 +58,18 @@ def random_case(seed: int, tree: bool) -> Case:
     return Case(Placement(order_BT, slots_BT, order_BT, key_order_BS, None, block.sees_BTT), held, parents)
 
 
-def seen(case: Case, row: int, query: int, slot: int, window: int | None) -> bool:
+def seen(case: Case, row: int, query: int, slot: int, window: Window) -> bool:
     """Say whether a query sees a slot, by going up the tree token by token."""
     if slot not in case.held[row]:
         return False
     order, place = case.held[row][slot]
     mine = max(0, int(case.placement.order_BT[row, query]))
-    if order > mine or (window is not None and order <= mine - window):
+    if order > mine:
+        return False
+    if isinstance(window, Chunk):
+        if order // window.size != mine // window.size:
+            return False
+    elif window is not None and order <= mine - window:
         return False
     if case.parents is None or place is None:
         return True
@@ -74,7 +79,7 @@ def seen(case: Case, row: int, query: int, slot: int, window: int | None) -> boo
     return place in path
 
 
-def brute_force(case: Case, window: int | None) -> torch.Tensor:
+def brute_force(case: Case, window: Window) -> torch.Tensor:
     """Return which query sees which slot, (B, T, S)."""
     rows, width = case.placement.order_BT.shape
     return torch.tensor(
@@ -82,10 +87,10 @@ def brute_force(case: Case, window: int | None) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 4, Chunk(1), Chunk(3), Chunk(64)], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("seed", range(3))
-def test_one_rule(seed: int, tree: bool, window: int | None) -> None:
+def test_one_rule(seed: int, tree: bool, window: Window) -> None:
     """The rule, the mask tensors, and the blocks and mask of flex attention show the same slots, those of brute force."""
     case = random_case(seed, tree)
     placement, wanted_BTS = case.placement, brute_force(case, window)
@@ -101,10 +106,10 @@ def test_one_rule(seed: int, tree: bool, window: int | None) -> None:
     assert blocks_BQK[:, 0].repeat_interleave(flex.BLOCK, 1)[:, None, :EXTENT][wanted_BTS.any(1, keepdim=True)].all()
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 64])
+@pytest.mark.parametrize("window", [None, 1, 4, 64, Chunk(3), Chunk(64)], ids=str)
 @pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (64, 65), (70, 71)])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_that_are_even(rows: int, width: int, slots: int, window: int | None) -> None:
+def test_rows_that_are_even(rows: int, width: int, slots: int, window: Window) -> None:
     """What tokens of even rows see follows from their number and that of the slots, and is what the rule says."""
     key_order_1S = torch.arange(slots)[None]
     order_BT = key_order_1S[:, -width:].repeat(rows, 1)

@@ -10,7 +10,7 @@ from typing import Protocol
 import attrs
 import torch
 
-from specframe.contracts.cache import KVShape, KVView, Placement
+from specframe.contracts.cache import KVShape, KVView, Placement, Window
 
 
 @attrs.frozen
@@ -23,8 +23,8 @@ class AttentionFacts:
     """Query heads."""
     shapes: tuple[KVShape, ...]
     """The shapes of its layers' keys and values, each once."""
-    windows: tuple[int | None, ...]
-    """The sliding windows of its layers, each once; None: a layer without one."""
+    windows: tuple[Window, ...]
+    """The sliding windows and chunks of its layers, each once; None: a layer without one."""
     asked: bool = True
     """Whether the user asked for the backend by name. If not, "auto" asks whether it is faster than mask tensors."""
 
@@ -32,23 +32,23 @@ class AttentionFacts:
 class Attend(Protocol):
     """The attention of one forward, called layer by layer."""
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Return the values attended to, (B, T, H, D).
 
         Args:
             query: (B, H, T, D).
             view: the keys and values of the slots attended to, of G heads, G dividing H.
             scaling: of the scores; None for 1 / sqrt(D).
-            window: tokens that a query sees, itself included; None for all.
+            window: what a query sees of the tokens up to itself. It is a chunk only for backends that offer "chunk".
         """
 
 
 class AttentionBackend(Protocol):
     """Decides how queries attend to what a KV store hands out.
 
-    Offers the views it reads, "dense" and "paged"; "tree" and "window" where its plans keep to ancestors and to sliding windows;
-    "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors; "masks" where all are;
-    "compiled" where its plans call kernels that torch.compile made.
+    Offers the views it reads, "dense" and "paged"; "tree", "window" and "chunk" where its plans keep to ancestors, to sliding
+    windows and to chunks; "lengths" where it goes by ``Placement.used_B`` alone, and other placements are left to mask tensors;
+    "masks" where all are; "compiled" where its plans call kernels that torch.compile made.
     """
 
     needs: frozenset[str]

@@ -14,6 +14,18 @@ import torch
 from specframe.contracts.round import Sequence
 
 
+@attrs.frozen
+class Chunk:
+    """What a query sees whose layer attends in chunks of its row's tokens: those of its own chunk."""
+
+    size: int
+    """Tokens of a chunk; the first chunk begins at order 0."""
+
+
+Window = int | Chunk | None
+"""What a query sees of the tokens up to itself: as many as a sliding window has, itself included, those of a chunk, or all."""
+
+
 @attrs.frozen(eq=False)
 class Placement:
     """The places of the tokens about to be fed, and the slots that they may see.
@@ -54,7 +66,7 @@ class Placement:
         return slots_BT is self.slots_BT and order_BT is self.order_BT and key_order_BS is self.key_order_BS
 
     def visible(
-        self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: int | None = None
+        self, row: torch.Tensor, query: torch.Tensor, slot: torch.Tensor, window: Window = None
     ) -> torch.Tensor:
         """Return whether a query attends to a slot; the three indices are broadcast against each other.
 
@@ -64,11 +76,11 @@ class Placement:
 
         Args:
             row, query, slot: indices of rows, fed tokens and slots.
-            window: tokens that a query of a sliding layer sees, itself included; None: all.
+            window: of the layer.
         """
         return self.rule(window)(row, query, slot)
 
-    def rule(self, window: int | None = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def rule(self, window: Window = None) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return :meth:`visible` for one window as a function of prepared tensors, for kernels that call it for every score."""
         order_BT, key_order_BS, sees_BTT = self.order_BT.clamp(min=0), self.key_order_BS, self.sees_BTT
         fed_BS = None if sees_BTT is None else self._fed()
@@ -85,11 +97,11 @@ class Placement:
 
         return visible
 
-    def seen(self, window: int | None = None) -> torch.Tensor:
+    def seen(self, window: Window = None) -> torch.Tensor:
         """Return :meth:`visible` for all rows, queries and slots, (B, T, S), or (1, T, S) if all rows are equal."""
         return self.seen_within([window])[window]
 
-    def seen_within(self, windows: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+    def seen_within(self, windows: Iterable[Window]) -> dict[Window, torch.Tensor]:
         """Return :meth:`seen` for each of several windows."""
         order_BT1, key_B1S = self.order_BT.clamp(min=0)[:, :, None], self.key_order_BS[:, None]
         seen_BTS = _up_to(order_BT1, key_B1S)
@@ -114,9 +126,14 @@ def _up_to(order: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return (key <= order) & (key >= 0)
 
 
-def _within(order: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
-    """Return whether tokens lie in the sliding window of queries, a query's own token included."""
-    return key > order - window
+def last_hidden(order: torch.Tensor, window: int | Chunk) -> torch.Tensor:
+    """Return the order up to which a window hides tokens from queries of an order; negative where it hides none."""
+    return order - order % window.size - 1 if isinstance(window, Chunk) else order - window
+
+
+def _within(order: torch.Tensor, key: torch.Tensor, window: int | Chunk) -> torch.Tensor:
+    """Return whether tokens lie in the sliding window or the chunk of queries, a query's own token included."""
+    return key > last_hidden(order, window)
 
 
 def _in(values_BN: torch.Tensor, row: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 
 from specframe.drop_in.call import Call
 from specframe.errors import SpecframeWarning
+from specframe.forward.positions import OwnPositions, context_length
 from specframe.text.processor_trial import unfit
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def obstacles(call: Call) -> list[str]:
         "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
         "padding that is not on the left": lambda: not padded_on_the_left(call),
         "positions other than a token's place in its row": lambda: not counted_from_0(call),
+        "padding, which the model counts as tokens": lambda: counts_padding(call),
         "more tokens than the model's context holds": lambda: beyond_context(call),
         "rotary factors that change with the longest row": lambda: changes_factors(call),
         "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
@@ -97,9 +99,14 @@ def counted_from_0(call: Call) -> bool:
     return positions_BS.shape == real_BS.shape and bool((positions_BS == expected_BS)[real_BS].all())
 
 
+def counts_padding(call: Call) -> bool:
+    """Return whether the model takes padding for tokens when it counts positions itself."""
+    return not bool(call.real_BS.all()) and OwnPositions(call.model).counts_padding
+
+
 def beyond_context(call: Call) -> bool:
     """Return whether a row may become longer than the model's context. ``generate`` only warns of this."""
-    context = getattr(call.model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(call.model.config.get_text_config())
     return context is not None and max(map(len, call.prompts)) + call.new > context
 
 

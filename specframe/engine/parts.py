@@ -13,6 +13,7 @@ from specframe.engine.constraints import Constraints
 from specframe.errors import OptionError
 from specframe.forward.bitwise.check import require_bitwise
 from specframe.forward.open_stores import Stores
+from specframe.forward.positions import context_length
 from specframe.forward.runner import ModelRunner
 from specframe.models import loading, vocabulary
 from specframe.models.load_options import keywords
@@ -134,7 +135,7 @@ def _fit_drafter(parts: Parts, drafter: str) -> None:
     assert parts.draft is not None
     of_transformers(parts.target, "a target with a draft model")
     if vocabulary.share_vocabulary(parts.target, parts.draft, parts.tokenizer, parts.draft_tokenizer):
-        parts.draft_context = getattr(parts.draft.config.get_text_config(), "max_position_embeddings", None)
+        parts.draft_context = context_length(parts.draft.config.get_text_config())
         return
     if parse_specification(drafter)[1]:
         raise OptionError(

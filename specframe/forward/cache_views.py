@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,6 +11,13 @@ from transformers import Cache
 
 from specframe.contracts.cache import Dense, KVStore, KVView, Paged
 from specframe.forward.unpadded import Unpadded
+
+NO_LENGTHS: Mapping[int, torch.Tensor] = MappingProxyType({})
+
+
+def of_indexer(layer: int) -> int:
+    """Return the number by which a layer's indexer is told apart from layers: its keys are stored as a layer's without values."""
+    return -1 - layer
 
 
 class StoreCache(Cache):
@@ -20,7 +28,8 @@ class StoreCache(Cache):
         extent: slots attended to.
         contiguous: copy what is attended to into tensors (B, H, S, D) without strides, which some models take for granted.
         unpadded: the places of tokens that the model has in one row, (1, N); None: it has a rectangle.
-        numbers: the store's number of each layer that attends, by the model's; None: they are the same.
+        numbers: the store's number of each layer that attends, by the model's, and of indexers; None: they are the same.
+        lengths: what layers are told as its length that ask for it by their number.
     """
 
     def __init__(
@@ -30,9 +39,10 @@ class StoreCache(Cache):
         contiguous: bool = False,
         unpadded: Unpadded | None = None,
         numbers: Mapping[int, int] | None = None,
+        lengths: Mapping[int, torch.Tensor] = NO_LENGTHS,
     ) -> None:
         super().__init__(layers=[])
-        self._numbers = numbers
+        self._numbers, self._lengths = numbers, lengths
         self._store, self._extent, self._contiguous, self._unpadded = store, extent, contiguous, unpadded
         self.paged: dict[int, Paged] = {}
         """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
@@ -52,9 +62,16 @@ class StoreCache(Cache):
             return view.keys.contiguous(), view.values.contiguous()
         return view.keys, view.values
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots attended to; positions never come from it."""
-        return self._extent
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Write (B, T, D) keys by which a layer chooses what it attends to; return those of all slots attended to, (B, S, D)."""
+        keys = indexer_key_states[:, None]
+        number = of_indexer(layer_idx) if self._numbers is None else self._numbers[of_indexer(layer_idx)]
+        view = self._store.write(number, keys, keys[..., :0])
+        return gather_slots(view, self._extent).keys[:, 0]
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """Return the number of slots attended to, from which no position comes, or what the layer is told of its tokens."""
+        return self._lengths.get(layer_idx, self._extent)
 
 
 class Unwritten(Cache):

@@ -19,6 +19,7 @@ import attrs
 import torch
 
 from specframe.contracts.attention import Attend
+from specframe.contracts.cache import Chunk
 
 NAME = "specframe"
 """The name of our attention function among transformers' attention implementations."""
@@ -38,8 +39,12 @@ class CurrentForward:
     """The :class:`specframe.forward.cache_views.StoreCache` around the KV store."""
     forwards: Mapping[torch.nn.Module, Callable[..., Any]] = attrs.Factory(dict)
     """The functions called in the place of modules' own ``forward``."""
+    functions: Mapping[tuple[Any, str], Callable[..., Any]] = attrs.Factory(dict)
+    """The functions called in the place of other attributes, by owner, a module of torch or of Python, and name."""
     unpadded: Any = None
     """The :class:`specframe.forward.unpadded.Unpadded` of tokens laid in one row; None: they are a rectangle."""
+    chunks: Mapping[int, Chunk] = attrs.Factory(dict)
+    """The layers that attend in chunks, by their number: transformers' layers do not tell attention of them."""
     repeated: list[torch.Tensor] | None = None
     """The mask of the latest layer, and the same for the heads that share keys; None: outside of forwards."""
 
@@ -249,6 +254,8 @@ class running:  # noqa: N801 - it is called as a function
                 _change(config, "_attn_implementation", _ours)
             for module in modules:
                 _change(module, "forward", _by_thread)
+            for owner, name in self._state.functions:
+                _change(owner, name, functools.partial(_function_by_thread, name))
         self._before = CURRENT.set(self._state)
 
     def __exit__(self, *_: object) -> None:
@@ -256,6 +263,8 @@ class running:  # noqa: N801 - it is called as a function
         with _lock:
             for module in self._state.forwards:
                 _restore(module, "forward")
+            for owner, name in self._state.functions:
+                _restore(owner, name)
             if self._sdpa:
                 _restore(self._config, "_attn_implementation")
             _leave(self._config)
@@ -274,3 +283,13 @@ def _by_thread(module: torch.nn.Module) -> Callable[..., Any]:
         return CURRENT.get().forwards.get(module, usual)(*arguments, **options)
 
     return forward
+
+
+def _function_by_thread(name: str, owner: Any) -> Callable[..., Any]:
+    """Return a function for an attribute that calls the one which its thread's forward has for it, or else the owner's own."""
+    usual = getattr(owner, name)
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        return CURRENT.get().functions.get((owner, name), usual)(*arguments, **options)
+
+    return function

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Chunk, KVShape, Placement, Window
 from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
@@ -47,11 +47,13 @@ class SelfTests:
     def __init__(self, feeder: TransformersModel) -> None:
         self._feeder = feeder
         self.attending: list[int] = []
-        """The numbers of the layers with keys and values, known with :attr:`kv_shapes`."""
+        """The numbers of the layers with keys and values, each before that of its indexer, known with :attr:`kv_shapes`."""
 
     @functools.cached_property
     def kv_shapes(self) -> list[KVShape]:
-        """The shape of every layer's keys and values.
+        """The shape of every layer's keys and values, each before that of the keys of its indexer.
+
+        So the first layers of a model have the first shapes.
 
         Raises:
             ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
@@ -70,14 +72,25 @@ class SelfTests:
             "when the same tokens have other slots",
             "a model that attends by the mask and positions it is given",
         )
+        self._require_positions_heard(logits_BTV)
         self._require_own_masks(None, logits_BTV)
         if any(window is not None for window in self._feeder.windows.values()):
             self._require_own_masks(2, self.tried(Reordered(IN_ORDER), window=2))
         elif self._feeder.state_layers and getattr(self._feeder.config, "sliding_window", None) is not None:
             self._require_own_masks(2, logits_BTV)  # a window that its layers' types do not tell of
-        self.attending = sorted(probe.shapes)
+        self.attending = sorted(probe.shapes, key=lambda number: max(2 * number, -1 - 2 * number))
         shapes = [probe.shapes[layer] for layer in self.attending]
         return [attrs.evolve(one, device=None) if one.device == self._feeder.device else one for one in shapes]
+
+    def _require_positions_heard(self, logits_BTV: torch.Tensor) -> None:
+        """Raise :class:`ModelError` where a model that takes positions by another way than its arguments does not go by them."""
+        if self._feeder.takes_positions or self._feeder.counts.relative or not self._feeder.windows:
+            return
+        if torch.equal(self.tried(Reordered(IN_ORDER), apart=2), logits_BTV):
+            raise ModelError(
+                f"{self._feeder} gives the same logits whatever positions it is told: expected a model that takes position_ids, or "
+                "embeds the positions it counts in a module of its own"
+            )
 
     def _require_own_masks(self, window: int | None, wanted: torch.Tensor) -> None:
         self._require_equal(
@@ -93,16 +106,16 @@ class SelfTests:
                 f"{self._feeder} gives other logits {when}, off by {off:.2g} standard deviations: expected {expected}"
             )
 
-    def tried(self, probe: Reordered, window: int | None = None) -> torch.Tensor:
+    def tried(self, probe: Reordered, window: int | None = None, apart: int = 1) -> torch.Tensor:
         """Return the logits of :meth:`_probed`; keys and values are made contiguous from now on where a model needs that."""
         try:
-            return self._probed(probe, window=window)
+            return self._probed(probe, window=window, apart=apart)
         except (SpecframeError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a model raises
             if isinstance(error, RuntimeError) and not self._feeder.dense:
                 self._feeder.dense = True
-                return self.tried(probe, window)
+                return self.tried(probe, window, apart)
             raise ModelError(
                 f"{self._feeder} cannot be told the positions and masks of its tokens: it raises {type(error).__name__} "
                 f"({sentence(error)})"
@@ -110,14 +123,15 @@ class SelfTests:
 
     @torch.inference_mode()
     def _probed(
-        self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None
+        self, probe: Reordered, layers: compiled.Layers | None = None, window: int | None = None, apart: int = 1
     ) -> torch.Tensor:
         """Return the logits (2, 4, V) after four tokens of two rows whose keys and values a probe puts in its slots.
 
         Args:
             probe: the cache.
             layers: the model's layers compiled; None: as they are.
-            window: in the place of every sliding window; None: as they are.
+            window: in the place of the size of every window; None: as they are.
+            apart: of the positions of tokens that follow each other.
         """
         places_BT = self._places
         placement = Placement(places_BT, places_BT, places_BT, torch.tensor([probe.slots], device=self._feeder.device))
@@ -126,10 +140,10 @@ class SelfTests:
         compiles = layers is not None
         return self._call(
             places_BT % self._feeder.vocabulary,
-            places_BT,
+            places_BT * apart,
             shown,
             probe,
-            len(probe.slots),
+            placement.key_order_BS,
             len(IN_ORDER),
             compiles=compiles,
             forwards=forwards,
@@ -161,7 +175,7 @@ class SelfTests:
         their own.
 
         Args:
-            window: in the place of every sliding window; None: as they are.
+            window: in the place of the size of every window; None: as they are.
         """
         places_BT, logits = self._places, []
         try:
@@ -185,6 +199,8 @@ class SelfTests:
         Rows of unequal length are fed a few tokens over slots that hold noise, once with masks and once without. A model is tried
         the first time that this is asked.
         """
+        if self._feeder.indexed:
+            return "its layers choose what they attend to by a mask"
         made, known = unwrap_guards(backend), _faults.setdefault(self._feeder.module, {})
         key = (
             type(made),
@@ -197,15 +213,13 @@ class SelfTests:
         return known[key]
 
     def _fault(self, backend: AttentionBackend) -> str | None:
-        narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
-        slots = min(self._feeder.context, LARGEST_PROBE)
-        placement = uneven_placement(narrowest, slots, self._feeder.device)
-        ids_BT, extent = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS.shape[1]
+        placement = self._uneven
+        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS
         plan, page = backend.plan(placement), None if "dense" in backend.offers else PROBED_PAGE
         assert plan is not None
         attends, kernels = Watched(plan), "compiled" in backend.offers
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, store, extent, 4, instead, kernels=kernels)[
+            self._call(ids_BT, placement.positions_BT, shown, store, orders_BS, 4, instead, kernels=kernels)[
                 placement.order_BT >= 0
             ]
             for shown, store, instead in (
@@ -217,11 +231,17 @@ class SelfTests:
             return f"its logits are off by {off:.2g} standard deviations without masks"
         return self._wrong_window(attends.windows)
 
+    @property
+    def _uneven(self) -> Placement:
+        """Rows of unequal length that hold more tokens than the narrowest window."""
+        sizes = [size_of(window) for window in self._feeder.windows.values() if window is not None]
+        slots = min(self._feeder.context, LARGEST_PROBE)
+        return uneven_placement(min(sizes, default=None), slots, self._feeder.device)
+
     @functools.cached_property
     def without_filler(self) -> bool:
         """Whether the model gives the same logits when the real tokens of all rows are laid in one row."""
-        narrowest = min((window for window in self._feeder.windows.values() if window is not None), default=None)
-        placement = uneven_placement(narrowest, min(self._feeder.context, LARGEST_PROBE), self._feeder.device)
+        placement = self._uneven
         laid = Unpadded((placement.order_BT >= 0).cpu().numpy(), self._feeder.device)
         try:
             rectangle, row = (self._fed(placement, instead) for instead in (None, laid))
@@ -234,19 +254,20 @@ class SelfTests:
     @torch.inference_mode()
     def _fed(self, placement: Placement, laid: Unpadded | None) -> torch.Tensor:
         """Return the logits of the real tokens of a placement, (N, V), fed as a rectangle or laid in one row."""
-        ids_BT, extent = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS.shape[1]
+        ids_BT, orders_BS = placement.positions_BT % self._feeder.vocabulary, placement.key_order_BS
         store, shown = Scratch(placement), self._feeder.masks(placement)
-        logits_BTV = self._call(ids_BT, placement.positions_BT, shown, store, extent, ids_BT.shape[1], unpadded=laid)
+        logits_BTV = self._call(ids_BT, placement.positions_BT, shown, store, orders_BS, ids_BT.shape[1], unpadded=laid)
         return logits_BTV[placement.order_BT >= 0].float()
 
-    def _wrong_window(self, seen: list[int | None]) -> str | None:
-        """Describe how the sliding windows that layers ask for differ from the configuration's."""
+    def _wrong_window(self, seen: list[Window]) -> str | None:
+        """Describe how the windows that layers ask for differ from the configuration's."""
         kinds = getattr(self._feeder.config, "layer_types", None)
         windows = self._feeder.windows
         told = [windows[kind] for kind in kinds if kind in windows] if kinds else [windows["all"]] * len(seen)
-        told = told[: len(self.kv_shapes)]  # the configuration may be of a model with more layers
+        told = told[: len(seen)]  # the configuration may be of a model with more layers
         bounded = [
-            [window if window and window < self._feeder.context else None for window in given] for given in (seen, told)
+            [window if window and size_of(window) < self._feeder.context else None for window in given]
+            for given in (seen, told)
         ]
         if bounded[0] == bounded[1]:
             return None
@@ -254,6 +275,8 @@ class SelfTests:
 
     def require_agreement(self, layers: compiled.Layers) -> None:
         """Raise :class:`ModelError` if a model's compiled layers cannot be used, or give other logits than its own."""
+        if self._feeder.indexed or self._feeder.counts.in_layers:
+            raise ModelError("expected layers that are told positions and slots, found some that count or choose them")
         expected = self._probed(Reordered(IN_ORDER))
         if (attends := own_value(self._feeder.config, "_attn_implementation")) != "sdpa" or not layers:
             raise ModelError(f"expected layers with sdpa attention, found {attends}")
@@ -264,6 +287,11 @@ class SelfTests:
     def _tolerance(self) -> float:
         """Largest tolerated difference of logits that should be equal, in standard deviations of the logits."""
         return 0.02 if eps(self._feeder.module) <= torch.finfo(torch.float32).eps else 0.5
+
+
+def size_of(window: int | Chunk) -> int:
+    """Return the number of tokens that a window shows at most."""
+    return window.size if isinstance(window, Chunk) else window
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

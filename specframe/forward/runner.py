@@ -46,7 +46,7 @@ class ModelRunner(TransformersModel):
 
     @property
     def kv_shapes(self) -> list[KVShape]:
-        """The shape of every layer's keys and values, found by feeding a few tokens.
+        """The shape of every layer's keys and values, each before that of its indexer's keys, found by feeding a few tokens.
 
         Raises:
             ModelError: the model cannot be fed so, its logits are not finite, it does not go by the masks and positions it is
@@ -62,8 +62,9 @@ class ModelRunner(TransformersModel):
 
     @functools.cached_property
     def _numbers(self) -> Mapping[int, int] | None:
-        """A store's number of each layer that attends, by the model's; None: they are the same, as all layers attend."""
-        return {number: place for place, number in enumerate(self._tests.attending)} if self.state_layers else None
+        """A store's number of each layer that attends, by the model's, and of indexers; None: they are the same, as all attend."""
+        same = not self.state_layers and not self.indexed
+        return None if same else {number: place for place, number in enumerate(self._tests.attending)}
 
     @property
     def spread(self) -> bool:
@@ -106,7 +107,7 @@ class ModelRunner(TransformersModel):
         found: Mapping[int, torch.Tensor] = {}
         if hidden:
             forwards, found = self.taps.placed(hidden, forwards)
-        compiles, extent = layers is not None, placement.key_order_BS.shape[1]
+        compiles = layers is not None
         of_tokens, laid = block.extra, self._unpadded(block)
         if laid is not None:
             of_tokens = {name: laid.row(values) for name, values in of_tokens.items()}
@@ -116,7 +117,7 @@ class ModelRunner(TransformersModel):
                 positions_BT,
                 shown,
                 store,
-                extent,
+                placement.key_order_BS,
                 keep,
                 plan,
                 compiles,
@@ -140,9 +141,9 @@ class ModelRunner(TransformersModel):
     def leaves_out_filler(self, places: int, tokens: int) -> bool:
         """Return whether so many tokens alone are computed of so many places: where that pays, and the model can be fed so.
 
-        A layer with a state takes in rows: it is fed the rectangle.
+        A layer with a state takes in rows, and one that chooses what it attends to has a mask of rows: they are fed the rectangle.
         """
-        if self.state_layers or not pays(places, tokens, self._layer_weights):
+        if self.state_layers or self.indexed or not pays(places, tokens, self._layer_weights):
             return False
         return not self.spread and self._tests.without_filler
 
@@ -154,7 +155,8 @@ class ModelRunner(TransformersModel):
     @functools.cached_property
     def attention(self) -> Attention:
         """What is known of this model's attention."""
-        return Attention(self.module, str(self), self.kv_shapes, self.windows, self.without_masks)
+        shapes = [shape for shape in self.kv_shapes if shape.value_size]
+        return Attention(self.module, str(self), shapes, self.windows, self.without_masks)
 
     def _choice(self, how: How) -> Choice:
         """Return the choice of the attention backend of each forward."""

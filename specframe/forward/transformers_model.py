@@ -9,23 +9,26 @@ from collections.abc import Container, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import torch
 from transformers import PreTrainedModel
 
 from specframe.contracts.attention import Attend
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.errors import ModelError
 from specframe.forward import compiled
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import StoreCache, Unwritten
 from specframe.forward.current_forward import CurrentForward, by_interface, own_value, running, shared_config
 from specframe.forward.hidden import Forwards
+from specframe.forward.positions import OwnPositions, Told, context_length, takes_position_ids
 from specframe.forward.rope import Rope
 from specframe.forward.states import state_layers
 from specframe.forward.unpadded import Unpadded
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NO_CONTEXT = contextlib.nullcontext()
+NOTHING_TOLD = Told()
 
 
 class TransformersModel:
@@ -50,14 +53,26 @@ class TransformersModel:
             """The layers that keep a state, by their number."""
             layers = len(compiled.decoder_layers(model))
             self.windows = attention_windows(self.config, role, self.state_layers, layers)
-        self.context = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        kinds = getattr(self.config, "layer_types", None) or ()
+        self.chunks = {
+            number: one for number, kind in enumerate(kinds) if isinstance(one := self.windows.get(kind), Chunk)
+        }
+        """The layers that attend in chunks, by their number."""
+        self.indexed = "indexed_attention" in kinds
+        """Whether layers choose what they attend to by keys of an indexer, which goes by the mask."""
+        self.context = int(context_length(self.config) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
         self._cache = "past_key_values"
         """What the model calls its cache."""
         if self.state_layers and not self.windows and "cache_params" in takes:
             self._cache = "cache_params"  # of layers that keep states alone, and know no positions
-        missing = [name for name in ("position_ids", self._cache) if name not in takes and self.windows]
+        self.counts = OwnPositions(model)
+        """The parts of the model that count positions by themselves."""
+        self.takes_positions = "position_ids" in takes
+        self._hands_positions_on = takes_position_ids(model)
+        told = self._hands_positions_on or self.counts.absolute or self.counts.relative
+        missing = ["position_ids"] * (not told) + [self._cache] * (self._cache not in takes) if self.windows else []
         if missing:
             raise ModelError(
                 f"the {role} ({type(model).__name__}) takes no {' and no '.join(missing)}: expected a model that is told "
@@ -92,7 +107,7 @@ class TransformersModel:
         positions_BT: torch.Tensor,
         masks: Any,
         store: Any,
-        extent: int,
+        key_order_BS: torch.Tensor,
         keep: int,
         plan: Attend | None = None,
         compiles: bool = False,
@@ -109,7 +124,7 @@ class TransformersModel:
             positions_BT: their positions.
             masks: the model's ``attention_mask``, as :meth:`masks` returns it.
             store: takes keys and values, and hands out those to attend to.
-            extent: slots of a row that are attended to.
+            key_order_BS: the order of the token in each slot that is attended to.
             keep: tokens whose logits are asked for.
             plan: attends in the place of the model's own attention; None: by the masks.
             compiles: whether decoder layers are compiled.
@@ -124,12 +139,17 @@ class TransformersModel:
         kept = keep if unpadded is None else unpadded.kept(keep)
         options: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
-        cache = StoreCache(store, extent, self.dense, unpadded, numbers)
+        told = self.counts.told(positions_BT, key_order_BS) if self.counts else NOTHING_TOLD
+        extent = key_order_BS.shape[1]
+        cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths)
         shown = Unwritten(extent) if compiles else cache
-        state = CurrentForward(plan, cache, {**self.rope.forwards, **forwards}, unpadded, [])
+        replaced = {**self.rope.forwards, **told.forwards, **forwards}
+        state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [])
         with compiling, running(self.config, state, self.interface):
             if self.windows:
-                options |= {"attention_mask": masks, "position_ids": positions_BT}
+                options["attention_mask"] = masks
+                if self._hands_positions_on:
+                    options["position_ids"] = positions_BT
             output = self.module(
                 input_ids=ids_BT,
                 use_cache=not self._mixed,  # some ask for a cache of a class of their own where they are to fill it
@@ -145,11 +165,11 @@ class TransformersModel:
     def masks(self, placement: Placement, window: int | None = None) -> torch.Tensor | dict[str, Any]:
         """Return the additive mask (B, 1, T, S) of each kind of layer, as the model takes them.
 
-        ``window``, if there is one, is in the place of every sliding window.
+        ``window``, if there is one, is in the place of the size of every window.
         """
         windows = self.windows
         if window is not None:
-            windows = {kind: own and window for kind, own in windows.items()}
+            windows = {kind: resized(own, window) for kind, own in windows.items()}
         made = masks(placement, windows.values(), self.dtype)
         return self._per_kind({kind: made[own] for kind, own in windows.items()})
 
@@ -167,7 +187,7 @@ class KindMasks(dict[str, Any]):
         """Return None: such layers attend to nothing."""
 
 
-ATTENDING = frozenset({"full_attention", "sliding_attention"})
+ATTENDING = frozenset({"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"})
 """The types of layers, as transformers has them, whose keys and values can forget rejected tokens."""
 
 BOTH = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
@@ -177,13 +197,22 @@ NEITHER = frozenset({"mlp", "moe"})
 """The types of layers that keep nothing of a row's tokens."""
 
 
+POOLING = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
+"""The types of layers that keep one key for several tokens, and their state between two of these."""
+
+
 def has_other_layers(config: Any) -> bool:
     """Return whether a configuration has layers of a type that does not attend."""
     return not ATTENDING.issuperset(getattr(config, "layer_types", None) or ())
 
 
-def attention_windows(config: Any, role: str, states: Container[int] = (), layers: int = 0) -> dict[str, int | None]:
-    """Return the sliding window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
+def resized(window: Window, size: int) -> Window:
+    """Return a window of another size; one that shows all stays as it is."""
+    return attrs.evolve(window, size=size) if isinstance(window, Chunk) else window and size
+
+
+def attention_windows(config: Any, role: str, states: Container[int] = (), layers: int = 0) -> dict[str, Window]:
+    """Return the window (None: unlimited) of each kind of attention layer, keyed as the model's masks are.
 
     Models without ``layer_types`` have one kind, "all".
 
@@ -194,19 +223,28 @@ def attention_windows(config: Any, role: str, states: Container[int] = (), layer
         layers: how many of the configuration's first layers the model has; 0: all, as far as is known.
 
     Raises:
-        ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers), or attends in chunks.
+        ModelError: when a layer keeps a state of no known kind (recurrent or convolutional layers).
     """
-    kinds = getattr(config, "layer_types", None)
+    kinds, sliding = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    chunk = Chunk(size) if (size := getattr(config, "attention_chunk_size", None)) else None
     if kinds is None:
-        if getattr(config, "attention_chunk_size", None) is not None:
-            raise ModelError(f"the {role} attends in chunks; expected full or sliding-window attention in every layer")
-        return {"all": getattr(config, "sliding_window", None)}
-    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+        return {"all": sliding or chunk}
+    windows: dict[str, Window] = {
+        "full_attention": None,
+        "sliding_attention": sliding,
+        "chunked_attention": chunk,
+        "indexed_attention": None,
+    }
     had = enumerate(kinds[: layers or None])
     unknown = sorted({kind for number, kind in had if kind not in ATTENDING | NEITHER and number not in states})
+    if pooling := sorted(POOLING.intersection(unknown)):
+        raise ModelError(
+            f"the {role} has layers of type {', '.join(pooling)}, which pool the keys of several tokens as soon as they are fed, "
+            "so that a rejected token could not be taken out again; expected layers that keep the keys of each token"
+        )
     if unknown:
         raise ModelError(
-            f"the {role} has layers of type {', '.join(unknown)}; expected only full_attention and sliding_attention, "
+            f"the {role} has layers of type {', '.join(unknown)}; expected only {', '.join(windows)}, "
             "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
         )
     attends = {kind: BOTH.get(kind, kind) for kind in kinds}  # the masks of layers that do both go by either name

@@ -55,20 +55,20 @@ class Scratch:
 
 @contextlib.contextmanager
 def narrow_window(config: Any, window: int | None) -> Iterator[None]:
-    """Have a model alone inside the block, where a sliding window is another one, if any: few tokens are then more than it.
+    """Have a model alone inside the block, where sliding windows and chunks have another size, if any: few tokens are then more.
 
     The model has to be had alone even where its window stays: what is called as it is knows no lock of its modules.
     """
     with exclusive_config(config):
-        chosen = getattr(config, "sliding_window", None)
-        if chosen is None or window is None:
-            yield
-            return
-        config.sliding_window = window
+        sizes = {name: getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")}
+        chosen = {name: size for name, size in sizes.items() if size is not None and window is not None}
         try:
+            for name in chosen:
+                setattr(config, name, window)
             yield
         finally:
-            config.sliding_window = chosen
+            for name, size in chosen.items():
+                setattr(config, name, size)
 
 
 def uneven_placement(window: int | None, slots: int, device: torch.device) -> Placement:
@@ -77,7 +77,7 @@ def uneven_placement(window: int | None, slots: int, device: torch.device) -> Pl
     More tokens are fed than the first row has, more are held than the window, and slots after a row's end hold noise.
 
     Args:
-        window: tokens that a query sees, itself included; None: all.
+        window: of how many tokens the narrowest window or chunk is; None: there is none.
         slots: at most that many are held.
         device: of the model.
     """

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+ONE_KEY_AND_VALUE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""The types of layers that keep a key and a value of each token, and nothing else."""
+
 
 class OwnCache:
     """Feeds a model tokens one after the other, into a cache of transformers.
 
-    Models with layers that do not attend make their cache themselves: some have a class of their own for it, or another name.
+    Models with layers that keep other things make their cache themselves: some have a class of their own for it, or another name.
 
     Args:
         model: the model.
@@ -21,7 +24,7 @@ class OwnCache:
 
     def __init__(self, model: PreTrainedModel, whole: bool = False) -> None:
         config = model.config.get_text_config()
-        attending = {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ())
+        attending = ONE_KEY_AND_VALUE.issuperset(getattr(config, "layer_types", None) or ())
         self._cache: Any = None
         if attending:
             self._cache = DynamicCache() if whole else DynamicCache(config=config)

@@ -22,6 +22,7 @@ from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
+from specframe.forward.positions import position_ids
 from specframe.probes.sequence_records import Account, Accounts
 from specframe.probes.tap import Listener
 from specframe.probes.ties import Scales, tie_bound
@@ -209,7 +210,8 @@ class Ledger(Listener):
         """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
         ids_P = torch.from_numpy(tokens_P[: self._runner.context]).to(self._runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
-        return self._runner.module(input_ids=ids_P[None], position_ids=positions_P[None], use_cache=False).logits[0]
+        told = position_ids(self._runner.module, positions_P[None])
+        return self._runner.module(input_ids=ids_P[None], **told, use_cache=False).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")

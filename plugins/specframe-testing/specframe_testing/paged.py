@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from specframe.contracts.attention import AttentionFacts
-from specframe.contracts.cache import KVShape, KVView, Paged, Placement
+from specframe.contracts.cache import KVShape, KVView, Paged, Placement, Window
 from specframe.contracts.round import Sequence
 from specframe.forward.cache_views import gather_slots
 
@@ -176,7 +176,7 @@ class Gathering:
     """Attends to pages after copying each row's into plain tensors."""
 
     needs = frozenset({"paged"})
-    offers = frozenset({"paged", "tree", "window"})
+    offers = frozenset({"paged", "tree", "window", "chunk"})
     expects = "any model"
 
     def suits(self, facts: AttentionFacts) -> bool:
@@ -194,7 +194,7 @@ class Gathered:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Return what (B, H, T, D) queries attend to, (B, T, H, D)."""
         dense, seen_BTS = gather_slots(view, self._placement.key_order_BS.shape[1]), self._placement.seen(window)
         shared = query.shape[1] != dense.keys.shape[1]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.attention import Attend, AttentionFacts
-from specframe.contracts.cache import Dense, KVShape, KVStore, KVView, Paged, Placement
+from specframe.contracts.cache import Dense, KVShape, KVStore, KVView, Paged, Placement, Window
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
@@ -180,7 +180,7 @@ class GuardedAttention(Guard):
 class GuardedPlan(GuardedPart):
     """Guard of the attention of one forward; errors name its backend."""
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Return the values attended to after checking them."""
         output: Any = self.__wrapped__.attend(query, view, scaling, window)
         rows, heads, width, _ = query.shape

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 from transformers import PreTrainedModel
 
 from specframe.contracts.attention import Asked, AttentionBackend, AttentionFacts
-from specframe.contracts.cache import KVShape, Placement
+from specframe.contracts.cache import Chunk, KVShape, Placement, Window
 from specframe.errors import ModelError
 from specframe.forward.current_forward import own_value
 from specframe.value_checks import unwrap_guards
@@ -29,7 +29,7 @@ class Attention:
         model: on its device, in its precision.
         name: of the model, for errors.
         shapes: of every layer's keys and values.
-        windows: the sliding window of each kind of layer, each of which has a mask; None: a kind without one.
+        windows: the window of each kind of layer, each of which has a mask; None: a kind without one.
         fault: tells in which way the model attends wrongly when a backend takes the place of its masks; None: in no way.
     """
 
@@ -38,7 +38,7 @@ class Attention:
         model: PreTrainedModel,
         name: str,
         shapes: list[KVShape],
-        windows: Mapping[str, int | None],
+        windows: Mapping[str, Window],
         fault: Callable[[AttentionBackend], str | None],
     ) -> None:
         config = model.config.get_text_config()
@@ -115,7 +115,7 @@ class Choice:
     def _agrees(self, backend: AttentionBackend) -> bool:
         """Return whether a backend is worth taking for the model unasked, and gives what mask tensors give."""
         model, unasked = self._model, attrs.evolve(self._model.facts, asked=False)
-        possible = model.implementation == "sdpa" and ("window" in backend.offers or not any(unasked.windows))
+        possible = model.implementation == "sdpa" and kinds_of_windows(unasked.windows) <= backend.offers
         return possible and backend.suits(unasked) and model.fault(backend) is None
 
     def _require(self, backend: AttentionBackend) -> None:
@@ -126,8 +126,9 @@ class Choice:
                 f"attention {name} takes the place of sdpa, but {model} was loaded with "
                 f"{attends}: load it with sdpa, or ask for 'masked'"
             )
-        if any(facts.windows) and "window" not in backend.offers:
-            raise ModelError(f"attention {name} cannot be had for {model}: expected a model without sliding windows")
+        if lacking := sorted(kinds_of_windows(facts.windows) - backend.offers):
+            told = " and ".join(WINDOWED[kind] for kind in lacking)
+            raise ModelError(f"attention {name} cannot be had for {model}: expected a model without {told}")
         if not backend.suits(facts):
             raise ModelError(
                 f"attention {name} cannot be had for {model} on {facts.device.type} in {str(facts.dtype)[6:]}: "
@@ -135,6 +136,15 @@ class Choice:
             )
         if fault := self._model.fault(backend):
             raise ModelError(f"attention {name} cannot be had for {model}, because {fault}: ask for 'auto' or 'masked'")
+
+
+WINDOWED = {"chunk": "chunks", "window": "sliding windows"}
+"""What a layer has that a backend has to offer the word for."""
+
+
+def kinds_of_windows(windows: Iterable[Window]) -> set[str]:
+    """Return the words that a backend has to offer for layers with these windows."""
+    return {"chunk" if isinstance(window, Chunk) else "window" for window in windows if window}
 
 
 def title(backend: AttentionBackend) -> str:

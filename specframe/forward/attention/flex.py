@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specframe.contracts.attention import AttentionFacts
-from specframe.contracts.cache import Dense, KVView, Placement
+from specframe.contracts.cache import Dense, KVView, Placement, Window, last_hidden
 from specframe.devices import kinds
 from specframe.errors import SpecframeWarning
 from specframe.forward.attention.kernel_trial import agrees
@@ -33,7 +33,7 @@ class Flex:
     """FlexAttention, by blocks of queries and slots: makes no mask tensors; slow where there is no CUDA."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"dense", "tree", "window", "compiled"})
+    offers = frozenset({"dense", "tree", "window", "chunk", "compiled"})
     expects = "keys and values of one size, and a compiler for its kernel"
 
     def suits(self, facts: AttentionFacts) -> bool:
@@ -65,10 +65,10 @@ class Blocks:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._masks: dict[int | None, BlockMask] = {}
+        self._masks: dict[Window, BlockMask] = {}
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
-        """Attend each token to what its row holds up to itself, or to the last ``window`` of that."""
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
+        """Attend each token to what its row holds up to itself, within its window or chunk."""
         assert isinstance(view, Dense)
         key, value = view.keys, view.values
         if window not in self._masks:
@@ -106,16 +106,16 @@ def looked_at(made: BlockMask) -> torch.Tensor:
     return torch.zeros_like(among_first_BQK).scatter(2, indices_BQK, among_first_BQK)
 
 
-def block_mask(placement: Placement, window: int | None) -> BlockMask:
+def block_mask(placement: Placement, window: Window) -> BlockMask:
     """Return which blocks of slots each block of queries has to look at, and how to tell what it may see there.
 
-    A block of slots is left out when its last token is not above the least floor of a block of queries, the order below which a
-    window ends, or its first is after the last of them. What is left of a block, the rule of the placement says.
+    A block of slots is left out when its last token is not above the least floor of a block of queries, the last order that their
+    windows hide, or its first is after the last of them. What is left of a block, the rule of the placement says.
     """
     rows, queries = placement.slots_BT.shape
     order_BT, key_order_BS = placement.order_BT.clamp(min=0).expand(rows, -1), placement.key_order_BS.expand(rows, -1)
     placement = attrs.evolve(placement, order_BT=order_BT, key_order_BS=key_order_BS)  # one look-up fewer per score
-    floor_BT = (torch.zeros_like(order_BT) if window is None else order_BT - window + 1).clamp(min=0) - 1
+    floor_BT = torch.full_like(order_BT, -1) if window is None else last_hidden(order_BT, window).clamp(min=-1)
     visible = placement.rule(window)
 
     def seen(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:

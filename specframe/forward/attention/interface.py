@@ -18,19 +18,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from specframe.contracts.attention import Attend
-from specframe.contracts.cache import Dense, KVView
+from specframe.contracts.cache import Dense, KVView, Window
 from specframe.errors import ModelError
 from specframe.forward.current_forward import CURRENT, NAME
 
 
 class Watched:
-    """What takes a mask's place, and the sliding windows that layers ask it for, one after the other."""
+    """What takes a mask's place, and the windows that layers ask it for, one after the other."""
 
     def __init__(self, attends: Attend) -> None:
         self._attends = attends
-        self.windows: list[int | None] = []
+        self.windows: list[Window] = []
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Attend, after noting the window."""
         self.windows.append(window)
         return self._attends.attend(query, view, scaling, window)
@@ -48,19 +48,22 @@ def attend(
     """Attend (B, H, T, D) queries to (B, G, S, D) keys and values, G dividing H, under an additive mask or without.
 
     While a layer is compiled it is an operator. In a thread that runs no forward of ours it is ``sdpa``: another thread may call
-    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S). In a forward without filler
-    the queries are (1, H, N, D), those of all rows after each other.
+    the model as it is. The mask is one for all heads, (B, 1, T, S), or has one for each, (B, H, T, S). Where a layer's indexer has
+    chosen slots, ``indices`` (B, T, K), a query sees those alone that the mask shows and that are among them. In a forward without
+    filler the queries are (1, H, N, D), those of all rows after each other.
 
     Returns:
         (B, T, H, D), or (1, N, H, D), and None, as transformers' attention functions do.
 
     Raises:
-        ModelError: the scores have a bias and no mask to go with it.
+        ModelError: the scores have a bias, or slots are chosen, and there is no mask to go with it.
     """
     if torch.compiler.is_dynamo_compiling():  # an operator that is not looked into
         window = options.get("sliding_window")
         return torch.ops.specframe.attend(query, key, value, attention_mask, module.layer_idx, scaling, window), None
     biased = options.get("position_bias") is not None
+    if (chosen := options.get("indices")) is not None:
+        attention_mask = masked_but(attention_mask, chosen)
     state = CURRENT.get()
     if (laid := state.unpadded) is not None:
         query = laid.heads(query)
@@ -71,7 +74,10 @@ def attend(
             )
         paged = state.cache.paged.get(module.layer_idx) if state.cache is not None and state.cache.paged else None
         view = paged or Dense(key, value)
-        output = state.attends.attend(query, view, scaling, options.get("sliding_window"))
+        window = options.get("sliding_window")
+        if state.chunks:
+            window = state.chunks.get(getattr(module, "layer_idx", -1), window)
+        output = state.attends.attend(query, view, scaling, window)
     elif attention_mask is None or biased:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     elif laid is not None and laid.groups is not None:
@@ -79,6 +85,23 @@ def attend(
     else:
         output = masked_attention(query, key, value, attention_mask, scaling, state.repeated)
     return (output if laid is None else laid.row(output)), None
+
+
+def masked_but(mask_B1TS: torch.Tensor | None, chosen_BTK: torch.Tensor) -> torch.Tensor:
+    """Return a mask, additive or of bools, that hides all slots but those chosen, too.
+
+    Raises:
+        ModelError: there is no mask.
+    """
+    if mask_B1TS is None or CURRENT.get().attends is not None:
+        raise ModelError(
+            "the model chooses what it attends to, for which there has to be a mask: ask for attention 'masked'"
+        )
+    rows, width, _ = chosen_BTK.shape
+    hidden_BTS = chosen_BTK.new_ones(rows, width, mask_B1TS.shape[-1], dtype=torch.bool)
+    hidden_BTS = hidden_BTS.scatter(2, chosen_BTK.long(), False)
+    least = False if mask_B1TS.dtype == torch.bool else torch.finfo(mask_B1TS.dtype).min
+    return mask_B1TS.masked_fill(hidden_BTS[:, None], least)
 
 
 def masked_attention(

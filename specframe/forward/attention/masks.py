@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 
 from specframe.contracts.attention import AttentionFacts
-from specframe.contracts.cache import Placement
+from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.devices.kinds import constant
 
 FEW = 64
@@ -20,7 +20,7 @@ class Masked:
     """Attends by mask tensors, on any device and in any precision."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"dense", "tree", "window", "masks"})
+    offers = frozenset({"dense", "tree", "window", "chunk", "masks"})
     expects = "any model"
 
     def suits(self, facts: AttentionFacts) -> bool:
@@ -31,17 +31,19 @@ class Masked:
         """Leave the mask to the core."""
 
 
-def masks(placement: Placement, windows: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, torch.Tensor]:
-    """Return the additive mask (B, 1, T, S) of each sliding window (None: unlimited): 0 where a query sees a slot.
+def masks(placement: Placement, windows: Collection[Window], dtype: torch.dtype) -> dict[Window, torch.Tensor]:
+    """Return the additive mask (B, 1, T, S) of each window: 0 where a query sees a slot.
 
     Elsewhere it is the least finite number: a padding query that may look nowhere then yields finite nonsense, where minus
     infinity would yield NaN and spread.
     """
     width, slots, device = placement.order_BT.shape[1], placement.key_order_BS.shape[1], placement.order_BT.device
-    if placement.even and width <= FEW:
+    if placement.even and width <= FEW and not any(isinstance(window, Chunk) for window in windows):
         most = 1 << (slots - 1).bit_length()
         rows = placement.order_BT.shape[0]
-        made = {window: staircase(width, most, window, dtype, device)[..., most - slots :] for window in windows}
+        made: dict[Window, torch.Tensor] = {
+            window: staircase(width, most, window, dtype, device)[..., most - slots :] for window in windows
+        }
         return made if rows == 1 else {window: mask.expand(rows, -1, -1, -1) for window, mask in made.items()}
     least = constant((torch.finfo(dtype).min,), device, dtype)
     return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from specframe.contracts.attention import AttentionFacts
-from specframe.contracts.cache import Dense, KVView, Placement
+from specframe.contracts.cache import Chunk, Dense, KVView, Placement, Window
 from specframe.devices import kinds
 from specframe.forward.attention.kernel_trial import HALF, agrees
 
@@ -74,9 +74,10 @@ class Packing:
         rows = torch.arange(len(used_B) + 1, dtype=torch.int32, device=used_B.device)
         return cls(used_B, rows * queries, rows * slots, queries, slots)
 
-    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: int | None) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, view: KVView, scaling: float | None, window: Window) -> torch.Tensor:
         """Attend the last T tokens of each row to all its tokens up to themselves, or to the last ``window`` of those."""
         assert isinstance(view, Dense)
+        assert not isinstance(window, Chunk)
         rows, heads, length, size = query.shape
         output = flash(
             query.transpose(1, 2).reshape(rows * length, heads, size),

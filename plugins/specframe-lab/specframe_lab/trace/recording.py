@@ -339,7 +339,7 @@ def summed(trace: Trace, pipe: Pipeline, alignment: Alignment, results: list[Res
         lossless=pipe.composition.lossless,
         slot_bytes=sizes["target"],
         draft_slot_bytes=sizes.get("draft", 0),
-        windows=sorted({window for window in windows if window is not None}),
+        windows=sorted({window for window in windows if isinstance(window, int)}),
         tree=limits(pipe.composition.drafter, pipe.composition.policy.maximum),
         cells=trace.book.cells,
         frames=trace.frames,

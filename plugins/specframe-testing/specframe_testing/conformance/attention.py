@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from specframe.contracts.attention import AttentionFacts
-from specframe.contracts.cache import Dense, KVShape, KVView, Placement
+from specframe.contracts.cache import Chunk, Dense, KVShape, KVView, Placement, Window
 from specframe.contracts.drafts import Block
+from specframe.forward.attention.choice import kinds_of_windows
 from specframe.forward.attention.interface import attend
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import in_pages
@@ -49,12 +50,12 @@ class AttentionBackendSuite(Suite):
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("fed", [1, 4])
-    @pytest.mark.parametrize("window", [None, 4])
+    @pytest.mark.parametrize("window", [None, 4, Chunk(4)], ids=str)
     @pytest.mark.parametrize("kind", ["dense", "paged"])
-    def test_equals_masks(self, seed: int, fed: int, window: int | None, kind: str) -> None:
+    def test_equals_masks(self, seed: int, fed: int, window: Window, kind: str) -> None:
         """Rows of unequal length, one with fewer tokens than are fed, see what their masks show."""
         backend = self.suited()
-        if kind not in backend.offers or (window and "window" not in backend.offers):
+        if kind not in backend.offers or not kinds_of_windows([window]) <= backend.offers:
             pytest.skip(f"this attention backend does not offer {kind} views with such windows")
         on = harness.device()
         used_B = torch.tensor(USED, device=on)
@@ -77,7 +78,7 @@ class AttentionBackendSuite(Suite):
         placement = Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
         self.compare(backend, placement, "dense" if "dense" in backend.offers else "paged", None, seed)
 
-    def compare(self, backend: Any, placement: Placement, kind: str, window: int | None, seed: int) -> None:
+    def compare(self, backend: Any, placement: Placement, kind: str, window: Window, seed: int) -> None:
         """Assert that a plan gives what masks give, for all tokens that are no padding."""
         generator = torch.Generator().manual_seed(seed)
         shape = len(USED), placement.order_BT.shape[1], SLOTS

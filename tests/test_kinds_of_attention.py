@@ -1,0 +1,155 @@
+"""Layers that attend in chunks or to chosen tokens, and models that count positions themselves: exact in chains and trees.
+
+Rows are of unequal length throughout.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import architectures
+import pytest
+import torch
+from generating import padded
+from specframe_std.drafters.model import ModelDrafter
+from specframe_testing import harness, zoo
+from transformers import PreTrainedModel
+
+import specframe
+from specframe.errors import ModelError
+from specframe.forward.positions import OwnPositions, alibi
+from specframe.forward.runner import ModelRunner
+from specframe.text.sampling import Sampling
+
+SLIDING = {
+    f"swa_{name}": size
+    for size, names in {
+        4: ("num_attention_heads", "num_key_value_heads"),
+        8: ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"),
+        12: ("head_dim",),
+    }.items()
+    for name in names
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {}),
+    "falcon-alibi": ("falcon", {"alibi": True}),
+    "mpt": ("mpt", {}),
+    "gpt_neo": ("gpt_neo", {}),
+    "bart": ("bart", {}),
+    "whisper": ("whisper", {}),
+    "roformer": ("roformer", {}),
+    "llama4": ("llama4_text", {}),
+    "deepseek_v32": ("deepseek_v32", {}),
+    "glm_moe_dsa": ("glm_moe_dsa", {"indexer_types": ["full", "shared"]}),
+    "dots3_note": ("dots3_note_text", {"layer_types": ["indexed_attention", "sliding_attention"], **SLIDING}),
+}
+"""ALiBi of three kinds, masks of a model's own, learned, sinusoidal and rotary positions that are counted, chunks; layers that
+choose what they attend to: all of them, for themselves and for the next one, and beside sliding windows."""
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+TREES: dict[str, dict[str, Any]] = {"static": {"branch": "3/2/1"}, "dynamic": {"tree": "dynamic", "nodes": 16}}
+PROMPTS, NEW = zoo.eos_prompts((1, 14, 2, 7, 3)), 6
+
+
+@functools.cache
+def models(name: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target and a draft model that often agrees with it."""
+    kind, options = MODELS[name]
+    target = architectures.build(kind, seed, **options)
+    return target, zoo.good_draft(target, noise=0.02)
+
+
+def check(name: str, align: str, tree: str | None, accept: str = "greedy", seed: int = 0, **options: Any) -> None:
+    """Compare every token; some draft tokens stand, unless the alignment keeps the fewest of all rows."""
+    target, draft = models(name, seed)
+    drafter = ModelDrafter(**TREES[tree]) if tree else ModelDrafter()
+    length = "auto" if tree else 4
+    options = {"batch_size": 3, "draft_length": length, "seed": 3, **options}
+    pipe = harness.pipeline(target, draft, drafter=drafter, align=align, accept=accept, **options)
+    if accept == "greedy":
+        harness.check(pipe, harness.requests(PROMPTS, NEW, {zoo.EOS, 3}))
+    else:
+        plain = harness.pipeline(target, None, accept=accept, batch_size=2, seed=3)
+        wanted, found = (one.generate(PROMPTS, NEW, sampling=Sampling(temperature=0.9)) for one in (plain, pipe))
+        assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    assert align == "rollback" or pipe.report.mean_acceptance_length > 1.0
+
+
+@pytest.mark.parametrize("place", range(len(MODELS)), ids=list(MODELS))
+def test_trees_equal_the_target(place: int) -> None:
+    """Nodes of a tree stand where their path says, not where their slots are; each alignment by turns."""
+    check([*MODELS][place], ALIGNMENTS[place % 4], [*TREES][place % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("accept", ["greedy", "gumbel"])
+@pytest.mark.parametrize("tree", [None, *TREES])
+@pytest.mark.parametrize("align", ALIGNMENTS)
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_alignment(name: str, align: str, tree: str | None, accept: str, seed: int) -> None:
+    """Chains and trees are exact under every alignment, greedily and with shared noise."""
+    check(name, align, tree, accept, seed)
+
+
+@pytest.mark.parametrize("attention", ["masked", "flex"])
+def test_chunks_in_every_attention(attention: str) -> None:
+    """What is left out of a chunk by mask tensors, flex attention leaves out by blocks."""
+    check("llama4", "ragged", "static", attention=attention)
+
+
+def test_most_models_are_told_nothing() -> None:
+    """Models that take positions, and nothing else of them, are run as they are."""
+    for name in ("llama", "gpt2", "gemma3_text", "falcon", "opt"):
+        assert not OwnPositions(architectures.build(name))
+
+
+def test_the_bias_goes_by_orders() -> None:
+    """A slot's bias is that of its token's order, in each row; that of a slot without a token is finite."""
+
+    def usual(mask_BS: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        slopes_H11 = torch.tensor([0.5, 0.25])[:, None, None]
+        return (slopes_H11 * (mask_BS.cumsum(-1) - 1)).to(dtype)
+
+    key_order_BS = torch.tensor([[0, 1, 2, -1], [-1, 0, 1, 1]])
+    found = alibi(usual, 2, key_order_BS, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    assert found[:, 0].tolist() == [[0, 0.5, 1, 0], [0, 0, 0.5, 0.5]]
+    assert torch.equal(found[:, 1], found[:, 0] / 2)
+    shared = alibi(usual, 2, key_order_BS[:1], torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    assert torch.equal(shared[1], found[0])
+
+
+def test_a_model_that_hears_no_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions that reach no module would be right for rows that begin at slot 0 alone."""
+    target = architectures.build("roformer")
+    monkeypatch.setattr(
+        "specframe.forward.positions.embed", lambda usual, positions, given, *_, flat: usual(given).repeat(2, 1)
+    )
+    with pytest.raises(
+        ModelError, match=r"gives the same logits whatever positions it is told: expected a model that takes"
+    ):
+        _ = ModelRunner(target, "target").kv_shapes
+
+
+@pytest.mark.parametrize(("name", "plain"), [("bloom", False), ("gpt_neo", False), ("mpt", False), ("bart", True)])
+def test_inside_generate(name: str, plain: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """Padded prompts have the tokens of ``generate``; nothing is drafted where the model itself counts padding as tokens."""
+    target, draft = models(name)
+    inputs = {
+        **padded(PROMPTS[:3]),
+        "do_sample": False,
+        "use_cache": True,
+        "max_new_tokens": NEW,
+        "pad_token_id": zoo.EOS,
+    }
+    expected = target.generate(**inputs)
+    assert torch.equal(target.generate(**inputs, custom_generate=specframe.assisted(draft, 3)), expected)
+    assert any("nothing is drafted" in str(one.message) for one in recwarn) == plain
+
+
+def test_a_context_ends_where_positions_do() -> None:
+    """Drafts beyond the last position that a model embeds are none that it is fed."""
+    target = architectures.build("whisper", max_target_positions=16, max_source_positions=16)
+    draft = zoo.good_draft(target)
+    asked = harness.requests([PROMPTS[1][:11], PROMPTS[0]], 12, {zoo.EOS})
+    harness.check(harness.pipeline(target, draft, batch_size=2, draft_length=4), asked)
