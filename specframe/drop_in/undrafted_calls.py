@@ -40,7 +40,7 @@ def obstacles(call: Call) -> list[str]:
         "inputs that the model prepares in a way of its own": lambda: prepares_otherwise(call),
         "padding that is not on the left": lambda: not padded_on_the_left(call),
         "positions other than a token's place in its row": lambda: not counted_from_0(call),
-        "padding, which the model counts as tokens": lambda: counts_padding(call),
+        "padded rows, whose padding the model counts as tokens": lambda: counts_padding(call),
         "more tokens than the model's context holds": lambda: beyond_context(call),
         "rotary factors that change with the longest row": lambda: changes_factors(call),
         "output_attentions along with a static cache": lambda: call.config.output_attentions and static(cache),
