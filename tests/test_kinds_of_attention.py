@@ -153,3 +153,15 @@ def test_a_context_ends_where_positions_do() -> None:
     draft = zoo.good_draft(target)
     asked = harness.requests([PROMPTS[1][:11], PROMPTS[0]], 12, {zoo.EOS})
     harness.check(harness.pipeline(target, draft, batch_size=2, draft_length=4), asked)
+
+
+def test_an_indexer_that_reads_the_cache_is_refused() -> None:
+    """Positions that transformers' own cache would hold are nowhere in a store: it is one sentence."""
+    sizes = {"budget": 4, "compress_ratio": 2, "n_heads": 2, "kv_heads": 1, "head_dim": 8}
+    kinds = ["linear_attention", "indexed_attention", "linear_attention"]
+    options = {f"indexer_{name}": size for name, size in sizes.items()}
+    target = architectures.build("qwen4_exp_text", num_hidden_layers=3, layer_types=kinds, **options)
+    with pytest.raises(
+        ModelError, match=r"\(Qwen4ExpForCausalLM\) has layers of type indexed_attention whose indexer reads"
+    ):
+        ModelRunner(target, "target")

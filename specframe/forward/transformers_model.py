@@ -60,6 +60,11 @@ class TransformersModel:
         """The layers that attend in chunks, by their number."""
         self.indexed = "indexed_attention" in kinds
         """Whether layers choose what they attend to by keys of an indexer, which goes by the mask."""
+        if self.indexed and any(hasattr(one, "compress_ratio") for one in model.modules()):
+            raise ModelError(
+                f"{self} has layers of type indexed_attention whose indexer reads the positions of all tokens from a cache of "
+                "transformers; expected one that goes by the mask and by its own keys"
+            )
         self.context = int(context_length(self.config) or 2**31)
         self.vocabulary = int(self.config.vocab_size)
         takes = inspect.signature(model.forward).parameters
