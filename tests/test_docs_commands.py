@@ -71,6 +71,7 @@ ELSEWHERE = {
     "pytest tests": "plugins/specframe-std/tests",
     "pytest my-drafter": "plugins/specframe-testing/tests/test_scaffold.py",
     "python -m specframe_tiny": "plugins/specframe-tiny/specframe_tiny/train.py",
+    "python benchmarks/laws.py": "benchmarks/laws.py",
 }
 """Commands that need a cluster, others' weights or another program, by a part of theirs, and where they are run."""
 
@@ -119,6 +120,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).write_text("".join(json.dumps({key: text}) + "\n" for text in texts))
     Path("moments.txt").write_text("0\n0.5\n")
+    Path("benchmarks").mkdir()
+    Path("benchmarks/results").symlink_to(ROOT / "benchmarks" / "results")
     before = transformers.logging.get_verbosity()
     yield work
     transformers.logging.set_verbosity(before)

@@ -32,3 +32,8 @@ def specframe_register_commands(register: Register) -> None:
         "specframe_lab.commands.predict:predict",
         summary="Predict the speed of a pair on a device, by what its forwards read and compute.",
     )
+    register(
+        "laws",
+        "specframe_lab.commands.laws:laws",
+        summary="Fit how acceptance grows with a draft's training and depth, and the best budget by batch size.",
+    )

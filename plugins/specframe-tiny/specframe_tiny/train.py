@@ -160,18 +160,20 @@ def orthogonalise(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
 class Optimizers:
     """Muon for the weight matrices inside the layers, AdamW for embeddings and norms; one linear-decay schedule."""
 
-    def __init__(self, model: torch.nn.Module, muon_rate: float, adam_rate: float, steps: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, muon_rate: float, adam_rate: float, steps: int, warm_up: int = 50
+    ) -> None:
         matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
         self.parts = [
             Muon(matrices, lr=muon_rate),
             torch.optim.AdamW(others, lr=adam_rate, weight_decay=0.0, betas=(0.9, 0.98)),
         ]
-        self.rates, self.steps = (muon_rate, adam_rate), steps
+        self.rates, self.steps, self.warm_up = (muon_rate, adam_rate), steps, warm_up
 
     def step(self, step: int) -> None:
-        """Update at the rate of this step: warm-up over 50, constant to a quarter of the way, then linear to 2%."""
-        warm = min(1.0, (step + 1) / 50)
+        """Update at the rate of this step: a warm-up, constant to a quarter of the way, then linear to 2%."""
+        warm = min(1.0, (step + 1) / self.warm_up)
         scale = warm * max(0.02, min(1.0, (self.steps - step) / (0.75 * self.steps)))
         for part, rate in zip(self.parts, self.rates, strict=True):
             part.param_groups[0]["lr"] = rate * scale

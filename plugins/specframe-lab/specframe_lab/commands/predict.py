@@ -125,10 +125,22 @@ def models(target: str | None, drafter: str, dtype: str) -> tuple[ModelCosts, Mo
     Raises:
         OptionError: the drafter is neither a draft model, nor one without a cost, nor none.
     """
+    from specframe_lab.prediction.model_costs import costs_of
+
+    target_config, draft_config, drafts = configurations(target, drafter)
+    precision = None if dtype == "auto" else precision_of(dtype)
+    return costs_of(target_config, precision), draft_config and costs_of(draft_config, precision), drafts
+
+
+def configurations(target: str | None, drafter: str) -> tuple[Any, Any, bool]:
+    """Return the configurations of the target and of the draft model, None where there is none, and whether anything drafts.
+
+    Raises:
+        OptionError: the drafter is neither a draft model, nor one without a cost, nor none.
+    """
     from specframe.models.loading import read_config
     from specframe.models.pairs import by_model, choose
     from specframe.plugins.registry import registry
-    from specframe_lab.prediction.model_costs import costs_of
 
     known = registry()
     target, strategy, draft = choose(target, drafter)
@@ -139,9 +151,8 @@ def models(target: str | None, drafter: str, dtype: str) -> tuple[ModelCosts, Mo
             f"--drafter: expected a draft model, {' or '.join(map(repr, sorted(free)))}, whose costs are known, "
             f"got {literal(drafter)}"
         )
-    precision = None if dtype == "auto" else precision_of(dtype)
-    costs = [costs_of(read_config(one, role), precision) for one, role in ((target, "target"), (draft, "draft")) if one]
-    return costs[0], costs[1] if draft else None, name != known.default("plain decoding")
+    config = read_config(draft, "draft") if draft else None
+    return read_config(target, "target"), config, name != known.default("plain decoding")
 
 
 def precision_of(dtype: str) -> torch.dtype:

@@ -260,6 +260,8 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "accepted_by_position": positions.accepted.tolist(),
         "by_branch": branches.lines(),
         "longest_wait": waits.longest,
+        "spec_steps": [result.metrics.num_spec_steps for result in results],
+        "accepted": [result.metrics.num_accepted_draft_tokens for result in results],
         "latencies": [of_request(served)["e2el_including_client_queue"] for served in requests],
         "requests": requests,
         "tokens_digest": digest(ids),

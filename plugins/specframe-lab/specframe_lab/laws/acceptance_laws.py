@@ -1,0 +1,156 @@
+"""Acceptance length by the tokens that a draft was trained on, and by its layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from specframe.errors import OptionError
+from specframe_lab.laws.draft_table import Draft
+from specframe_lab.laws.least_squares import Interval, Law, fit, interval, resample
+from specframe_lab.laws.measured_runs import MeasuredRun, by_prompt
+
+TOKENS, LAYERS = "tokens", "layers"
+
+
+@attrs.frozen(eq=False)
+class HeldOut:
+    """A draft that a law was not fitted to."""
+
+    draft: Draft
+    predicted: float
+    measured: float
+    error: Interval
+    """Of predicted less measured, by the prompts."""
+
+
+@attrs.frozen(eq=False)
+class Acceptance:
+    """Mean acceptance lengths of the drafts of a family, the bonus token included, at one draft length."""
+
+    draft_length: int
+    drafts: list[Draft]
+    y_N: np.ndarray
+    """Measured, by draft."""
+    y_RN: np.ndarray
+    """The same in every resample of the prompts."""
+    prompts: int
+
+    def law(self, names: Sequence[str], use: Callable[[Draft], bool] = lambda draft: True) -> Law | None:
+        """Return the law by some quantities of those drafts that are used; None: these drafts do not tell it."""
+        chosen = [place for place, draft in enumerate(self.drafts) if use(draft)]
+        if not chosen:
+            return None
+        x_NM = np.array([[getattr(self.drafts[place], name) for name in names] for place in chosen], dtype=float)
+        return fit(names, x_NM, self.y_N[chosen], self.y_RN[:, chosen])
+
+    def laws(self, name: str) -> dict[int, Law]:
+        """Return a law by tokens for each depth, or by layers for each volume, by that depth or volume."""
+        other = LAYERS if name == TOKENS else TOKENS
+        fixed = sorted({getattr(draft, other) for draft in self.drafts})
+        found = {value: self.law([name], lambda draft, value=value: getattr(draft, other) == value) for value in fixed}  # type: ignore[misc]
+        return {value: law for value, law in found.items() if law}
+
+    @property
+    def joint(self) -> Law | None:
+        """The law by both."""
+        return self.law([TOKENS, LAYERS])
+
+    def held_out(self, name: str) -> list[HeldOut]:
+        """Return what laws that have not seen the largest volume, or depth, predict of its drafts, by both quantities.
+
+        Without enough other drafts nothing is predicted.
+        """
+        largest = max(getattr(draft, name) for draft in self.drafts)
+        law = self.law([TOKENS, LAYERS], lambda draft: getattr(draft, name) < largest)
+        return [self._beside(law, place, name) for place in self._places(name, largest)] if law else []
+
+    def held_out_alone(self, name: str) -> list[HeldOut]:
+        """Return the same of laws by that quantity alone: one for each depth, or volume."""
+        other = LAYERS if name == TOKENS else TOKENS
+        largest, found = max(getattr(draft, name) for draft in self.drafts), []
+        for place in self._places(name, largest):
+            fixed = getattr(self.drafts[place], other)
+            law = self.law(
+                [name],
+                lambda draft, fixed=fixed: getattr(draft, other) == fixed and getattr(draft, name) < largest,  # type: ignore[misc]
+            )
+            found += [self._beside(law, place, name)] if law else []
+        return found
+
+    def _places(self, name: str, value: int) -> list[int]:
+        return [place for place, draft in enumerate(self.drafts) if getattr(draft, name) == value]
+
+    def _beside(self, law: Law, place: int, name: str) -> HeldOut:
+        draft = self.drafts[place]
+        x = [getattr(draft, one) for one in law.names]
+        errors_R = law.draws_at(*x) - self.y_RN[:, place]
+        return HeldOut(draft, law.at(*x), float(self.y_N[place]), interval(errors_R))
+
+
+def acceptance_of(
+    runs: Sequence[MeasuredRun], drafts: Sequence[Draft], draft_length: int | None, resamples: int, seed: int
+) -> Acceptance:
+    """Return the acceptance of a family's drafts.
+
+    Args:
+        runs: what was measured; of a draft those with the most prompts count.
+        drafts: the family; those without runs are left out.
+        draft_length: whose runs count; None: the one that most drafts have, the longest of several.
+        resamples: of the prompts.
+        seed: of the resamples.
+
+    Raises:
+        OptionError: fewer than two drafts of the family have runs at the draft length, or their prompts or targets differ.
+    """
+    known = {draft.name for draft in drafts}
+    lengths = Counter(length for _, length in {(run.drafter, run.draft_length) for run in runs if run.drafter in known})
+    if not lengths:
+        raise OptionError(
+            f"--drafts: expected drafters that the results have ({names({run.drafter for run in runs})}), got {names(known)}"
+        )
+    length = draft_length or max(lengths, key=lambda one: (lengths[one], one))
+    chosen = {
+        name: longest([run for run in runs if (run.drafter, run.draft_length) == (name, length)]) for name in known
+    }
+    used = [draft for draft in drafts if chosen[draft.name]]
+    if len(used) < 2:
+        raise OptionError(
+            f"--drafts: expected at least two drafts with runs at draft length {length}, since a law has two coefficients, "
+            f"got {names({draft.name for draft in used})}"
+        )
+    targets = sorted({run.setting[1] for draft in used for run in chosen[draft.name]})
+    if len(targets) > 1:
+        raise OptionError(f"--drafts: expected runs with one target, got some with {' and some with '.join(targets)}")
+    steps_NP, accepted_NP = by_prompt([summed(chosen[draft.name]) for draft in used], "--drafts")
+    if not steps_NP.sum(1).all():
+        raise OptionError(f"--drafts: {names({used[int(steps_NP.sum(1).argmin())].name})} has not drafted in any round")
+    counts_RP = resample(steps_NP.shape[1], resamples, seed)
+    return Acceptance(
+        length,
+        used,
+        1 + accepted_NP.sum(1) / steps_NP.sum(1),
+        1 + (counts_RP @ accepted_NP.T) / np.maximum(counts_RP @ steps_NP.T, 1),
+        steps_NP.shape[1],
+    )
+
+
+def longest(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Return those runs that have the most prompts."""
+    most = max((len(run.steps_P) for run in runs), default=0)
+    return [run for run in runs if len(run.steps_P) == most]
+
+
+def summed(runs: Sequence[MeasuredRun]) -> MeasuredRun:
+    """Return runs of one drafter as one, whose counts are theirs together."""
+    steps_NP, accepted_NP = by_prompt(runs, f"drafter {runs[0].drafter}")
+    return attrs.evolve(runs[0], steps_P=steps_NP.sum(0), accepted_P=accepted_NP.sum(0))
+
+
+def names(found: set[str]) -> str:
+    """Return names in a sentence, the first few of many."""
+    first = sorted(found)[:3]
+    return ", ".join(first) + (f" and {len(found) - 3} more" if len(found) > 3 else "") if first else "none"
