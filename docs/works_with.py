@@ -146,9 +146,10 @@ def attention() -> str:
     """Return the table of attention backends with KV backends, and with bitwise equality."""
     stores = names("KV backend")
     align = {entry.traits.kv: entry.name for entry in registry().of("alignment")}
+    other = registry().default("alignment")
     rows = {
         name: [
-            *(cell(composed(attention=name, kv=kv, align=align[kv])) for kv in stores),
+            *(cell(composed(attention=name, kv=kv, align=align.get(kv, other))) for kv in stores),
             cell(composed(attention=name, bitwise=True)),
             cell(composed(attention=name, layers="compiled")),
         ]

@@ -128,6 +128,8 @@ def test_matrix() -> None:
         "lossless": "yes",
         "scheduler": "continuous",
         "kv dynamic": "no, lacks scatter",
+        "kv paged": "yes",
+        "kv pool": "yes",
         "kv slab": "default",
     }
     assert (table["exspec"]["kv dynamic"], table["exspec"]["kv slab"]) == ("default", "yes")
@@ -137,7 +139,7 @@ def test_matrix_of_attention_backends() -> None:
     """The matrix says, too, which attention backend reads what which KV backend hands out."""
     names = registry().names("attention backend")
     found = [line for line in rows(invoke("matrix").stdout) if line and line[0] in names]
-    assert found == [[name, "yes", "yes"] for name in ("flex", "masked", "packed")]
+    assert found == [[name, *["yes"] * 4] for name in ("flex", "masked", "packed")]
 
 
 @pytest.mark.parametrize(

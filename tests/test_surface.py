@@ -226,8 +226,9 @@ def test_core_never_imports_plugins():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first"})
-"""Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, ..."""
+BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool"})
+"""Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, a kind
+of view, the sequences of a run, ..."""
 
 
 def names_in(source: str, names: set[str]) -> set[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.cache import KVStore, Placement, Written
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept
 from specframe.devices.kinds import numbers, on_device
@@ -32,22 +33,22 @@ class RaggedLayout:
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
         device, start, end, over = batch.lengths_B.device, block.start, block.end, passes_over(batch, block)
-        key_order_1S = numbers(0, batch.longest + end, device)
+        key_order_1S, written = numbers(0, batch.longest + end, device), slots_written(batch, block)
         if block.parents_BT is not None:
             slots_BT = batch.positions(start, block.width)
             order_BT = batch.lengths_B[:, None] + start + block.depth_BT()
             key_order_BS = key_order_1S.repeat(len(batch), 1).scatter_(1, slots_BT, order_BT)
-            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
+            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT, written=written)
         if (even := batch.even) is not None and even + start >= 0 and not over:
             order_BT = numbers(even + start, even + end, device, len(batch))
             even_of = (order_BT, order_BT, key_order_1S)
-            return Placement(order_BT, order_BT, order_BT, key_order_1S, in_order=True, even_of=even_of)
+            return Placement(order_BT, order_BT, order_BT, key_order_1S, True, even_of=even_of, written=written)
         slots_BT = order_BT = batch.positions(start, block.width)
         if min(batch.lengths.tolist()) + start < 0:
             slots_BT = order_BT.where(order_BT >= 0, self._spare)
         if over:
             slots_BT = slots_BT.where(on_device(block.real, device).bool(), self._spare)
-        return Placement(order_BT, slots_BT, order_BT, key_order_1S, in_order=True)
+        return Placement(order_BT, slots_BT, order_BT, key_order_1S, in_order=True, written=written)
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Move the nodes of a path to the row's end; a chain's tokens are there already."""
@@ -61,3 +62,12 @@ def passes_over(batch: Batch, block: Block) -> bool:
     if block.counts is None or block.end > 0:
         return False
     return bool((block.counts < (batch.lengths + block.end).clip(0, block.width)).any())
+
+
+def slots_written(batch: Batch, block: Block) -> Written:
+    """Return the slots of a block's tokens; what a chain feeds of a row's own tokens stands, with all tokens before it."""
+    first, end = np.maximum(batch.lengths + block.start, 0), np.maximum(batch.lengths + block.end, 0)
+    if block.counts is not None and block.end <= 0:
+        first = end - np.minimum(block.counts, end)
+    own = block.end if block.parents_BT is None else block.start
+    return Written(first, end, batch.lengths + min(own, 0))

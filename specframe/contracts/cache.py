@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import attrs
+import numpy as np
 import torch
 
 from specframe.contracts.round import Sequence
@@ -24,6 +25,23 @@ class Chunk:
 
 Window = int | Chunk | None
 """What a query sees of the tokens up to itself: as many as a sliding window has, itself included, those of a chunk, or all."""
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """What is known on the host of the slots that a forward writes, one number for each row, (B,)."""
+
+    first: np.ndarray
+    """The first slot that is written, or one before it."""
+    end: np.ndarray
+    """One past the last slot that is written, or one after it; padding is not counted."""
+    stands: np.ndarray
+    """How many first slots hold the row's own tokens once all layers are written, slot s the token of place s; 0: not known."""
+
+    def with_rows(self, others: Written) -> Written:
+        """Return what is written in these rows, and in others after them."""
+        pairs = ((getattr(self, name), getattr(others, name)) for name in ("first", "end", "stands"))
+        return Written(*map(np.concatenate, pairs))
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +65,9 @@ class Placement:
     """Whether a fed token sees another fed token (last axis), (B, T, T) or (1, T, T), for a block with branches; None: a chain."""
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
+
+    written: Written | None = None
+    """The slots that are written, as the host knows them without a wait; None: they are known on the device alone."""
 
     @property
     def used_B(self) -> torch.Tensor | None:
@@ -232,13 +253,21 @@ class KVStore(Protocol):
         """Bytes held."""
 
 
+class PooledStore(KVStore, Protocol):
+    """A store whose rows share its memory: one that gives way leaves its own to the others, and runs of any size use the store."""
+
+    def widen(self, rows: int, capacity: int) -> None:
+        """Serve a run of so many sequences of up to ``capacity`` slots. No sequence is live; what is kept of earlier ones stays."""
+
+
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
     needs: frozenset[str]
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
-    columns than the capacity), the kind of their views, "dense" or "paged", and "states" (it keeps those of layers as well)."""
+    columns than the capacity), the kind of their views, "dense" or "paged", "pooled" (rows share the memory: it is a
+    :class:`PooledStore`), and "states" (it keeps those of layers as well)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

@@ -26,7 +26,7 @@ class Opened:
 
 def share_memory(use: Composition) -> bool:
     """Return whether rows share the memory of their caches, so that one that gives way leaves its own to the others."""
-    return "paged" in use.kv.offers
+    return bool({"paged", "pooled"} & use.kv.offers)
 
 
 def leaves_nan(report: RoundReport) -> bool:

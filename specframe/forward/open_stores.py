@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import attrs
 import torch
 
-from specframe.contracts.cache import KVBackend, KVShape, KVStore
+from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import Model
 from specframe.contracts.states import StateStore
 from specframe.value_checks import unwrap_guards
@@ -40,6 +41,18 @@ class OpenStore:
         same = self.model is unwrap_guards(model) and self.kv is unwrap_guards(kv)
         return same and self._shapes == model.kv_shapes and self._weights == weights(model)
 
+    def sized(self, rows: int, capacity: int) -> OpenStore:
+        """Return this one for a run of so many rows and slots: a store whose rows share memory serves any."""
+        if (rows, capacity) == (self.rows, self.capacity):
+            return self
+        cast(PooledStore, self.store).widen(rows, capacity)
+        return attrs.evolve(self, rows=rows, capacity=capacity)
+
+    @property
+    def any_size(self) -> bool:
+        """Whether runs of any size can have it: rows share its memory, and it has no states, of which each row has its own."""
+        return "pooled" in self.kv.offers and self.states is None
+
 
 class Stores:
     """The stores of the last run, for the next one that they suit. A run takes them out: no two have the same.
@@ -61,6 +74,8 @@ class Stores:
             group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
         """
         target = next((one for one in self._kept if one.suits(model, kv)), None)
+        if target is not None and target.any_size and group == self._group:
+            return rows, capacity
         if target is None or target.rows < rows or target.capacity < capacity or group != self._group:
             self.clear()
             return rows, capacity
@@ -70,8 +85,8 @@ class Stores:
         """Take out what suits a model with so many rows and slots; None: there is none, and what its role had is let go."""
         for one in [one for one in self._kept if one.model.role == model.role]:
             self._kept.remove(one)
-            if one.suits(model, kv) and (one.rows, one.capacity) == (rows, capacity):
-                return one
+            if one.suits(model, kv) and (one.any_size or (one.rows, one.capacity) == (rows, capacity)):
+                return one.sized(rows, capacity)
         return None
 
     def keep(self, opened: Iterable[OpenStore], group: bool) -> None:

@@ -174,12 +174,12 @@ class Ledger(Listener):
     def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
         """Return the sequences whose keys a row may read, and how many of their first tokens: a parent, and those that begin alike.
 
-        Stores with pages keep one copy of what is the same in several rows.
+        Stores whose rows share memory keep one copy of what is the same in several rows, also of what one of them has generated.
         """
         found = {} if account.parent is None else {account.parent: account.prompt_length}
         if self._shares:
             others = self.checks.numbered({*names_SN[:, 0].tolist()} - {account.number, -1})
-            found |= {other.number: common(other.prompt, account.prompt) for other in others}
+            found |= {other.number: common(other.tokens, account.tokens) for other in others}
         return found
 
     @torch.inference_mode()
@@ -251,7 +251,7 @@ def inherited_names(names_SN: np.ndarray, account: Account, sharing: Mapping[int
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """Return the number of first tokens that two prompts have in common."""
+    """Return the number of first tokens that two sequences have in common."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

@@ -31,7 +31,9 @@ class CheckedRun(Run):
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
         names = kv.open([shape] * len(model.kv_shapes), self.rows, slots, model.device)
-        ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares="paged" in kv.offers)
+        ledger = (ViewLedger if own else Ledger)(
+            model, names, self.checks, shares=bool({"paged", "pooled"} & kv.offers)
+        )
         layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)
         return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
 

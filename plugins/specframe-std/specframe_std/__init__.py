@@ -279,6 +279,22 @@ def specframe_register_kv_backends(register: Register) -> None:
         offers={"append", "dense", "grow", "move"},
     )
     register(
+        "paged",
+        "specframe_std.kv.paged:Paged",
+        summary=(
+            "Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike."
+        ),
+        offers={"append", "dense", "move", "pooled", "scatter"},
+    )
+    register(
+        "pool",
+        "specframe_std.kv.pool:Pool",
+        summary=(
+            "Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends."
+        ),
+        offers={"append", "dense", "move", "pooled", "scatter"},
+    )
+    register(
         "slab",
         "specframe.caches.slab:Slab",
         summary="Preallocates every slot of every row; new keys and values are written in place.",

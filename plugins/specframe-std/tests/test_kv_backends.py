@@ -15,3 +15,29 @@ class TestSlab(KVBackendSuite):
 
     def make(self) -> str:
         return "slab"
+
+
+class TestPool(KVBackendSuite):
+    """Rows in one piece each."""
+
+    def make(self) -> str:
+        return "pool"
+
+
+class TestPaged(KVBackendSuite):
+    """Rows in blocks."""
+
+    host_copies = 4
+    """The table is sent when a row begins a block: rows may do so at two of a draft's steps, and once more when it is verified."""
+
+    def make(self) -> str:
+        return "paged,block=6"
+
+
+class TestPagedSharing(KVBackendSuite):
+    """Rows in blocks that are kept by their content."""
+
+    host_copies = TestPaged.host_copies
+
+    def make(self) -> str:
+        return "paged,block=6,share=on"

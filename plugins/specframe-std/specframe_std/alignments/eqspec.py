@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.cache import KVStore, Placement, Written
 from specframe.contracts.drafts import Block, Draft, Transfer
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
@@ -88,11 +88,13 @@ class LeftPadded:
         slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
         held_B1 = (batch.lengths_B[:, None] + block.end).clamp(min=0)  # ``cached`` on the device
         key_order_BS = torch.arange(-(column + width), 0, device=device) + held_B1
+        firsts_B = np.full(len(batch), column)
+        written = Written(firsts_B, firsts_B + width, np.zeros_like(firsts_B))  # no slot is known to be a token's place
         if block.parents_BT is not None:
             order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
             key_order_BS[:, column:] = order_BT
-            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT)
-        return Placement(order_BT, slots_BT, order_BT, key_order_BS)
+            return Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=block.sees_BTT, written=written)
+        return Placement(order_BT, slots_BT, order_BT, key_order_BS, written=written)
 
     def _rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the batch's paddings and cached lengths, as views."""

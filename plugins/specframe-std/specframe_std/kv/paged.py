@@ -1,0 +1,242 @@
+"""Rows in blocks of a pool: any block may follow any other, and rows that begin alike may have the same ones."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.cache import KVShape
+from specframe.contracts.round import Sequence
+from specframe.devices.memory import out_of_memory
+from specframe.errors import OptionError
+from specframe.value_checks import one_of, whole
+from specframe_std.kv.blocks import Blocks, contents
+from specframe_std.kv.byte_counts import byte_count
+from specframe_std.kv.pooled import PooledStore, Row
+from specframe_std.kv.slots import FILLER
+
+GROWTH = 8
+"""A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice as
+many at its end without a user is made smaller."""
+
+
+class Paged:
+    """Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike.
+
+    Options:
+        block: tokens of a block, at least 1; of 16 a row leaves 8 unused on average.
+        blocks: of each model's cache, at most; without it as many as the longest rows need all together.
+        memory: the most bytes of each model's cache, as 2GB or 512MB, in the place of blocks.
+        share: "on": complete blocks are kept by their tokens and all before them, across rows and runs, until others need them;
+            the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
+    """
+
+    needs: frozenset[str] = frozenset()
+    offers = frozenset({"scatter", "append", "move", "dense", "pooled"})
+
+    def __init__(
+        self, block: int = 16, blocks: int | None = None, memory: str | int | None = None, share: str = "off"
+    ) -> None:
+        self.block = whole("block", block, 1)
+        self.blocks = None if blocks is None else whole("blocks", blocks, 1)
+        self.memory = None if memory is None else byte_count("memory", memory)
+        if self.blocks is not None and self.memory is not None:
+            raise OptionError("paged: expected blocks or memory, got both")
+        self.share = one_of("share", share, ("off", "on")) == "on"
+        if self.share:
+            self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
+        """Return a store without a block."""
+        return PagedStore(shapes, rows, capacity, device, self)
+
+    def most(self, rows: int, capacity: int, slot_bytes: int) -> int:
+        """Return how many blocks there may be.
+
+        Raises:
+            OptionError: the memory does not suffice for one.
+        """
+        if self.blocks is not None:
+            return self.blocks
+        if self.memory is None:
+            return rows * math.ceil((capacity + 1) / self.block)
+        if self.memory < (self.block + 1) * slot_bytes:
+            least = (self.block + 1) * slot_bytes
+            raise OptionError(f"memory: expected at least {least:,} bytes, which one block takes, got {self.memory:,}")
+        return (self.memory // slot_bytes - 1) // self.block
+
+
+@attrs.define(eq=False)
+class Table(Row):
+    """A row's blocks, in order."""
+
+    blocks: list[int] = attrs.Factory(list)
+    keys: list[bytes] = attrs.Factory(list)
+    """The contents of the complete blocks of the tokens that it began with."""
+    kept: int = 0
+    """First blocks that have been kept by their content, or were found so."""
+
+
+class PagedStore(PooledStore):
+    """Blocks of slots. Block b has the slots after ``(b - 1) * block``: slot 0 is nobody's.
+
+    A block is written by the only row that has it. A row that is to write to one that others have gets a copy first.
+    """
+
+    _rows: dict[int, Table]  # type: ignore[assignment]
+
+    def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
+        super().__init__(shapes, rows, capacity, device)
+        self._how, self.block, self._share = how, how.block, how.share
+        self.blocks = Blocks(how.most(rows, capacity, self.memory.slot_bytes))
+
+    def widen(self, rows: int, capacity: int) -> None:
+        """Serve a run of so many rows and slots per row."""
+        super().widen(rows, capacity)
+        self.blocks.most = max(self.blocks.most, self._how.most(rows, capacity, self.memory.slot_bytes))
+
+    def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int] | None:
+        row, found = Table(sequence, tokens), list[int]()
+        if sequence.parent is not None:
+            needed = 1
+        else:
+            if self._share:
+                row.keys = [*contents(sequence.start_ids[:tokens], self.block)]
+                self._keep_all()
+                found = self.blocks.holding(row.keys[: (tokens - 1) // self.block])
+                if waits and self._being_read(row, len(found)):
+                    return None
+            needed = math.ceil((tokens + 1) / self.block) - len(found)
+        spare = len(self._rows)  # one block for each live row: who is admitted is not to stop the others at once
+        if needed + spare > self.blocks.available - self.blocks.idle(found):
+            return None
+        row.blocks, row.kept = [*found], len(found)
+        for block in found:
+            self.blocks.share(block)
+        if sequence.parent is None:
+            self._append(row, tokens)
+        return row, len(found) * self.block
+
+    def _being_read(self, row: Table, found: int) -> bool:
+        """Return whether more of a prompt's first blocks are being read for another row: it is worth waiting for them."""
+        readers = (one for one in self._rows.values() if not one.sequence.ready and one.sequence.parent is None)
+        wanted = row.keys[: (row.tokens - 1) // self.block]
+        return any(len(wanted) > found < len(one.keys) and one.keys[found] == wanted[found] for one in readers)
+
+    def _begin(self, row: Row, parent: Row) -> None:
+        assert isinstance(row, Table)
+        assert isinstance(parent, Table)
+        row.blocks = parent.blocks[: math.ceil(self._inherited(row, parent) / self.block)]
+        for block in row.blocks:
+            self.blocks.share(block)
+
+    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> bool:
+        changed = False
+        for row, begin, stop in zip(rows, first.tolist(), end.tolist(), strict=True):
+            assert isinstance(row, Table)
+            if begin < stop:
+                changed |= self._own_alone(row, begin // self.block, math.ceil(stop / self.block))
+                changed |= self._append(row, stop)
+        return changed
+
+    def _own_alone(self, row: Table, first: int, end: int) -> bool:
+        """Give a row copies of those of its blocks that others have, too; return whether there were any."""
+        row.kept = min(row.kept, first)
+        written = row.blocks[first:end]
+        shared = [place for place, block in enumerate(written, first) if self.blocks.users(block) > 1]
+        for block in written:
+            if self.blocks.users(block) == 1:
+                self.blocks.forget(block)
+        for place in shared:
+            copied = self._take()
+            self.memory.copy(self._slots_of([row.blocks[place]]), self._slots_of([copied]))
+            self.blocks.give_back(row.blocks[place])
+            row.blocks[place] = copied
+        return bool(shared)
+
+    def _append(self, row: Table, slots: int) -> bool:
+        """Give a row blocks for so many slots; return whether it lacked some."""
+        fresh = []
+        while len(row.blocks) * self.block < slots:
+            row.blocks.append(self._take())
+            fresh.append(row.blocks[-1])
+        if fresh:
+            self._fresh.append(self._slots_of(fresh))
+        return bool(fresh)
+
+    def _take(self) -> int:
+        """Return a block for one row alone.
+
+        Where memory runs out the pool stays as large as it is: what is kept for later prompts is given up, or a sequence gives way.
+
+        Raises:
+            torch.OutOfMemoryError: every block has a user.
+        """
+        blocks, made = self.blocks, self.blocks.made + 1
+        if not blocks.free and made <= blocks.most and self.memory.count <= made * self.block:
+            try:
+                self.memory.resize(1 + min(made + made // GROWTH, blocks.most) * self.block)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                blocks.most = blocks.made
+        return blocks.take()
+
+    def _slots_of(self, blocks: list[int]) -> np.ndarray:
+        """Return the slots of blocks, those of each after those of the one before."""
+        slots: np.ndarray = (np.array(blocks)[:, None] * self.block - self.block + 1 + np.arange(self.block)).ravel()
+        return slots
+
+    def _numbers(self, rows: list[Row]) -> np.ndarray:
+        tables = [row.blocks for row in rows if isinstance(row, Table)]
+        numbers_BN = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
+        for row, blocks in enumerate(tables):
+            numbers_BN[row, : len(blocks)] = blocks
+        return numbers_BN
+
+    def _table(self, rows: list[Row], numbers_BN: torch.Tensor) -> torch.Tensor:
+        firsts_BN1 = (numbers_BN * self.block - self.block + 1)[:, :, None]
+        slots_BNK = firsts_BN1 + torch.arange(self.block, device=self.device)
+        return slots_BNK.where(firsts_BN1 > 0, FILLER).flatten(1)
+
+    def _give_back(self, row: Row) -> None:
+        assert isinstance(row, Table)
+        self._keep(row)
+        for block in reversed(row.blocks):  # the last blocks of a prompt are evicted before the first ones
+            self.blocks.give_back(block)
+        self.blocks.trim()
+        roomy = self.blocks.made + self.blocks.made // GROWTH
+        if self.memory.count > 1 + (roomy + self.blocks.made // GROWTH) * self.block:
+            self._clear()
+            self.memory.resize(1 + roomy * self.block)
+
+    def _keep_all(self) -> None:
+        """Keep what live rows have read by now."""
+        for row in self._rows.values():
+            self._keep(row)
+
+    def _keep(self, row: Table) -> None:
+        """Keep the complete blocks of a row's own tokens by their content."""
+        full = row.stands // self.block
+        if not self._share or full <= row.kept:
+            return
+        if full > len(row.keys) and row.sequence.finished:  # the tokens that it has generated are known by now
+            ids, known = row.sequence.start_ids, len(row.keys) * self.block
+            row.keys += contents(ids[known:], self.block, row.keys[-1] if row.keys else b"")
+        for block, key in [*zip(row.blocks, row.keys, strict=False)][row.kept : full]:
+            self.blocks.keep(block, key)
+        row.kept = min(full, len(row.keys))
+
+    def _shared(self, rows: list[Row]) -> bool:
+        return any(self.blocks.users(block) > 1 for row in rows if isinstance(row, Table) for block in row.blocks)
+
+    def _width(self, row: Row) -> int:
+        assert isinstance(row, Table)
+        return len(row.blocks) * self.block
+
+    def reserved(self) -> int:
+        """Return the slots of the blocks that rows have; those that several rows have count once."""
+        return self.blocks.used * self.block

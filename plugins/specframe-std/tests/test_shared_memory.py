@@ -1,0 +1,406 @@
+"""Stores whose rows share memory: rows take as much as they use, and lose nothing, whatever comes and goes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from specframe_std.kv.blocks import Blocks, contents
+from specframe_std.kv.byte_counts import byte_count
+from specframe_std.kv.paged import Paged, PagedStore
+from specframe_std.kv.pool import SPARE
+from specframe_std.kv.pooled import PooledStore
+from specframe_std.kv.slots import Slots
+from specframe_testing import fakes, harness, zoo
+
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.errors import ModelError, OptionError, SpecframeError
+from specframe.observe.watch import Watcher
+from specframe.pipeline import Pipeline
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts([5, 21, 1, 9, 40, 3, 14, 7], 61)
+ASKED = harness.requests(PROMPTS, [9, 4, 17, 7, 12, 3, 25, 1], {7})
+STORES = ["pool", "paged,block=1", "paged,block=3", "paged,block=16", "paged,block=3,share=on"]
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> list[PooledStore]:
+    """Have every slot hold nan that no row has: who reads one, in whatever way, decodes something else. Note the stores."""
+    stores: list[PooledStore] = []
+    release, expect = PooledStore.release, PooledStore.expect
+
+    @torch.inference_mode()
+    def spoil(store: PooledStore) -> None:
+        taken = {0}.union(*(slots_of(store, row) for row in store._rows.values()), kept_slots(store))
+        free = np.array(sorted({*range(store.memory.count)} - taken), dtype=np.int64)
+        for part in itertools.chain(*store.memory.layers):
+            part[free] = float("nan")
+
+    def released(self: PooledStore, sequence: Any) -> None:
+        release(self, sequence)
+        spoil(self)
+
+    def expected(self: PooledStore, placement: Any) -> None:
+        if self not in stores:
+            stores.append(self)
+        spoil(self)
+        expect(self, placement)
+
+    monkeypatch.setattr(PooledStore, "release", released)
+    monkeypatch.setattr(PooledStore, "expect", expected)
+    return stores
+
+
+def slots_of(store: PooledStore, row: Any) -> set[int]:
+    """Return the pool's slots that a row has."""
+    if isinstance(store, PagedStore):
+        return {*store._slots_of(row.blocks).tolist()} if row.blocks else set()
+    return {*range(row.start, row.stop)}
+
+
+def kept_slots(store: PooledStore) -> set[int]:
+    """Return the slots of blocks that are kept though no row has them."""
+    if not isinstance(store, PagedStore) or not store.blocks._idle:
+        return set()
+    return {*store._slots_of([*store.blocks._idle]).tolist()}
+
+
+def require_accounts(store: PooledStore, live: int = 0) -> None:
+    """Check that a store knows so many rows, and that each slot is one row's, shared, kept or free."""
+    assert len(store._rows) == live
+    if isinstance(store, PagedStore):
+        blocks, had = store.blocks, [block for row in store._rows.values() for block in row.blocks]
+        assert {block: had.count(block) for block in had} == blocks._users
+        assert sorted([*{*had}, *blocks.free, *blocks._idle]) == [*range(1, blocks.made + 1)]
+        assert {*blocks._idle} <= {*blocks._key_of}
+        assert {key: block for block, key in blocks._key_of.items()} == blocks._with_key
+        assert not {*blocks._key_of} & {*blocks.free}
+    else:
+        slots = [slot for row in store._rows.values() for slot in slots_of(store, row)]
+        assert len({*slots}) == len(slots)
+        assert store.reserved() == len(slots)
+
+
+def pipeline(kv: str, draft: Any = DRAFT, **options: Any) -> Pipeline:
+    """Return a pipeline of the fakes."""
+    return harness.pipeline(TARGET, draft, kv=kv, **{"batch_size": 3, "draft_length": 3, **options})
+
+
+@pytest.mark.parametrize(("kv", "batch"), [*itertools.product(STORES[:1], [1, 8]), *((kv, 3) for kv in STORES)])
+def test_tokens_are_exact(kv: str, batch: int, poison: list[PooledStore]) -> None:
+    """Rows of all lengths decode to the reference's tokens, and at the end no row has a slot."""
+    harness.check(pipeline(kv, batch_size=batch), ASKED)
+    assert len(poison) == 2, "the target's and the draft model's"
+    for store in poison:
+        require_accounts(store)
+
+
+WAYS: list[dict[str, Any]] = [
+    {"drafter": "model,tree=dynamic,nodes=8"},
+    {"drafter": "model,tree=dynamic,nodes=8", "align": "eqspec"},
+    {"schedule": "continuous,piece=4"},
+    {"schedule": "continuous,piece=4,mixed=on"},
+    {"align": "eqspec"},
+    {"align": "exspec"},
+    {"align": "rollback"},
+    {"check": True},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
+    """Trees, pieces and the other alignments find their slots, in blocks that nothing is a multiple of."""
+    harness.check(pipeline("paged,block=3", **options), ASKED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", STORES)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_every_store_in_every_way(kv: str, options: dict[str, Any]) -> None:
+    """Every store serves every alignment that fits, with trees and pieces, and under checks."""
+    if "share=on" in kv and "align" in options:
+        pytest.skip("blocks that are kept by their content have no padding")
+    for batch in (1, 3, 8):
+        harness.check(pipeline(kv, batch_size=batch, **options), ASKED)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("kv", ["pool", "paged,block=3", "paged,block=3,share=on"])
+def test_models_read_no_slot_that_no_row_has(kv: str, name: str) -> None:
+    """In a real model 0 times nan is nan, so a slot that masks hide is found as well."""
+    target = zoo.build(name)
+    pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, batch_size=3, draft_length=3)
+    harness.check(
+        pipe, harness.requests(harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY), [9, 4, 12, 7], {zoo.EOS})
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv", "align"),
+    [
+        ("pool", "ragged"),
+        ("pool", "eqspec"),
+        ("paged,block=3", "ragged"),
+        ("paged,block=3", "eqspec"),
+        (STORES[-1], "ragged"),
+    ],
+)
+def test_samples_start_from_one_row(kv: str, align: str, poison: list[PooledStore]) -> None:
+    """Samples of a prompt draw what they draw on a slab."""
+    how = Sampling(temperature=1.0, samples=3)
+    found, expected = (
+        [one.token_ids for one in pipeline(store, accept="gumbel", align=align).generate(PROMPTS[:3], 6, sampling=how)]
+        for store in (kv, "slab")
+    )
+    assert found == expected
+    for store in poison:
+        require_accounts(store)
+
+
+def test_samples_have_one_copy_of_their_prompt() -> None:
+    """A fork has its parent's blocks; who writes to one has a copy of it."""
+    store = Paged(block=4).open([], 4, 60, torch.device("cpu"))
+    parent, *forks = sequences([[*range(10)]] * 3)
+    for fork in forks:
+        fork.parent = parent
+    assert store.reserve(parent, 10) == 0
+    store._rows[id(parent)].stands = 10
+    for fork in forks:
+        assert store.reserve(fork, 10) == 0
+    store.arrange(forks)
+    assert store.blocks.used == 3
+    store._fitted(np.array([9, 9]), np.array([12, 12]))
+    assert store.blocks.used == 5, "each has its own third block"
+    assert store._rows[id(forks[0])].blocks[:2] == store._rows[id(parent)].blocks[:2]
+    for one in (parent, *forks):
+        store.release(one)
+    require_accounts(store)
+
+
+def sequences(prompts: list[list[int]]) -> list[Any]:
+    """Return sequences that wait."""
+    return [Sequence(Request(index, prompt, 5), len(prompt) + 5) for index, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("kv", STORES[1:])
+def test_any_order_of_blocks(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free blocks are given out in any order: no forward depends on where a row is."""
+    choose = random.Random(3)
+    monkeypatch.setattr(Blocks, "_lowest_free", lambda self: choose.choice(sorted(self.free)))
+    monkeypatch.setattr(Blocks, "trim", lambda self: None)
+    harness.check(pipeline(kv), ASKED)
+
+
+def come_and_go(kv: str, stores: list[PooledStore], count: int, seed: int) -> None:
+    """Add, abort and preempt requests at random while others decode, and check tokens, and where every slot is."""
+    choose, pipe = random.Random(seed), pipeline(kv, batch_size=4)
+    engine = Engine(pipe.recipe, pipe.parts, [], HandClock(), pipe.executor)
+    engine.make_room(60)
+    beginnings = harness.random_prompts([12, 12, 3], 61, seed=8)
+    asked, ended, aborted = dict[Any, Request](), dict[Any, list[int]](), set[Any]()
+    while len(ended) + len(aborted) < count:
+        if len(asked) < count and (engine.idle or choose.random() < 0.4):
+            prompt = [*choose.choice(beginnings), *choose.choices(range(61), k=choose.randint(1, 18))]
+            one = Request(len(asked), prompt, choose.randint(1, 25), frozenset({7}))
+            asked[one.key] = one
+            engine.add(one)
+        waiting = [key for key in asked if key not in ended and key not in aborted]
+        if waiting and choose.random() < 0.08:
+            aborted.add(choose.choice(waiting))
+            assert engine.abort(next(iter(aborted - {*ended} & {*waiting}))) is not None
+        pool = engine._groups.pool
+        if len(pool.live) > 1 and choose.random() < 0.1:
+            pool.preempt(choose.choice(pool.live))
+        report = engine.step()
+        ended |= {one.request.key: one.token_ids for one in (report.finished if report else ())}
+        if report is not None:
+            for store in stores:
+                require_accounts(store, len(pool.live))
+    for key, tokens in ended.items():
+        assert tokens == harness.expected(TARGET, asked[key])[0]
+    engine.close()
+    for store in stores:
+        require_accounts(store)
+
+
+COMING = ["pool", "paged,block=3", "paged,block=4,blocks=26", "paged,block=3,blocks=34,share=on"]
+
+
+@pytest.mark.filterwarnings("ignore:the device's memory ran out")
+@pytest.mark.parametrize("kv", COMING)
+def test_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
+    """Whatever comes, is aborted and is preempted, tokens are exact, and every slot is accounted for after every round."""
+    come_and_go(kv, poison, 14, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the device's memory ran out")
+@pytest.mark.parametrize("kv", COMING)
+def test_many_requests_come_and_go(kv: str, poison: list[PooledStore]) -> None:
+    """A thousand steps of it."""
+    come_and_go(kv, poison, 250, 6)
+
+
+def test_a_row_costs_what_it_uses(poison: list[PooledStore]) -> None:
+    """New tokens that are allowed and not used cost nothing, and a long row costs the short ones nothing."""
+    asked = harness.requests(harness.random_prompts([40, 4, 4, 4], 61), 30)
+    for kv, most in (("paged,block=4", 1.2), ("pool", 1.8)):
+        slots = list[tuple[int, int]]()
+
+        class Noted(Watcher):
+            def round(self, report: Any) -> None:
+                if not report.prefill and report.number < 8:
+                    slots.append((poison[-2].reserved(), int(report.lengths.sum())))  # noqa: B023
+
+        harness.check(pipeline(kv, batch_size=4, observers=[Noted()]), asked)
+        assert slots
+        for reserved, live in slots:
+            assert reserved <= most * live + 4 * (5 if "paged" in kv else SPARE), (
+                f"{kv}: {reserved} slots for {live} tokens"
+            )
+        poison.clear()
+
+
+def test_who_lacks_blocks_waits() -> None:
+    """With blocks for one long row the others wait, or give way and come back: tokens are exact."""
+    pipe = pipeline("paged,block=4,blocks=18")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        harness.check(pipe, ASKED)
+
+
+def test_a_sequence_that_never_fits_is_refused() -> None:
+    """Without blocks for a prompt, and with no other row that could end, one sentence says so."""
+    with pytest.raises(ModelError, match="a store has no room for a sequence of 52 tokens, and no other is decoded"):
+        harness.decode(pipeline("paged,block=4,blocks=5"), ASKED[4:5])
+
+
+# ---- blocks that are kept ----------------------------------------------------------------------------------------------
+
+COMMON = harness.random_prompts([14], 61, seed=4)[0]
+
+
+def hits(pipe: Pipeline, prompts: list[list[int]], new: int = 6) -> int:
+    """Return how many tokens of prompts were not fed; tokens are the reference's."""
+    harness.check(pipe, harness.requests(prompts, new))
+    return pipe.report.prefix_hit_tokens
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT], ids=["plain", "a draft model"])
+def test_what_prompts_have_in_common_is_read_once(draft: Any) -> None:
+    """Prompts of a batch and of later runs, longer ones and more of them, are read from the first block on that is not kept."""
+    pipe = pipeline("paged,block=4,share=on", draft, batch_size=2)
+    assert hits(pipe, [[*COMMON, 5, 6], [*COMMON, 7]]) == 12, "the second waits for the first"
+    assert hits(pipe, [[*COMMON, 5]]) == 12
+    pipe.batch_size = 4
+    longer = [[*COMMON, *range(30)], [*COMMON[:9], 8], [3], [*COMMON[:4], 1]]
+    assert hits(pipe, longer, 40) == 12 + 8 + 4
+    assert hits(pipe, [[3] * 15]) == 0
+    assert hits(pipe, [COMMON[:13], COMMON[:12]]) == 12 + 8, "the last token of a prompt is always fed"
+    pipe.close()
+    assert hits(pipe, [[*COMMON, 5]]) == 0
+
+
+def test_the_next_turn_of_a_chat_reads_what_is_new() -> None:
+    """A prompt that goes on from an earlier one and its response is read from the last rounds of that on."""
+    pipe, turn, lengths = pipeline("paged,block=4,share=on", batch_size=1), [*COMMON], list[int]()
+    for _ in range(3):
+        (result,) = harness.decode(pipe, harness.requests([turn], 20))
+        lengths.append(len(turn) - pipe.report.prefix_hit_tokens)
+        turn = [*turn, *result.token_ids, 5, 6, 7]
+    assert lengths[0] == len(COMMON)
+    assert max(lengths[1:]) <= 3 + 4 + 2 * 4, "what is new, a block that is not full, and two rounds"
+
+
+def test_drafted_tokens_are_not_kept() -> None:
+    """What was drafted after a row's last token, and rejected, is no part of what later prompts find."""
+    pipe = pipeline("paged,block=1,share=on", fakes.fake_draft(TARGET, 1), batch_size=1)
+    free, _ = harness.expected(TARGET, Request(0, COMMON, 12))
+    (result,) = harness.decode(pipe, harness.requests([COMMON], 12, {free[6]}))
+    assert 1 < len(result.token_ids) < 12
+    assert hits(pipe, [[*COMMON, *result.token_ids, 9]]) > len(COMMON)
+
+
+def test_blocks_that_others_need_are_given_up() -> None:
+    """The least recently used blocks go first, the end of a prompt before its beginning; any number of runs fits."""
+    pipe = pipeline("paged,block=2,blocks=16,share=on", None, batch_size=1)
+    first, second, third = harness.random_prompts([9, 9, 9], 61, seed=6)
+    assert [hits(pipe, [one], 3) for one in (first, second, first)] == [0, 0, 8]
+    assert hits(pipe, [third], 9) == 0
+    assert hits(pipe, [first], 3) == 8, "used after the second"
+    assert 0 < hits(pipe, [second], 3) < 8, "its last blocks are gone"
+
+
+def test_keys_tell_all_tokens_before() -> None:
+    """Blocks of the same tokens after other tokens are other blocks; going on from a block gives what reading all gives."""
+    ids = [1, 2, 3, 1, 2, 3, 9]
+    keys = [*contents(ids, 3)]
+    assert len(keys) == 2
+    assert keys[0] != keys[1]
+    assert [*contents(ids[3:], 3, keys[0])] == keys[1:]
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_cannot_grow_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device has no more memory, rows wait and give way within the blocks that there are."""
+    resize = Slots.resize
+
+    def cramped(self: Slots, count: int) -> None:
+        if count > 110:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        resize(self, count)
+
+    monkeypatch.setattr(Slots, "resize", cramped)
+    for kv in ("paged,block=4,share=on", "pool"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            harness.check(pipeline(kv, batch_size=4), ASKED)
+
+
+def test_a_total_that_is_no_total() -> None:
+    """Totals that mean nothing are refused in a sentence."""
+    for given, said in (
+        ({"memory": "2 parsecs"}, "memory: expected bytes as in 2GB, 512MB or 1.5GiB, got '2 parsecs'"),
+        ({"memory": "0"}, "memory: expected bytes"),
+        ({"block": 0}, "block: expected a whole number of at least 1, got 0"),
+        ({"blocks": 3, "memory": "2GB"}, "paged: expected blocks or memory, got both"),
+        ({"share": "yes"}, "unknown value of share 'yes': expected one of off, on"),
+    ):
+        with pytest.raises(SpecframeError, match=said):
+            Paged(**given)
+    assert [byte_count("memory", one) for one in ("2GB", "1.5 KiB", 7, "3mb")] == [2 * 10**9, 1536, 7, 3 * 10**6]
+    with pytest.raises(OptionError, match="which one block takes, got 100"):
+        harness.decode(pipeline("paged,memory=100"), ASKED[:1])
+
+
+def test_memory_is_a_number_of_blocks(poison: list[PooledStore]) -> None:
+    """As many blocks fit as leave room for the slot that is nobody's."""
+    slot = 4 * (1 + 2)  # what the fake keeps of a token
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        harness.check(pipeline(f"paged,block=4,memory={(1 + 20 * 4) * slot}", None), ASKED)
+    assert poison[-1].blocks.most == 20
+
+
+def test_one_row_gives_way_and_not_half_of_them() -> None:
+    """Where blocks run out in a round the youngest sequence gives its own to the others."""
+    asked = harness.requests(harness.random_prompts([9] * 4, 61), 30)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        harness.check(pipeline("paged,block=4,blocks=26", batch_size=4), asked)
+    said = [str(one.message) for one in found]
+    assert any("gives its memory back to" in one for one in said)
+    assert not any("going on in batches of" in one for one in said)
