@@ -19,8 +19,8 @@ from specframe_std.kv.pooled import PooledStore, Row
 from specframe_std.kv.slots import FILLER
 
 GROWTH = 8
-"""A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice as
-many at its end without a user is made smaller."""
+"""A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice
+as many at its end without a user is made smaller."""
 
 
 class Paged:
@@ -232,6 +232,14 @@ class PagedStore(PooledStore):
 
     def _shared(self, rows: list[Row]) -> bool:
         return any(self.blocks.users(block) > 1 for row in rows if isinstance(row, Table) for block in row.blocks)
+
+    def _in_place(self, rows: list[Row], extent: int) -> slice | None:
+        row = rows[0]
+        assert isinstance(row, Table)
+        if len(rows) > 1 or extent > self._width(row) or row.blocks != [*range(row.blocks[0], row.blocks[-1] + 1)]:
+            return None
+        start = (row.blocks[0] - 1) * self.block + 1
+        return slice(start, start + extent)
 
     def _width(self, row: Row) -> int:
         assert isinstance(row, Table)

@@ -160,12 +160,14 @@ class PooledStore(ABC):
         self._coming = written.stands
         self._shape, self._in_one = (len(self._own), extent), self._in_place(self._own, extent)
         last = table_BS.shape[1] - 1
-        places = table_BS.gather(1, slots_BT.expand(len(self._own), -1).clamp(max=last)).flatten()
+        rows_BT = slots_BT if len(slots_BT) == len(self._own) else slots_BT.expand(len(self._own), -1)
+        places = table_BS.gather(1, rows_BT.clamp(max=last)).flatten()
+        self._places = {device: places.to(device, non_blocking=True) for device in self.memory.devices}
+        if self._in_one is not None:
+            return
         attended = F.pad(table_BS, (0, extent - last), value=FILLER) if extent > last else table_BS
         attended = attended[:, :extent].flatten()
-        for device in self.memory.devices:
-            self._places[device] = places.to(device, non_blocking=True)
-            self._attended[device] = attended.to(device, non_blocking=True)
+        self._attended = {device: attended.to(device, non_blocking=True) for device in self.memory.devices}
 
     def _seen(self, slots_BT: torch.Tensor, extent: int = 0) -> Written:
         """Return what is written, read from the device, where a layout does not know it on the host.

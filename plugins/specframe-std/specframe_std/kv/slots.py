@@ -30,6 +30,8 @@ class Slots:
         ]
         """Keys and values of each layer."""
         self.slot_bytes = self.nbytes
+        self.devices = [*by_device(self._parts)]
+        """The devices that layers are on."""
 
     @property
     def _parts(self) -> list[torch.Tensor]:
@@ -39,11 +41,6 @@ class Slots:
     def count(self) -> int:
         """Slots that every layer has."""
         return min(map(len, self._parts), default=1)
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """The devices that layers are on."""
-        return [*by_device(self._parts)]
 
     @property
     def nbytes(self) -> int:
