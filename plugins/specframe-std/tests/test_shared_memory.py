@@ -16,10 +16,12 @@ from specframe_std.kv.paged import Paged, PagedStore
 from specframe_std.kv.pool import SPARE
 from specframe_std.kv.pooled import PooledStore
 from specframe_std.kv.slots import Slots
-from specframe_testing import fakes, harness, zoo
+from specframe_testing import fakes, harness, states, zoo
 
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.reports import Outcome
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Batch, Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError, OptionError, SpecframeError
@@ -404,3 +406,61 @@ def test_one_row_gives_way_and_not_half_of_them() -> None:
     said = [str(one.message) for one in found]
     assert any("gives its memory back to" in one for one in said)
     assert not any("going on in batches of" in one for one in said)
+
+
+# ---- where nothing is shared yet --------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Is told the target's features, and drafts nothing."""
+
+    needs = frozenset({"hidden"})
+    offers = frozenset({"chain"})
+
+    def start(self, run: Any) -> None:
+        """Ask for the states after the first layer."""
+        run.target.capture((1,))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Check that features of all tokens of a prompt are there."""
+        if outcome.batch.prefill and outcome.transfer is not None:
+            assert outcome.scores.hidden[1].shape[1] == outcome.lengths.max()
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return an empty draft."""
+        return Draft(batch.tokens_BS[:, :0])
+
+
+BEGINNING_ALIKE = [[*COMMON, 5, 6], [3], [*COMMON, 7], [*COMMON, 5], [*COMMON[:9], 8]]
+
+
+def test_a_drafter_with_features_has_all_tokens_read() -> None:
+    """Features are not kept with blocks, so no token is left out; rows that begin alike do not write to each other's blocks."""
+    target = zoo.build("llama")
+    pipe = harness.pipeline(target, Reader(), kv="paged,block=4,share=on", batch_size=3)
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in BEGINNING_ALIKE]
+    for _ in range(2):
+        assert hits(pipe, prompts) == 0
+
+
+def test_a_model_with_states_has_all_tokens_read() -> None:
+    """A state is not kept with blocks either."""
+    with states.known():
+        target = states.fake_state_target()
+        pipe = harness.pipeline(
+            target, states.fake_state_draft(target), kv="paged,block=4,share=on", batch_size=3, draft_length=3
+        )
+        for _ in range(2):
+            assert hits(pipe, BEGINNING_ALIKE) == 0
+
+
+@pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
+@pytest.mark.parametrize("drafter", ["early-exit,layers=1", "layer-skip,skip=attn:1", "prompt-lookup", "suffix"])
+def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
+    """Part of the target writes to the target's slots, which hold every layer of the tokens that stand."""
+    target = zoo.build("llama")
+    pipe = harness.pipeline(target, drafter, kv=kv, batch_size=3, draft_length=3)
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in BEGINNING_ALIKE]
+    for _ in range(2):
+        found = hits(pipe, prompts)
+    assert (found > 12 * 3) == ("share=on" in kv)

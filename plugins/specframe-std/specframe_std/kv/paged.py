@@ -22,6 +22,9 @@ GROWTH = 8
 """A pool that is too small gets one more block for so many that it has: each growth copies it, layer by layer. One that has twice
 as many at its end without a user is made smaller."""
 
+LEAST = 128
+"""Slots that a pool grows by, at least: a small one would be copied for every block."""
+
 
 class Paged:
     """Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike.
@@ -178,7 +181,7 @@ class PagedStore(PooledStore):
         blocks, made = self.blocks, self.blocks.made + 1
         if not blocks.free and made <= blocks.most and self.memory.count <= made * self.block:
             try:
-                self.memory.resize(1 + min(made + made // GROWTH, blocks.most) * self.block)
+                self.memory.resize(1 + min(made + self._more(made), blocks.most) * self.block)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -208,10 +211,14 @@ class PagedStore(PooledStore):
         for block in reversed(row.blocks):  # the last blocks of a prompt are evicted before the first ones
             self.blocks.give_back(block)
         self.blocks.trim()
-        roomy = self.blocks.made + self.blocks.made // GROWTH
-        if self.memory.count > 1 + (roomy + self.blocks.made // GROWTH) * self.block:
+        made, more = self.blocks.made, self._more(self.blocks.made)
+        if self.memory.count > 1 + (made + 2 * more) * self.block:
             self._clear()
-            self.memory.resize(1 + roomy * self.block)
+            self.memory.resize(1 + (made + more) * self.block)
+
+    def _more(self, blocks: int) -> int:
+        """Return how many blocks a pool of so many has beyond them."""
+        return max(blocks // GROWTH, LEAST // self.block)
 
     def _keep_all(self) -> None:
         """Keep what live rows have read by now."""

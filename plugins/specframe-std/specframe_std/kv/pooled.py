@@ -214,12 +214,11 @@ class PooledStore(ABC):
 
     def _written(self, held_NHD: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Write the keys, or the values, of one layer and return the slots attended to."""
-        held_NHD.index_copy_(0, self._places[held_NHD.device], states.transpose(1, 2).flatten(0, 1))
+        device = held_NHD.device
+        held_NHD.index_copy_(0, self._places[device], states.transpose(1, 2).flatten(0, 1))
         if self._in_one is not None:
-            seen = held_NHD[self._in_one]
-        else:
-            seen = held_NHD.index_select(0, self._attended[held_NHD.device])
-        return seen.view(*self._shape, *held_NHD.shape[1:]).transpose(1, 2)
+            return held_NHD[None, self._in_one].transpose(1, 2)
+        return held_NHD.index_select(0, self._attended[device]).unflatten(0, self._shape).transpose(1, 2)
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once; targets are slots that the rows have written before."""
