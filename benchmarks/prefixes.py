@@ -2,8 +2,8 @@
 
     python benchmarks/prefixes.py [--pair embedded] [--prompts 32] [--common 512] [--batch 8]
 
-Prompts have random tokens, the first of them in common. A new pipeline decodes them with each backend, twice; the second time counts,
-in processor time of one thread. Tokens have to be the same with every backend.
+Prompts have random tokens, the first of them in common. A new pipeline decodes them with each backend, twice; the second time
+counts, in processor time of one thread. Tokens have to be the same with every backend.
 """
 
 from __future__ import annotations
