@@ -260,8 +260,8 @@ class Engine:
         """Clear up after a round, whose tokens stand."""
         self._undrawn.look(report, opened.use.drafter)
         if report.finished or report.starts:  # a parent that has ended is done with when its samples have started
+            self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)  # before memory is given back
             opened.run.forget_finished()
-            self.peak_kv_bytes = max(self.peak_kv_bytes, opened.run.kv_bytes)
             self.state_bytes = max(self.state_bytes, opened.run.state_bytes)
             if leaves_nan(report):
                 self._shut()

@@ -25,6 +25,9 @@ class Metrics(Watcher):
     def __init__(self, model: str) -> None:
         self._registry, self._label = CollectorRegistry(), {"model_name": model}
         self.prompts = self._counter("vllm:prompt_tokens", "Tokens of prompts read.")
+        self._hits = self._counter(
+            "vllm:prefix_cache_hits", "Tokens of prompts that were not fed, since they were cached."
+        )
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts of rows that were verified.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -60,6 +63,7 @@ class Metrics(Watcher):
         """Count a round of the engine."""
         self._tokens.inc(int(report.gained.sum()))
         self.running.set(len(report.sequences))
+        self._hits.inc(sum(one.metrics.prefix_hit_tokens for one in report.finished))
         drafting = report.drafted > 0
         self._drafts.inc(int(drafting.sum()))
         self._drafted.inc(int(report.drafted.sum()))
