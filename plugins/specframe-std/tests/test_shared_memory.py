@@ -18,8 +18,9 @@ from specframe_std.kv.pooled import PooledStore
 from specframe_std.kv.slots import Slots
 from specframe_testing import fakes, harness, zoo
 
+from specframe.contracts.cache import KVShape
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Sequence
+from specframe.contracts.round import Sequence, State
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import ModelError, OptionError, SpecframeError
@@ -339,3 +340,22 @@ def test_one_row_gives_way_and_not_half_of_them() -> None:
     said = [str(one.message) for one in found]
     assert any("gives its memory back to" in one for one in said)
     assert not any("going on in batches of" in one for one in said)
+
+
+def test_who_is_not_admitted_for_lack_of_memory_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the pool cannot grow for a prompt, all that it was given goes back, and those that live keep their own."""
+    store = Paged(block=4, share="on").open([KVShape(1, 2, 2, torch.float32)], 4, 400, torch.device("cpu"))
+    first, second = sequences([[*range(10)], [*range(300)]])
+    assert store.reserve(first, 10) == 0
+    made, resize = store.memory.count, Slots.resize
+
+    def cramped(self: Slots, count: int) -> None:
+        if count > made:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        resize(self, count)
+
+    monkeypatch.setattr(Slots, "resize", cramped)
+    first.state = State.DECODING
+    assert store.reserve(second, 300) is None
+    require_accounts(store, 1)
+    assert len(store._rows[id(first)].blocks) == 3

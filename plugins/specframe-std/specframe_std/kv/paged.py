@@ -119,8 +119,11 @@ class PagedStore(PooledStore):
         row.blocks, row.kept = [*found], len(found)
         for block in found:
             self.blocks.share(block)
-        if sequence.parent is None:
-            self._append(row, tokens)
+        try:
+            self._append(row, 0 if sequence.parent else tokens)
+        except torch.OutOfMemoryError:  # the device had less than was thought
+            self._give_back(row)
+            return None
         return row, len(found) * self.block
 
     def _being_read(self, row: Table, found: int) -> bool:
@@ -136,17 +139,15 @@ class PagedStore(PooledStore):
         for block in row.blocks:
             self.blocks.share(block)
 
-    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> bool:
-        changed = False
+    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
         for row, begin, stop in zip(rows, first.tolist(), end.tolist(), strict=True):
             assert isinstance(row, Table)
             if begin < stop:
-                changed |= self._own_alone(row, begin // self.block, math.ceil(stop / self.block))
-                changed |= self._append(row, stop)
-        return changed
+                self._own_alone(row, begin // self.block, math.ceil(stop / self.block))
+                self._append(row, stop)
 
-    def _own_alone(self, row: Table, first: int, end: int) -> bool:
-        """Give a row copies of those of its blocks that others have, too; return whether there were any."""
+    def _own_alone(self, row: Table, first: int, end: int) -> None:
+        """Give a row copies of those of its blocks that others have, too."""
         row.kept = min(row.kept, first)
         written = row.blocks[first:end]
         shared = [place for place, block in enumerate(written, first) if self.blocks.users(block) > 1]
@@ -157,18 +158,14 @@ class PagedStore(PooledStore):
             copied = self._take()
             self.memory.copy(self._slots_of([row.blocks[place]]), self._slots_of([copied]))
             self.blocks.give_back(row.blocks[place])
-            row.blocks[place] = copied
-        return bool(shared)
+            row.blocks[place], self._table_BS = copied, None
 
-    def _append(self, row: Table, slots: int) -> bool:
-        """Give a row blocks for so many slots; return whether it lacked some."""
-        fresh = []
+    def _append(self, row: Table, slots: int) -> None:
+        """Give a row blocks for so many slots."""
         while len(row.blocks) * self.block < slots:
             row.blocks.append(self._take())
-            fresh.append(row.blocks[-1])
-        if fresh:
-            self._fresh.append(self._slots_of(fresh))
-        return bool(fresh)
+            self._fresh.append(self._slots_of(row.blocks[-1:]))
+            self._table_BS = None
 
     def _take(self) -> int:
         """Return a block for one row alone.
@@ -178,15 +175,24 @@ class PagedStore(PooledStore):
         Raises:
             torch.OutOfMemoryError: every block has a user.
         """
-        blocks, made = self.blocks, self.blocks.made + 1
-        if not blocks.free and made <= blocks.most and self.memory.count <= made * self.block:
+        blocks = self.blocks
+        if not blocks.free and blocks.made < blocks.most and not self._room_for(blocks.made + 1):
+            blocks.most = blocks.made
+        return blocks.take()
+
+    def _room_for(self, blocks: int) -> bool:
+        """Have memory for so many blocks, and for some more where the device has it; return whether there is."""
+        if self.memory.count >= 1 + blocks * self.block:
+            return True
+        for count in (min(blocks + self._more(blocks), self.blocks.most), blocks):
             try:
-                self.memory.resize(1 + min(made + self._more(made), blocks.most) * self.block)
+                self.memory.resize(1 + count * self.block)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                blocks.most = blocks.made
-        return blocks.take()
+            else:
+                return True
+        return False
 
     def _slots_of(self, blocks: list[int]) -> np.ndarray:
         """Return the slots of blocks, those of each after those of the one before."""

@@ -64,12 +64,11 @@ class PoolStore(PooledStore):
         self._clear()
         self.memory.copy(parent.start + np.arange(count), row.start + np.arange(count))
 
-    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> bool:
+    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
         needed = {id(row): int(slots) for row, slots in zip(rows, end, strict=True)}
         short = [row for row in rows if needed[id(row)] > self._width(row)]
         if not all(self._extend(row, needed[id(row)]) for row in short):
             self._lay_out(needed)
-        return bool(short)
 
     def _extend(self, row: Row, needed: int) -> bool:
         """Give a row more slots where it is, or a new one a piece that is free; return whether there are any."""
@@ -87,7 +86,7 @@ class PoolStore(PooledStore):
                 return False
             row.start = gap
         self._fresh.append(np.arange(row.stop, row.start + wanted))
-        row.size = wanted
+        row.size, self._table_BS = wanted, None
         return True
 
     def _laid(self) -> list[Piece]:
@@ -115,6 +114,7 @@ class PoolStore(PooledStore):
             self.memory.copy(sources, starts[groups] + places)
         for row, start, size in zip(rows, starts.tolist(), sizes, strict=False):
             row.start, row.size = start, size
+        self._table_BS = None
         groups, places = spread([size - before for size, before in zip(sizes, held, strict=True)])
         self._fresh.append(starts[groups] + np.array(held)[groups] + places)
         if self.memory.count > total + 2 * total // LOOSE:

@@ -73,8 +73,8 @@ class PooledStore(ABC):
         """Give a fork its parent's tokens."""
 
     @abstractmethod
-    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> bool:
-        """Give each row slots up to ``end``, of which it alone has those from ``first`` on; return whether tables change.
+    def _fit(self, rows: list[Row], first: np.ndarray, end: np.ndarray) -> None:
+        """Give each row slots up to ``end``, of which it alone has those from ``first`` on; forget the table if a row is changed.
 
         Raises:
             torch.OutOfMemoryError: there are none left.
@@ -109,6 +109,7 @@ class PooledStore(ABC):
     def widen(self, rows: int, capacity: int) -> None:
         """Serve a run of so many rows and slots per row."""
         self.rows, self.capacity = rows, capacity
+        self._batch, self._own, self._table_BS = [], [], None
 
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with so many tokens; return how many of them are cached, None without room."""
@@ -182,8 +183,8 @@ class PooledStore(ABC):
 
     def _fitted(self, first: np.ndarray, end: np.ndarray) -> torch.Tensor:
         """Return the table of the batch's rows, which have slots up to ``end``, their own from ``first`` on."""
-        changed = self._fit(self._own, first, end)
-        if changed or self._table_BS is None:
+        self._fit(self._own, first, end)
+        if self._table_BS is None:
             numbers, fresh = self._numbers(self._own), self._taken()
             sent = on_device(np.concatenate([numbers.ravel(), fresh]), self.device)  # one copy, not two
             if len(fresh):
