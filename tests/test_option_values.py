@@ -53,6 +53,9 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("scheduler", "continuous", "mixed"): ("on", "off"),
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
+    ("KV backend", "paged", "block"): (1, 10**9),
+    ("KV backend", "paged", "blocks"): (1, 10**9),
+    ("KV backend", "paged", "share"): ("on", "off"),
     ("draft-length policy", "fixed", "length"): (1, 10**9),
     ("draft-length policy", "explicit", "maximum"): (1, 64),
     ("draft-length policy", "explicit", "least"): (5e-324, 1),
@@ -69,9 +72,9 @@ OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-le
 OF_TREES |= {("drafter", name, key) for name in ("prompt-lookup", "suffix") for key in ("tree", "nodes")}
 """Of these test_prompt_lookup.py and test_suffix.py of specframe-std."""
 OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
-OF_TARGETS |= {("drafter", "suffix", "memory"), ("drafter", "first", "of")}
-"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py and test_first.py of
-specframe-std have them."""
+OF_TARGETS |= {("drafter", "suffix", "memory"), ("drafter", "first", "of"), ("KV backend", "paged", "memory")}
+"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py, test_first.py and
+test_shared_memory.py of specframe-std have them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""

@@ -157,9 +157,10 @@ def test_samples_start_as_copies(name: str) -> None:
     assert sampled(4) == sampled(1)
 
 
-def test_padding_adds_nothing_whatever_is_convolved() -> None:
+@pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h", "jamba"])
+def test_padding_adds_nothing_whatever_is_convolved(name: str) -> None:
     """Where a convolution has a bias, padding before a row's first token is no zero behind it, and still leaves no trace."""
-    model = architectures.build("qwen3_5_text")
+    model = architectures.build(name)
     for module in model.modules():
         if isinstance(module, torch.nn.Conv1d):
             module.bias = torch.nn.Parameter(torch.full((module.out_channels,), 0.5))

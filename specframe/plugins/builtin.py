@@ -48,7 +48,7 @@ def specframe_register_attention_backends(register: Register) -> None:
         "masked",
         "specframe.forward.attention.masks:Masked",
         summary="Attends by mask tensors, on any device and in any precision.",
-        offers={"dense", "masks", "tree", "window"},
+        offers={"chunk", "dense", "masks", "tree", "window"},
     )
     register(
         "packed",
@@ -60,5 +60,5 @@ def specframe_register_attention_backends(register: Register) -> None:
         "flex",
         "specframe.forward.attention.flex:Flex",
         summary="FlexAttention, by blocks of queries and slots: makes no mask tensors; slow where there is no CUDA.",
-        offers={"compiled", "dense", "tree", "window"},
+        offers={"chunk", "compiled", "dense", "tree", "window"},
     )

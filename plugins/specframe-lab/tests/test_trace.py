@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from browser import browsing, faults, needs_chromium
 from click.testing import CliRunner, Result
 from specframe_lab.trace.captions import Captions, bytes_text, listed
@@ -28,6 +29,7 @@ from specframe_lab.trace.frames import (
 from specframe_lab.trace.page import page_data, render, token_text, totals
 from specframe_lab.trace.recording import Trace, record, summed
 from specframe_lab.trace.slots import NOTHING
+from specframe_std.kv.pooled import PooledStore
 from specframe_testing import fakes, harness, zoo
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
@@ -125,6 +127,16 @@ def test_positions_and_masks(align: str) -> None:
     assert (trace.outputs == trace.reference) == (align not in FLAWED)
 
 
+def keys_of(store: Any) -> torch.Tensor:
+    """Return the keys of the first layer's only head, in every slot of the rows that a store has side by side, (B, S, D)."""
+    if hasattr(store, "_tensors"):
+        return store._tensors[0][:, 0]
+    if not isinstance(store, PooledStore):
+        return store._blocks[0].whole[0, :, :, 0]
+    table_BS = store._table(store._own, torch.from_numpy(store._numbers(store._own)))
+    return store.memory.layers[0][0][table_BS, 0]
+
+
 class Witness(Trace):
     """A trace that, at every pass, holds its book against what the fake model's cache really contains."""
 
@@ -136,7 +148,7 @@ class Witness(Trace):
     def compare(self, rows: int) -> None:
         """The fake's keys are (token + 1, position + 1): read every slot that the book says holds a standing token."""
         store = self.caches[0].store
-        keys_BSD = store._tensors[0][:, 0] if hasattr(store, "_tensors") else store._blocks[0].whole[0, :, :, 0]
+        keys_BSD = keys_of(store)
         self.compared = getattr(self, "compared", 0)
         for row, prompt in enumerate(self.book.batch[:rows]):
             for slot, number in enumerate(self.book.slots.get(prompt, [])):

@@ -11,8 +11,8 @@ import torch
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.memory import out_of_memory
-from specframe.errors import OptionError
-from specframe.value_checks import one_of, whole
+from specframe.errors import OptionError, literal
+from specframe.value_checks import whole
 from specframe_std.kv.blocks import Blocks, contents
 from specframe_std.kv.byte_counts import byte_count
 from specframe_std.kv.pooled import PooledStore, Row
@@ -48,7 +48,9 @@ class Paged:
         self.memory = None if memory is None else byte_count("memory", memory)
         if self.blocks is not None and self.memory is not None:
             raise OptionError("paged: expected blocks or memory, got both")
-        self.share = one_of("share", share, ("off", "on")) == "on"
+        if share not in ("on", "off"):
+            raise OptionError(f"share: expected 'on' or 'off', got {literal(share)}")
+        self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
 

@@ -19,7 +19,10 @@ WIDEST = 64
 
 
 class Lightning:
-    """The layers of MiniMax without a softmax. Their scan is written out in their ``forward``, so all of it is here."""
+    """The linear attention of MiniMax, with a fixed decay per head.
+
+    The scan is written out in the layers' ``forward``, so all of it is here.
+    """
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the layers that keep a linear cache."""
@@ -57,7 +60,7 @@ class Lightning:
         """Return the states after the first tokens of each row."""
         key, value = (one.transpose(1, 2) for one in inputs)
         stands_BT = torch.arange(key.shape[2], device=counts_B.device) < counts_B[:, None]
-        decay_BHT1 = (-layer.slope_rate * stands_BT[:, None, :, None]).to(key.dtype)  # type: ignore[operator]
+        decay_BHT1 = (-layer.slope_rate).expand(len(key), -1, key.shape[2], -1)  # type: ignore[operator]
         return (state_after(key, value, decay_BHT1, before[0], stands_BT),)
 
 

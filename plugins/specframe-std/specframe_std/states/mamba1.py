@@ -18,7 +18,7 @@ from specframe_std.states.mixers import MixerKind
 
 
 class Mamba1(MixerKind):
-    """The selective scan of Mamba, Falcon-Mamba and Jamba."""
+    """The selective scan of Mamba, Falcon-Mamba, Jamba and Zamba."""
 
     scan = "mamba_selective_scan"
 

@@ -102,7 +102,7 @@ class MixerCall:
         activation: str | None = None,
         **named: Any,
     ) -> torch.Tensor:
-        """Return the convolution of the window and the block, (B, C, W + T); in a tree each token's is over its own path.
+        """Return the convolution of the block, which that of the window may precede; in a tree each token's is over its own path.
 
         Args:
             usual: the mixer's own convolution.

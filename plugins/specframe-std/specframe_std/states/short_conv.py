@@ -12,7 +12,7 @@ from specframe_std.states.mixers import MixerKind
 
 
 class ShortConvolution(MixerKind):
-    """The window of a convolution, without a scan."""
+    """The short convolutions of LFM2 and its successors."""
 
     scan = mixers.CONVOLVE
 

@@ -19,7 +19,10 @@ from specframe_std.states import mixers
 
 
 class CompressedConvolution:
-    """The projections of Zaya's layers. Their window is not told to a cache token by token, so all of them is here."""
+    """The convolved queries and keys, and delayed values, of Zaya.
+
+    The window of its projections is not told to a cache token by token, so all of them is here.
+    """
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the projections that convolve queries and keys, by the number of their layer."""
