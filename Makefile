@@ -5,8 +5,8 @@ RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
 JOBS ?= 2
-# of each slow test's cases every seventh runs by default, always the same ones; 7 meets the matrix's numbers of 2 to 6, 8 and 9 values
-EVERY ?= 7
+# of each slow test's cases every eleventh runs by default, always the same ones; 11 meets the matrix's numbers of 2 to 10 values
+EVERY ?= 11
 BOUNDS_PYTHONS ?= python3.11 python3.12
 # Python compiles the modules that are imported, and keeps them; to compile all of them takes a minute
 PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt

@@ -36,6 +36,13 @@ KINDS = {
 """A model of each kind."""
 
 each_kind = pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+one_kind_by_default = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, id=kind, marks=[pytest.mark.slow] * (kind != "gated-delta"))  # what it shows is the store's
+        for kind, name in KINDS.items()
+    ],
+)
 
 
 def usual(new: int = 9) -> list[Request]:
@@ -80,7 +87,7 @@ def test_trees(name: str, right: Any) -> None:
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=3), asked)
 
 
-@each_kind
+@one_kind_by_default
 def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     """Early exit drafts on the target's own states and leaves them as they were."""
     pipe = harness.pipeline(
@@ -90,13 +97,7 @@ def test_the_targets_first_layers_draft_on_its_states(name: str) -> None:
     assert pipe.report.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3_5_text",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS.values() if name != "qwen3_5_text"),
-    ],
-)
+@one_kind_by_default
 def test_as_on_a_gpu(name: str) -> None:
     """On a device as strict as CUDA a target and a draft model with states are exact, wait once a round and copy nothing."""
     target, asked = architectures.build(name), usual()
@@ -145,7 +146,7 @@ def test_inside_generate() -> None:
     )
 
 
-@each_kind
+@one_kind_by_default
 def test_samples_start_as_copies(name: str) -> None:
     """Samples that start from the first one's state have the tokens that they have alone."""
     model, prompts = architectures.build(name), harness.random_prompts([6, 1, 9], zoo.VOCABULARY)
@@ -182,7 +183,7 @@ def test_steps_of_prompts_are_bounded_and_others_are_not(name: str) -> None:
     harness.check(harness.pipeline(model, drafter, batch_size=3, draft_length=4), asked)
 
 
-@each_kind
+@one_kind_by_default
 def test_long_prompts_go_on_from_a_state(name: str) -> None:
     """A prompt read in pieces longer than what is computed in pairs has the tokens that it has in one pass."""
     model = architectures.build(name)

@@ -313,7 +313,7 @@ def test_a_total_that_is_no_total() -> None:
         ({"memory": "0"}, "memory: expected bytes"),
         ({"block": 0}, "block: expected a whole number of at least 1, got 0"),
         ({"blocks": 3, "memory": "2GB"}, "paged: expected blocks or memory, got both"),
-        ({"share": "yes"}, "unknown value of share 'yes': expected one of off, on"),
+        ({"share": "yes"}, "share: expected 'on' or 'off', got 'yes'"),
     ):
         with pytest.raises(SpecframeError, match=said):
             Paged(**given)
