@@ -286,7 +286,8 @@ def test_an_unknown_kind_is_one_sentence() -> None:
         add_entry(registry(), states.DISTRIBUTION, "state kind", states.NAME, states.FakeHash)
     assert str(raised.value) == (
         "the target has layers of type linear_attention; expected only full_attention, sliding_attention, chunked_attention, "
-        "indexed_attention, whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
+        "indexed_attention, whose cache can forget rejected tokens, or a kind of state that an installed plugin registers "
+        "by the hook specframe_register_state_kinds"
     )
 
 

@@ -250,7 +250,8 @@ def attention_windows(config: Any, role: str, states: Container[int] = (), layer
     if unknown:
         raise ModelError(
             f"the {role} has layers of type {', '.join(unknown)}; expected only {', '.join(windows)}, "
-            "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers"
+            "whose cache can forget rejected tokens, or a kind of state that an installed plugin registers by the hook "
+            "specframe_register_state_kinds"
         )
     attends = {kind: BOTH.get(kind, kind) for kind in kinds}  # the masks of layers that do both go by either name
     return {name: windows[how] for kind, how in attends.items() for name in (how, kind) if how in windows}
