@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 import specframe
 from specframe.contracts.requests import Request
+from specframe.errors import SpecframeWarning
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
 from specframe.plugins.registry import registry
@@ -238,6 +240,41 @@ def test_a_scan_is_its_recurrence(entries: int, delta: bool) -> None:
     _, added = scans.linear_scan(one, keys, values, decays, before, beta_BHT1=along)
     after = scans.state_after(keys, added, decays, before)
     torch.testing.assert_close(after, states[5])
+
+
+@one_kind_by_default
+@pytest.mark.parametrize("kv", ["slab", "dynamic", "pool", "paged,block=3", "paged,block=4,blocks=12"])
+def test_stores_of_keys_and_values(kv: str, name: str) -> None:
+    """States go with every store of keys and values; where blocks run out a sequence gives way, and comes back exact."""
+    model, asked = architectures.build(name), usual()
+    align = "eqspec" if kv == "dynamic" else "ragged"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", SpecframeWarning)
+        harness.check(
+            harness.pipeline(model, zoo.good_draft(model), kv=kv, align=align, batch_size=4, draft_length=3), asked
+        )
+    gave_way = any("gives its memory back" in str(one.message) for one in told)
+    assert gave_way == ("blocks" in kv)
+
+
+@pytest.mark.slow
+@each_kind
+def test_workers(name: str, tmp_path: Path) -> None:
+    """Two processes decode with states as one does."""
+    model, asked = architectures.build(name), harness.random_prompts([6, 11, 3, 9, 1], zoo.VOCABULARY)
+    model.save_pretrained(tmp_path)
+    zoo.character_tokenizer().save_pretrained(tmp_path)
+    options: dict[str, Any] = {
+        "drafter": "prompt-lookup",
+        "batch_size": 2,
+        "draft_length": 3,
+        "generation_config": "none",
+    }
+    found, alone = (
+        [one.token_ids for one in Pipeline(str(tmp_path), executor=executor, **options).generate(asked, 8)]
+        for executor in ("workers,count=2", "local")
+    )
+    assert found == alone
 
 
 @pytest.mark.slow

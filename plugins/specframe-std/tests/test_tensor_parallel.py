@@ -47,8 +47,8 @@ HEADS = ["head:tiny-eagle3"]
 SLOW_HEADS = ["head:tiny-clover2", "head:tiny-medusa"]
 """Heads that have the target's embedding, or its language modelling head, which the ranks have in parts."""
 FAST = [*EXACT, *HEADS, "late", "aborted", "command", "out_of_memory", "missed", "failing", "three_heads"]
-OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe")
-"""Further architectures, with heads that two ranks share."""
+OTHERS = ("mistral", "gemma3", "phi3", "glm4", "qwen3-moe", *zoo.HYBRIDS)
+"""Further architectures, with heads that two ranks share; of layers with states both have all."""
 ALSO_EXACT = [
     "exact:eqspec:3",
     "exact:exspec:3",
