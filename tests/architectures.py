@@ -19,11 +19,14 @@ NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
-FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert"} if RELEASE < (5, 18) else ())
+FAULTY = frozenset({"big_bird", "doge", "git", "megatron-bert", "rembert", "roformer"} if RELEASE < (5, 18) else ())
 """The model types that the transformers installed decodes wrongly itself: they are refused.
 
 Before 5.18, GIT shifts the position of a token that is fed alone, and the others let tokens attend to later ones.
 """
+
+OTHERWISE = frozenset({"axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"} if RELEASE < (5, 23) else ())
+"""The model types whose indexers are written in another way in the transformers installed, so that they may be refused."""
 
 LARGEST = 8_000_000
 """Parameters of a model that still counts as tiny: one forward takes milliseconds."""

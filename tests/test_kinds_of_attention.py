@@ -55,6 +55,8 @@ PROMPTS, NEW = zoo.eos_prompts((1, 14, 2, 7, 3)), 6
 def models(name: str, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return a target and a draft model that often agrees with it."""
     kind, options = MODELS[name]
+    if kind not in architectures.NAMES or kind in architectures.FAULTY | architectures.OTHERWISE:
+        pytest.skip(f"the transformers installed has {kind} in another way")
     target = architectures.build(kind, seed, **options)
     return target, zoo.good_draft(target, noise=0.02)
 
@@ -155,6 +157,7 @@ def test_a_context_ends_where_positions_do() -> None:
     harness.check(harness.pipeline(target, draft, batch_size=2, draft_length=4), asked)
 
 
+@pytest.mark.skipif(bool(architectures.OTHERWISE), reason="indexers are written in another way")
 def test_an_indexer_that_reads_the_cache_is_refused() -> None:
     """Positions that transformers' own cache would hold are nowhere in a store: it is one sentence."""
     sizes = {"budget": 4, "compress_ratio": 2, "n_heads": 2, "kv_heads": 1, "head_dim": 8}

@@ -23,7 +23,7 @@ FROZEN = json.loads(Path(__file__).with_name("architectures.json").read_text())
 SAME = transformers.__version__ == FROZEN["transformers"]
 """Whether the list was found on the installed transformers."""
 
-EXACT = [name for name in FROZEN["exact"] if name not in architectures.FAULTY]
+EXACT = [name for name in FROZEN["exact"] if name not in architectures.FAULTY | architectures.OTHERWISE]
 """Those that are exact with the installed transformers, as far as it knows them."""
 
 ALIGNMENTS = ("ragged", "eqspec", "exspec")
