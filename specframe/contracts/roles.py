@@ -154,6 +154,16 @@ class BudgetPolicy(Started, Protocol):
         """Learn from a finished round that used this policy's budget."""
 
 
+class CalibratedPolicy(BudgetPolicy, Protocol):
+    """A policy that predicts how likely draft tokens are to stand, and compares that with what stood. It offers "calibration"."""
+
+    def calibrated(self) -> np.ndarray:
+        """Return (bins, 3), by equal bins of the probability: its sum over the tokens, tokens that stood, tokens tested.
+
+        Tested is a token all of whose predecessors in the draft stood. A bin may be empty.
+        """
+
+
 class Observer(Protocol):
     """Watches a run. Subclass :class:`specframe.observe.watch.Watcher` to implement only some of these."""
 

@@ -34,6 +34,7 @@ OFFERED: Mapping[str, Mapping[str, type]] = {
     "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
     "KV backend": {"states": states.StateBackend},
+    "draft-length policy": {"calibration": roles.CalibratedPolicy},
     "executor": engine.ABILITIES,
 }
 """The larger protocols of kinds, by the word that an object of them offers."""

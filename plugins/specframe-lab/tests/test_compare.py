@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from specframe_lab import grid_models
@@ -513,6 +514,19 @@ def test_branches_of_trees_are_counted() -> None:
     assert sum(stood for _, stood in counts.values()) == pipe.report.num_accepted_draft_tokens
 
 
+def test_a_line_holds_the_calibration_of_its_policy(pair: dict[str, str]):
+    """Of a policy that predicts what stands, each draft token that was tested is in one bin."""
+    compare(
+        checked(expand({**pair, "batch_size": [2], "draft_length": ["implicit,maximum=3,least=0.01"]})),
+        Settings(PROMPTS, 12, 1),
+        "out",
+    )
+    *_, line = [line for line in lines() if not line["plain"]]
+    _, stood, tested = np.array(line["calibration"]).sum(0)
+    assert 0 < stood <= tested
+    assert stood >= line["figures"]["num_accepted_draft_tokens"] // 2, "rounds are taken in by eights"
+
+
 def test_a_line_holds_one_run(pair: dict[str, str]):
     """Counts are of the run alone: warming up leaves no trace."""
     settings = Settings(PROMPTS, 6, 2, arrivals=[0, 0.1, 0.05], arrivals_as="given")
@@ -522,6 +536,7 @@ def test_a_line_holds_one_run(pair: dict[str, str]):
         assert figures["sequences"] == len(line["latencies"]) == 3
         assert all(latency > 0 for latency in line["latencies"])
         assert line["by_branch"] == []
+        assert line["calibration"] is None
         assert sum(line["drafted_by_position"]) == figures["num_draft_tokens"]
         assert sum(line["accepted_by_position"]) == figures["num_accepted_draft_tokens"]
         assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])

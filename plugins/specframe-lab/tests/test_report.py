@@ -43,6 +43,7 @@ def line(rate: float, **more: Any) -> dict[str, Any]:
         "stage_seconds": SECONDS,
         "realign_share": SECONDS["align"] / sum(SECONDS.values()),
         "mean_acceptance_length": 2.5,
+        "draft_acceptance_rate": 0.25,
         "grouping_rate": 0.5,
         "padding_share": 0.1,
         "filler_share": 0.2,
@@ -234,6 +235,14 @@ def test_acceptance_by_position_counts_drafts_that_reach_it():
     ]
 
 
+def test_calibration_adds_repeats():
+    """Bins are added up over repeats, empty ones are left out, and runs without a calibration show nothing."""
+    repeats = [line(1, calibration=[[0.5, 1, 4], [0, 0, 0]]), line(1, calibration=[[0.25, 0, 2], [0, 0, 0]]), line(1)]
+    found = tables(made({("plain", 1): [line(1, calibration=None)], ("ragged", 1): repeats}))
+    assert found["calibration"].rows == [("ragged", 1, pytest.approx(0.75 / 6), pytest.approx(1 / 6), 6)]
+    assert png(plots.draw(found, ["plain", "ragged"])["calibration"]).startswith(b"\x89PNG")
+
+
 def test_acceptance_by_branch_adds_repeats():
     """Branches are summed over repeats, lines of an older version have none, and the figure is drawn."""
     trees = [line(1, by_branch=[[1, 1, 8, 4], [1, 2, 8, 2], [2, 1, 6, 3]]), line(1, by_branch=[[1, 1, 2, 2]]), line(1)]
@@ -335,7 +344,7 @@ def test_curves_that_are_the_same_share_a_line():
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch"}
+DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch", "calibration"}
 """The figures of a comparison of chains with arrivals at no particular time."""
 
 
@@ -393,7 +402,7 @@ def test_every_figure_is_there_as_png_svg_and_csv(folder: Path):
     "name",
     [
         *("tokens_per_second", "realign_share", "padding_share", "filler_share", "grouping_rate", "peak_kv_bytes"),
-        "mean_acceptance_length",
+        *("mean_acceptance_length", "draft_acceptance_rate"),
     ],
 )
 def test_csv_files_hold_what_the_results_hold(folder: Path, name: str):

@@ -325,6 +325,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
             "before it."
         ),
         needs={"stops"},
+        offers={"calibration"},
     )
     register(
         "goodput",
@@ -333,6 +334,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
             "Drafts for each row as many tokens as give most tokens per second over the batch; none where plain decoding "
             "is faster."
         ),
+        offers={"calibration"},
     )
 
 

@@ -298,8 +298,12 @@ def test_confidence_learns_in_a_run() -> None:
     target, policy = zoo.build("llama"), Implicit(4, 0.05)
     pipe = harness.pipeline(target, zoo.good_draft(target, noise=0.03), batch_size=3, draft_length=policy)
     harness.check(pipe, harness.requests(harness.random_prompts((7, 1, 12, 4), zoo.VOCABULARY, seed=4), 40))
-    assert policy.calibration.count.sum() > 50
-    assert (policy.calibration.stood <= policy.calibration.count).all()
+    predicted, stood, tested = policy.calibrated().T
+    assert tested.sum() > 50
+    assert (stood <= tested).all()
+    places, full = np.arange(len(tested)) / len(tested), tested > 0
+    assert (predicted[full] / tested[full] >= places[full]).all(), "the mean of a bin's predictions lies in the bin"
+    assert (predicted[full] / tested[full] <= places[full] + 1 / len(tested)).all()
     assert np.abs(policy.calibration.weights_KF - Calibration(4).weights_KF).max() > 0.05
 
 

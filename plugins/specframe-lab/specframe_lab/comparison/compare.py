@@ -9,12 +9,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
 from specframe.cli.environment import environment
 from specframe.contracts.engine import Clock
+from specframe.contracts.roles import BudgetPolicy, CalibratedPolicy
 from specframe.engine.encoding import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.pipeline import Pipeline
@@ -259,6 +260,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
         "by_branch": branches.lines(),
+        "calibration": calibration(pipe.composition.policy),
         "longest_wait": waits.longest,
         "spec_steps": [result.metrics.num_spec_steps for result in results],
         "accepted": [result.metrics.num_accepted_draft_tokens for result in results],
@@ -267,6 +269,14 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "tokens_digest": digest(ids),
         **({"token_ids": ids} if step.repeat == 0 else {}),
     }
+
+
+def calibration(policy: BudgetPolicy) -> list[list[float]] | None:
+    """Return the bins of a policy's calibration; None: it has none."""
+    if "calibration" not in policy.offers:
+        return None
+    bins: list[list[float]] = cast(CalibratedPolicy, policy).calibrated().tolist()
+    return bins
 
 
 def digest(value: Any) -> str:

@@ -181,6 +181,17 @@ def by_position(comparison: Comparison) -> list[tuple[Any, ...]]:
     return rows
 
 
+def calibration(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return mean predicted probability, share that stood and count of draft tokens, by bins, of policies with a calibration."""
+    rows = []
+    for case in comparison.timed:
+        bins = [np.array(line["calibration"]) for line in comparison.runs(case).values() if line.get("calibration")]
+        for predicted, stood, count in np.sum(bins, axis=0) if bins else ():
+            if count:
+                rows.append((case.scheme, case.batch_size, predicted / count, stood / count, int(count)))
+    return rows
+
+
 def by_branch(comparison: Comparison) -> list[tuple[Any, ...]]:
     """Return how often each branch of trees was reached and stood, counted over all repeats; chains have none."""
     rows = []

@@ -138,6 +138,23 @@ def drafts(comparison: Comparison) -> list[Table]:
             f.by_cell(comparison, f.figure("mean_acceptance_length"), speculating=True),
         ),
         Table(
+            "draft_acceptance_rate",
+            "Accepted tokens per verified node",
+            "share of nodes",
+            "Accepted draft tokens over the draft tokens that the target has scored: those of chains, and all nodes of trees.",
+            SPREAD,
+            f.by_cell(comparison, f.figure("draft_acceptance_rate"), speculating=True),
+        ),
+        Table(
+            "calibration",
+            "Calibration of confidence",
+            "share of tokens",
+            "Draft tokens by the probability with which the policy expected them to stand, those before them standing: its mean "
+            "over the tokens of a tenth, and the share of them that stood. All repeats together, warm-up runs included.",
+            ("scheme", "batch_size", "predicted", "stood", "tokens"),
+            f.calibration(comparison),
+        ),
+        Table(
             "acceptance_by_position",
             "Acceptance by position",
             "share of drafts",

@@ -238,6 +238,29 @@ def by_position(table: Table, look: Looks) -> Figure:
     return figure
 
 
+def calibration(table: Table, look: Looks) -> Figure:
+    """Draw what stood against what was predicted, all batch sizes together; on the dashed line both are equal."""
+    figure, (axes,) = panels(1)
+    axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1.2)
+    for scheme in dict.fromkeys(row[0] for row in table.rows):
+        bins: dict[int, np.ndarray] = {}
+        for _, _, predicted, stood, count in (row for row in table.rows if row[0] == scheme):
+            place = min(int(predicted * BINS), BINS - 1)
+            bins[place] = bins.get(place, np.zeros(3)) + np.array([predicted, stood, 1]) * count
+        points = [(one[0] / one[2], one[1] / one[2]) for _, one in sorted(bins.items())]
+        axes.plot(*zip(*points, strict=True), label=scheme, **look[scheme])
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(0, 1.02)
+    in_percent(axes.xaxis)
+    in_percent(axes.yaxis)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("stood")
+    legend(figure, axes)
+    return figure
+
+
+BINS = 10
+"""Bins of predicted probabilities, in which batch sizes are put together."""
 BRANCHES = 4
 """Branches of a depth that are drawn on their own; those after them are drawn as one."""
 
@@ -360,6 +383,8 @@ PAINTERS: dict[str, Painter] = {
     "acceptance_by_branch": by_branch,
     "acceptance_histogram": histogram,
     "acceptance_length": against_batch_size,
+    "draft_acceptance_rate": against_batch_size,
+    "calibration": calibration,
     "grouping_rate": against_batch_size,
     "padding_share": against_batch_size,
     "filler_share": against_batch_size,

@@ -71,6 +71,10 @@ class Calibration:
             self._fit(*(np.concatenate(part) for part in parts))
             self._waiting.clear()
 
+    def bins(self) -> np.ndarray:
+        """Return (bins, 3): the sum of predicted probabilities, the tokens that stood, and those that were tested."""
+        return np.stack([self.predicted, self.stood, self.count], axis=1)
+
     def _fit(self, features_BKF: np.ndarray, tested_BK: np.ndarray, stood_BK: np.ndarray) -> None:
         rates_BK = 1 / (1 + np.exp(-(features_BKF * self.weights_KF).sum(-1)))
         self._compare(rates_BK[tested_BK], stood_BK[tested_BK])

@@ -78,7 +78,7 @@ class Goodput:
     """
 
     needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
+    offers = frozenset({"calibration"})
 
     def __init__(self, maximum: int = 8, confidence: str = "on") -> None:
         self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
@@ -100,6 +100,10 @@ class Goodput:
         self._started: float | None = None
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
         self._fits: dict[tuple[int, int], int] = {}
+
+    def calibrated(self) -> np.ndarray:
+        """Return by bins what the calibration predicted, and what stood."""
+        return self.calibration.bins()
 
     def start(self, run: Run) -> None:
         """Take what the models' shapes tell of a round's cost."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
@@ -24,13 +26,17 @@ class Implicit:
     """
 
     needs = frozenset({"stops"})
-    offers: frozenset[str] = frozenset()
+    offers = frozenset({"calibration"})
 
     def __init__(self, maximum: int = 8, least: float = 0.4) -> None:
         self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
         self._least = number("least", least, 0, 1, above=True)
         self.calibration = Calibration(maximum)
         self._stop: ConfidenceStop | None = None
+
+    def calibrated(self) -> np.ndarray:
+        """Return by bins what the calibration predicted, and what stood."""
+        return self.calibration.bins()
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""

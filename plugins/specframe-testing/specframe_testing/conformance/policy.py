@@ -25,6 +25,10 @@ class Recorder:
         """The rows of each round."""
         self.observed: list[RoundReport] = []
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the other policy offers beyond the role's protocol."""
+        return getattr(self._policy, name)
+
     def start(self, run: Run) -> None:
         """Start the other policy."""
         self._policy.start(run)
@@ -89,6 +93,10 @@ class DraftLengthPolicySuite(DecodingSuite):
         assert all(one.token_ids == same[0].token_ids for same in (first, last) for one in same)
         assert len(recorder.observed) == len(recorder.said)
         assert not any(report.prefill for report in recorder.observed)
+        if "calibration" in recorder.offers:
+            predicted, stood, tested = recorder.calibrated().T
+            assert ((stood >= 0) & (stood <= tested)).all()
+            assert ((predicted >= 0) & (predicted <= tested)).all(), "sums of probabilities"
 
     def test_maximum_is_a_whole_number(self) -> None:
         """The maximum is known before the run: caches are made for it."""
