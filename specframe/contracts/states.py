@@ -21,6 +21,8 @@ from specframe.contracts.round import Batch, Kept, Sequence
 
 Parts = tuple[torch.Tensor, ...]
 """The parts of rows' states, (B, ...) each, as :attr:`StateShape.sizes` has them."""
+After = Parts | Callable[[], Parts]
+"""Rows' states after a block, or what computes them where they are asked for: where drafts do not stand, nobody asks."""
 Inputs = tuple[torch.Tensor, ...]
 """What a layer's state takes in of each token, (B, T, ...) each."""
 
@@ -52,9 +54,9 @@ class LayerState:
     prompt_BT: torch.Tensor | None
     """Which places hold a token of the row's prompt, (B, T), bool; None: all. Some models read these in another way than tokens
     that they are fed alone."""
-    note: Callable[[Inputs, Parts | None], None]
-    """Takes what the state takes in of each token, and the rows' states after the block's last token (None: the block branches).
-    Called once."""
+    note: Callable[[Inputs, After | None], None]
+    """Takes what the state takes in of each token, and the rows' states after the block's last token, or what computes them (None:
+    the block branches). Called once."""
 
 
 class StateKind(Protocol):

@@ -9,6 +9,7 @@ Tensor names carry their shape: B rows of the batch, R all rows, T tokens of a b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import torch
 from specframe.contracts import states
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape, StateStore
+from specframe.contracts.states import After, Inputs, LayerState, Parts, StateKind, StateShape, StateStore
 from specframe.devices.kinds import on_device
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
@@ -130,8 +131,15 @@ class Fed:
     """The layers that have been given their states."""
     inputs: dict[int, Inputs] = attrs.Factory(dict)
     """What each layer's state takes in of them."""
-    after: dict[int, Parts] = attrs.Factory(dict)
-    """Each layer's states after the last of them."""
+    after: dict[int, After] = attrs.Factory(dict)
+    """Each layer's states after the last of them, or what computes them."""
+
+    def states_after(self, layer: int) -> Parts:
+        """Return a layer's states after the last of them, which are computed once."""
+        after = self.after[layer]
+        if callable(after):
+            after = self.after[layer] = after()
+        return after
 
 
 class RowStates:
@@ -236,13 +244,17 @@ class RowStates:
     def state(self, layer: int) -> LayerState:
         """Return the states of a layer for the forward that has begun."""
         fed = self._fed[-1]
-        before = self._now(layer) if len(self._fed) == 1 else self._fed[-2].after[layer]
+        before = self._now(layer) if len(self._fed) == 1 else self._fed[-2].states_after(layer)
         fed.asked.append(layer)
 
-        def note(inputs: Inputs, after: Parts | None) -> None:
+        def note(inputs: Inputs, after: After | None) -> None:
             fed.inputs[layer] = () if fed.whole else inputs
+            if callable(after):
+                after = functools.partial(call_kind, str(self._layers[layer]), "forward", after)
             if after is not None:
                 fed.after[layer] = after
+            if fed.whole:
+                fed.states_after(layer)  # what computes them holds the tokens of the whole piece
 
         return LayerState(before, fed.order_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note)
 
@@ -273,7 +285,7 @@ class RowStates:
                 "many, since a state forgets nothing"
             )
         if self._fed[-1].parents_BT is None and (stand >= self._end).all():
-            self._hold(self._fed[-1].after)
+            self._hold({number: self._fed[-1].states_after(number) for number in self._fed[-1].after})
         elif (stand > self._first).any():
             self._take_in(kept.device(batch), kept.path_BT)
         self._count[self._rows] = np.minimum(stand, self._end)
@@ -349,11 +361,14 @@ class RowStates:
         return sum(part.nbytes for part in self._tensors) + self._unsettled
 
     def _measure(self) -> None:
-        """Count the bytes of what was fed, if so many tokens never were before."""
+        """Count the bytes of what was fed, if so many tokens never were before; states after it as if all were computed."""
         tokens = sum(fed.order_BT.numel() for fed in self._fed)
         if tokens > self._most:
             kept = [
-                part for fed in self._fed for parts in (*fed.inputs.values(), *fed.after.values()) for part in parts
+                part
+                for fed in self._fed
+                for parts in (*fed.inputs.values(), *map(self._now, fed.after))
+                for part in parts
             ]
             self._most, self._unsettled = tokens, max(self._unsettled, sum(part.nbytes for part in kept))
 

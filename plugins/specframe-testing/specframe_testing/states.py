@@ -69,7 +69,7 @@ class FakeHash:
                     every_BP2 = torch.stack([before_B2, *after], dim=1)
                     last_B2 = every_BP2[torch.arange(len(ids_BT), device=ids_BT.device), parent_B + 1]
                 after.append(taken(last_B2, token_B).where(state.real_BT[:, place, None], last_B2))
-            state.note((ids_BT,), (after[-1],) if state.parents_BT is None else None)
+            state.note((ids_BT,), (lambda: (after[-1],)) if state.parents_BT is None else None)
             return torch.stack(after, dim=1)[..., 0]
 
         return hashes

@@ -8,6 +8,7 @@ Tensor names carry their shape: B rows, T tokens, H heads, K entries of a key, V
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ class DeltaRule(MixerKind):
         beta: torch.Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **named: Any,
-    ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
+    ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
         """Return the outputs, keys, what they add and the decays of each token, and the states after the last one.
 
         Of a long chain the values and strengths are noted in the place of what they add, which the mixer's own scan does not tell.
@@ -68,7 +69,7 @@ class DeltaRule(MixerKind):
             state.sees_BTT,
             beta.mT[..., None].float(),
         )
-        after = held if state.sees_BTT is not None else state_after(keys_BHTK, added_BHTV, decay_BHTD, held)
+        after = functools.partial(state_after, keys_BHTK, added_BHTV, decay_BHTD, held)
         return output_BHTV.transpose(1, 2).to(value.dtype), by_token((keys_BHTK, added_BHTV, decay_BHTD)), after
 
     def after(

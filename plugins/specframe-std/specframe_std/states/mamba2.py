@@ -5,6 +5,7 @@ Tensor names carry their shape: B rows, T tokens, H heads, P entries of a head, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ class Mamba2(MixerKind):
         dt_softplus: bool = False,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **named: Any,
-    ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
+    ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
         """Return the outputs, and the B, what it adds and the decay of each token, and the states after the last one."""
         if dt_bias is not None:
             dt = dt + dt_bias.to(dt.dtype)
@@ -68,7 +69,7 @@ class Mamba2(MixerKind):
             return output.contiguous(), noted, after
         query, keys, added, decay = (by_head(one, added_BTHP.shape[2]) for one in (C.float(), B.float(), *noted[1:]))
         output, _ = linear_scan(query, keys, added, decay, held.mT, state.sees_BTT)
-        after = held if state.sees_BTT is not None else state_after(added, keys, decay, held)
+        after = functools.partial(state_after, added, keys, decay, held)
         output = output.transpose(1, 2)
         if D is not None:
             output = output + D[:, None] * inputs_BTHP

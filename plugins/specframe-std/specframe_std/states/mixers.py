@@ -47,7 +47,7 @@ class MixerCall:
     def __init__(self, kind: MixerKind, layer: torch.nn.Module, state: LayerState) -> None:
         self._kind, self._layer, self._state = kind, layer, state
         self._inputs: list[torch.Tensor] = []
-        self._after: list[torch.Tensor] = []
+        self._after: list[torch.Tensor | Callable[[], torch.Tensor]] = []
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Call the mixer in the place of its own ``forward``."""
@@ -63,8 +63,12 @@ class MixerCall:
             outcome = function(self._layer, **arguments)
         finally:
             CALL.reset(before)
-        self._state.note(tuple(self._inputs), tuple(self._after) if self._state.sees_BTT is None else None)
+        self._state.note(tuple(self._inputs), self._states_after if self._state.sees_BTT is None else None)
         return outcome
+
+    def _states_after(self) -> Parts:
+        """Return the window and the states after the block."""
+        return tuple(one() if callable(one) else one for one in self._after)
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
         """Return None: the mixer holds no window."""
@@ -128,12 +132,12 @@ class MixerCall:
         return output_BCT.to(hidden_states.dtype)
 
     def scan(self, usual: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Return what the mixer's scan returns, going on from the rows' states."""
+        """Return what the mixer's scan returns, going on from the rows' states; the mixer does not keep the state that it gets."""
         held = self._state.before[len(self._after)]
         output, inputs, after = self._kind.run(self._layer, usual, self._state, held, *given, **named)
         self._inputs.extend(inputs)
         self._after.append(after)
-        return output, after
+        return output, held
 
 
 CALL: ContextVar[MixerCall] = ContextVar("specframe_std.states.call")
@@ -171,8 +175,8 @@ class MixerKind:
 
     def run(
         self, layer: Any, usual: Callable[..., Any], state: LayerState, held: torch.Tensor, *given: Any, **named: Any
-    ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
-        """Return the scan's output, what its state takes in of each token, and the states after the last one.
+    ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
+        """Return the scan's output, what its state takes in of each token, and the states after the last, or what computes them.
 
         Args:
             layer: the mixer.
