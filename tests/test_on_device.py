@@ -25,6 +25,7 @@ from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.rounds import Rounds, watched_rounds
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
+from turns import by_turns
 
 from specframe import Pipeline
 from specframe.caches.ragged import RaggedLayout
@@ -128,7 +129,7 @@ BUDGETS = {
 }
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", by_turns(2, [*BUDGETS]))
 def test_one_wait_per_round(name: str) -> None:
     """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
     options, copies = BUDGETS[name]
@@ -184,7 +185,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:attention 'flex'")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_turns(2, [*KINDS]))
 def test_as_on_the_cpu(kind: str) -> None:
     """Rules, processors, samples, log-probabilities, drafters and all else give on the device what they give on the CPU."""
     options, sampling = KINDS[kind]

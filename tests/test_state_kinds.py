@@ -17,6 +17,7 @@ from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
 from transformers import CONFIG_MAPPING, PreTrainedModel
+from turns import by_turns
 
 import specframe
 from specframe.contracts.requests import Request
@@ -80,8 +81,9 @@ def test_chains(name: str) -> None:
     harness.check(pipe, asked)
 
 
-@each_kind
-@pytest.mark.parametrize("right", [None, {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}], ids=["all", "by-row"])
+@pytest.mark.parametrize(
+    ("name", "right"), by_turns(2, [*KINDS.values()], [{0: 3, 1: 0, 2: 2, 3: 1, 4: 3}, None]), ids=str
+)
 def test_trees(name: str, right: Any) -> None:
     """Nodes go on from their parents' states and windows, and the accepted path alone is taken in."""
     model, asked = architectures.build(name), usual()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specframe_testing.conformance import DrafterSuite
-from turns import by_turns
 
 from specframe.cli import cli
 from specframe.plugins.entries import ROLES
@@ -45,42 +45,49 @@ WRONG = [
 """Commands with a name that nothing provides, or with strategies that do not fit each other."""
 
 RUN = """
-import json, sys
+import contextlib, io, json, sys
 from specframe.cli import cli
-try:
-    cli({arguments!r}, prog_name="specframe")
-except SystemExit as done:
-    code = done.code
-print(json.dumps([code, [name for name in ("torch", "transformers") if name in sys.modules]]))
+found = []
+for arguments in {commands!r}:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        try:
+            cli(arguments, prog_name="specframe")
+        except SystemExit as done:
+            code = done.code
+    found.append([code, told.getvalue(), [name for name in ("torch", "transformers") if name in sys.modules]])
+print(json.dumps(found))
 """
 
 
-def command(arguments: list[str], folder: Path) -> tuple[str, str]:
-    """Run a command in a process of its own; return the last line of its output, and its standard error."""
+def run(commands: list[list[str]], folder: Path) -> dict[str, tuple[int, str, list[str]]]:
+    """Run commands in one process that is not this one; return of each its status, its standard error and the imported modules.
+
+    What one of them imports stays imported for those after it: the first with a module is the one to look at.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", RUN.format(arguments=arguments)],
+        [sys.executable, "-c", RUN.format(commands=commands)],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.splitlines()[-1], done.stderr
+    return {" ".join(one): tuple(seen) for one, seen in zip(commands, json.loads(done.stdout), strict=True)}
 
 
-@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
-def test_listing_imports_no_torch(arguments: list[str], tmp_path: Path) -> None:
+def test_listing_imports_no_torch(tmp_path: Path) -> None:
     """Commands that list and show end with status 0, and torch was not imported."""
-    assert command(arguments, tmp_path)[0] == "[0, []]"
+    for command, (status, _, imported) in run(LIGHT, tmp_path).items():
+        assert (status, imported) == (0, []), command
 
 
-@pytest.mark.parametrize("arguments", by_turns(2, WRONG), ids=" ".join)
-def test_a_wrong_name_is_told_without_torch(arguments: list[str], tmp_path: Path) -> None:
+def test_a_wrong_name_is_told_without_torch(tmp_path: Path) -> None:
     """A name that nothing provides, and strategies that do not fit, are one sentence and status 2 before torch is imported."""
-    last, told = command(arguments, tmp_path)
-    assert last == "[2, []]", told
-    assert told.startswith("Error: ")
-    assert told.count("\n") == 1
+    for command, (status, told, imported) in run(WRONG, tmp_path).items():
+        assert (status, imported) == (2, []), f"{command}: {told}"
+        assert told.startswith("Error: "), command
+        assert told.count("\n") == 1, command
 
 
 @pytest.mark.parametrize(

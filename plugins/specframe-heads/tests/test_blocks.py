@@ -528,7 +528,13 @@ ARCHITECTURES = ("llama", "qwen3", "glm4", "mistral", "gemma3", "gpt2", "opt", "
 PARALLEL = ("dflash", "dspark", "peagle", "pard")
 
 
-@pytest.mark.parametrize(("number", "architecture"), [*enumerate(ARCHITECTURES)])
+@pytest.mark.parametrize(
+    ("number", "architecture"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[1] not in ("glm4", "gemma3")))  # both have all heads
+        for case in enumerate(ARCHITECTURES)
+    ],
+)
 def test_drafts_never_change_the_output(number: int, architecture: str, tmp_path: Path) -> None:
     """Output is the target's own, greedy and with shared noise, on every kind of architecture."""
     for rule in ("greedy", "gumbel"):

@@ -114,7 +114,7 @@ class TestHydra(HeadSuite):
         stepwise.overfitted(folder, "hydra++", target, [[1, 2]], tokens=4, steps=1)
 
 
-@pytest.mark.parametrize("suite", [TestEagle, TestDSpark])
+@pytest.mark.parametrize("suite", [TestEagle, pytest.param(TestDSpark, marks=pytest.mark.slow)])
 def test_a_round_waits_once(suite: type[HeadSuite], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device as strict as CUDA heads decode exactly, and a round waits for the device once: the suite's test, here fast."""
     replace(monkeypatch)

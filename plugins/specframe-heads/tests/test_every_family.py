@@ -20,6 +20,7 @@ from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Cramped, Drafted, steered
 from transformers import PreTrainedModel
+from turns import by_turns
 
 from specframe.contracts.requests import Request
 from specframe.plugins.compose import strategy
@@ -124,7 +125,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     return made
 
 
-def by_turns(place: int) -> bool:
+def in_runs(place: int) -> bool:
     """Return whether the token at a place is right: runs of none to five."""
     return place % 7 not in (0, 3) and place % 5 != 4
 
@@ -136,7 +137,7 @@ def drafter_of(
     name, _, trees = FAMILIES[family]
     drafts: dict[tuple[int, ...], Drafted] = {}
     made = strategy(registry(), "drafter", f"{name},checkpoint={folder}{SHAPES[shape] if trees else ''}")
-    return steered(made, drafts, truth, by_turns), drafts
+    return steered(made, drafts, truth, in_runs), drafts
 
 
 # ---- the output is the target's own
@@ -173,7 +174,7 @@ def assert_exact(cell: Cell, folder: Path) -> None:
     assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
 
 
-@pytest.mark.parametrize("cell", cells(1), ids=str)
+@pytest.mark.parametrize("cell", by_turns(2, cells(1)), ids=str)
 def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) -> None:
     """Chains and trees of every family give the target's own tokens, greedily and with shared noise."""
     assert_exact(cell, saved(cell.family, cell.architecture))

@@ -80,8 +80,9 @@ def test_fixed_and_cut_are_exact(align: str, schedule: str, batch_size: int, dra
     assert exact_share("fake", **options) == 1
 
 
-@pytest.mark.parametrize("align", ["rollback", *FIXED])
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "gemma3", "opt"])
+@pytest.mark.parametrize(
+    ("align", "architecture"), by_turns(3, ["rollback", *FIXED], ["qwen3", "gpt2", "gemma3", "opt"])
+)
 def test_real_models_are_exact(align: str, architecture: str) -> None:
     """Grouped heads, learned positions and sliding windows are exact, too."""
     assert exact_share(architecture, align=align, schedule="continuous") == 1

@@ -47,7 +47,7 @@ def played(curve: str, rows: int) -> list[World]:
     return worlds
 
 
-@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("rows", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("curve", CURVES)
 def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
     """Over 300 rounds, learning included, it is within 3 percent of the better of plain decoding and the best fixed length."""
@@ -73,7 +73,7 @@ def test_changes_are_few(curve: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("costs", "rate"), by_turns(2, [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
+    ("costs", "rate"), by_turns(4, [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )
 def test_short_runs(costs: tuple[int, float, float], rate: float) -> None:
     """A run of 80 rounds, or 240 of one row, reaches 95 percent of the best fixed length, plain decoding included; the next 97.

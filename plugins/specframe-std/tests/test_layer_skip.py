@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from specframe_std.kv.dynamic import Dynamic
 from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
+from turns import by_turns
 
 from specframe.contracts.cache import KVShape
 from specframe.contracts.drafts import Budget, Draft
@@ -69,7 +69,10 @@ def piped(model: PreTrainedModel, skip: str = "attn:0+mlp:1", **options: Any) ->
     )
 
 
-@pytest.mark.parametrize(("place", "name"), [*enumerate(zoo.NAMES)])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] % 2)) for case in enumerate(zoo.NAMES)],
+)
 def test_equals_the_reference(place: int, name: str) -> None:
     """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
     for align, skip in zip(
@@ -173,7 +176,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize(("align", "graphs"), [*itertools.product(("ragged", "exspec"), ("on", "off"))])
+@pytest.mark.parametrize(("align", "graphs"), by_turns(2, ("ragged", "exspec"), ("on", "off")))
 def test_on_the_device(align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
     with suite_device.running_on("sim"):

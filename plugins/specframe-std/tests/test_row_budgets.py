@@ -19,6 +19,7 @@ from specframe_std.policies.implicit import Implicit
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds, Speed, pass_seconds, weights
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
+from turns import by_turns
 
 from specframe.contracts.drafts import Budget
 from specframe.errors import ContractError
@@ -106,9 +107,9 @@ class Ended(Watcher):
             self.uneven += len(set(report.drafted.tolist())) > 1
 
 
-@pytest.mark.parametrize("align", ALIGNMENTS)
 @pytest.mark.parametrize(
-    "policy", ["implicit,maximum=5,least=0.3", "explicit,maximum=5,least=0.3", "goodput,maximum=5"]
+    ("align", "policy"),
+    by_turns(3, ALIGNMENTS, ["implicit,maximum=5,least=0.3", "explicit,maximum=5,least=0.3", "goodput,maximum=5"]),
 )
 def test_unequal_drafts_are_exact(align: str, policy: str) -> None:
     """Rows that draft unequal numbers of tokens by a real model decode as the reference does, whatever the alignment."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from specframe_testing.conformance import SchedulerSuite
 from specframe_testing.conformance.scheduler import simulate
 
@@ -8,6 +9,11 @@ from specframe.plugins.registry import registry
 
 class TestFixed(SchedulerSuite):
     """Batches that start and end together."""
+
+    @pytest.mark.slow
+    def test_as_on_a_gpu(self) -> None:
+        """It chooses rows on the host alone, as others do of which this is a fast test."""
+        super().test_as_on_a_gpu()
 
     def make(self) -> str:
         return "fixed"
@@ -43,6 +49,11 @@ class TestMixed(SchedulerSuite):
 
 class TestSameLength(SchedulerSuite):
     """Groups of equal length from a window."""
+
+    @pytest.mark.slow
+    def test_as_on_a_gpu(self) -> None:
+        """It chooses rows on the host alone, as others do of which this is a fast test."""
+        super().test_as_on_a_gpu()
 
     def make(self) -> str:
         return "same-length,window=12,patience=5"
