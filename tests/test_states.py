@@ -449,5 +449,8 @@ def test_pieces_of_prompts_stand_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
     harness.check(harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3), asked)
     rows = Rows(5)
     rows.feed(rows.batch.last_tokens(4, -1), -5)
+    (fed,) = rows.store._fed
+    assert fed.after
+    assert not any(map(callable, fed.after.values())), "what computes the states after a piece holds the piece"
     with pytest.raises(ContractError, match=r"^a piece of prompts was fed, and a part of it is to stand: expected all"):
         rows.store.settle(rows.batch, Kept(-2))
