@@ -10,13 +10,12 @@ import architectures
 import pytest
 import test_distribution
 import torch
-import transformers
 from specframe_std.states import mixers, scans
 from specframe_testing import fakes, harness, standard, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 from turns import by_turns
 
 import specframe
@@ -113,28 +112,6 @@ def test_as_on_a_gpu(name: str) -> None:
         harness.check(pipe, asked)
     assert max(one.waits for one in watched.rounds) == 1
     assert max(one.copies for one in watched.steady) == 0
-
-
-def test_a_checkpoint_of_a_model_for_images_and_text(tmp_path: Path) -> None:
-    """Of a published layout, whose model reads images too, the language model is loaded, and decodes as the whole does."""
-    config = CONFIG_MAPPING["qwen3_5"]
-    made = config(**architectures.shrunk(config(), architectures.OWN["qwen3_5"]))
-    with zoo.quiet(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        whole = transformers.Qwen3_5ForConditionalGeneration(made).eval()
-        for weight in whole.parameters():
-            if weight.ndim > 1:
-                torch.nn.init.normal_(weight, std=zoo.WIDTH)
-        whole.save_pretrained(tmp_path)
-    zoo.character_tokenizer().save_pretrained(tmp_path)
-    prompts = harness.random_prompts([5, 9], zoo.VOCABULARY)
-    pipe = Pipeline(str(tmp_path), drafter="prompt-lookup", batch_size=2, generation_config="none")
-    found = [one.token_ids for one in pipe.generate(prompts, 6)]
-    wanted = [
-        whole.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist()
-        for ids in prompts
-    ]
-    assert found == wanted
 
 
 def test_inside_generate() -> None:
