@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +15,14 @@ from specframe_testing import fakes, harness, standard, states, suite_device
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
 from specframe_testing.device.rounds import watched_rounds
+from test_releases import Failing
+from turns import by_turns
 
 from specframe.contracts.drafts import Block, Budget
 from specframe.contracts.requests import Request
-from specframe.contracts.round import Batch, Kept
+from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.states import LayerState
+from specframe.engine import engine as engine_module
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.errors import CompositionError, ContractError, ModelError, SpecframeError
@@ -154,24 +159,66 @@ def test_samples_share_the_reading_of_the_prompt() -> None:
     assert [one.target for one in feeds.rounds if one.report.starts] == [[(3, 1)]]
 
 
-@pytest.mark.parametrize("at", [1, 2, 4])
-def test_aborted_rows_leave_nothing(at: int) -> None:
-    """A sequence that takes the row of an aborted one begins with an empty state, and the others go on."""
-    asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5, 3], 61), 20)
-    pipe = harness.pipeline(TARGET, scripted(asked), batch_size=3, draft_length=3)
+NEW = 12
+
+
+def opened(verifier: Any = "chain", **options: Any) -> tuple[Engine, list[Request]]:
+    """Return an engine of a target and a draft model with states, and the requests that wait in it."""
+    asked = harness.requests(harness.random_prompts([4, 7, 2, 9, 5], 61), NEW)
+    how = {"batch_size": 3, "draft_length": 3, "schedule": "continuous,piece=4", "verify": verifier} | options
+    pipe = harness.pipeline(TARGET, states.fake_state_draft(TARGET), **how)
     engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
     for request in asked:
         engine.add(request)
-    ended = {}
-    for step in range(200):
-        if engine.idle:
-            break
-        if step == at:
-            assert engine.abort((1, 0)) is not None
+    return engine, asked
+
+
+def stepped(engine: Engine, steps: int | None = None) -> dict[int, Sequence]:
+    """Step an engine until it is idle, or so often; return the sequences that have ended, by index."""
+    ended: dict[int, Sequence] = {}
+    while not engine.idle and steps != 0:
+        steps = None if steps is None else steps - 1
         if (report := engine.step()) is not None:
-            ended |= {one.request.index: one.token_ids for one in report.finished}
-    assert sorted(ended) == [0, 2, 3, 4, 5]
-    assert all(ended[i] == harness.continuation(TARGET, asked[i].prompt_ids, 20) for i in ended)
+            ended |= {one.request.index: one for one in report.finished}
+    return ended
+
+
+def assert_the_references(ended: dict[int, Sequence], asked: list[Request]) -> None:
+    """Assert that sequences have the tokens of the reference decoder."""
+    for index, one in ended.items():
+        assert one.token_ids == harness.continuation(TARGET, asked[index].prompt_ids, NEW), index
+
+
+@pytest.mark.parametrize(("steps", "align"), by_turns(2, range(5), ["ragged", "eqspec", "rollback"]))
+def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
+    """Whoever is aborted after whichever step: who takes the row begins with an empty state, and the others go on."""
+    for gone in range(5):
+        engine, asked = opened(align=align)
+        ended = stepped(engine, steps)
+        aborted = engine.abort((gone, 0)) is not None
+        ended |= stepped(engine)
+        assert len(ended) == len(asked) - aborted
+        assert_the_references(ended, asked)
+
+
+@pytest.mark.parametrize("way", ["halved", "one by one", "error"])
+@pytest.mark.parametrize("steps", range(5))
+def test_faults_inside_any_step(steps: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lack of memory and an error, once the target was fed, states are those of the tokens that stand."""
+    monkeypatch.setattr(engine_module, "share_memory", lambda use: way == "one by one")
+    verifier = Failing()
+    engine, asked = opened(verifier)
+    ended = stepped(engine, steps)
+    verifier.error = ValueError("planted") if way == "error" else torch.OutOfMemoryError("CUDA out of memory")
+    with warnings.catch_warnings(), contextlib.suppress(SpecframeError):
+        warnings.simplefilter("ignore")
+        ended |= stepped(engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ended |= stepped(engine)
+    assert verifier.error is None
+    assert len(ended) == len(asked)
+    assert_the_references(ended, asked)
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------------
