@@ -229,6 +229,8 @@ FOUND = {
     "traversal": "suffix,factor=3,requests=30",
     "rejection-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
     "traversal-tree": "suffix,tree=dynamic,nodes=6,factor=6,requests=30",
+    "rejection-matches": "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
+    "traversal-matches": "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
 }
 """Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
 
@@ -258,7 +260,7 @@ def test_some_certain_tokens_beside_drawn_ones_draw_from_the_target(rule: str) -
 
 def found_cell(name: str) -> tuple[Cell, dict[str, Any]]:
     """Return a cell of such a drafter, and the options of its pipeline."""
-    options = {"drafter": FOUND[name], "accept": name.removesuffix("-tree"), "draft_length": 4}
+    options = {"drafter": FOUND[name], "accept": name.partition("-")[0], "draft_length": 4}
     return Cell(f"{name}-found", "ragged", 4, "t1"), {**options, "batch_size": 50}
 
 

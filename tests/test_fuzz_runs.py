@@ -34,6 +34,7 @@ CHAINS += ("layer-skip,skip=attn:0",)
 TREES = (
     *(f"model{shape}" for shape in (",branch=3/2/1", ",tree=dynamic,nodes=12,top=2")),
     "suffix,tree=dynamic,nodes=6,factor=3",
+    "prompt-lookup,tree=dynamic,nodes=6,ngram=1",
     'first,"of=suffix|model,branch=2/1",match=2',
     "eagle,branch=2/2",
     "medusa,branch=3/2/1",
