@@ -19,6 +19,7 @@ from specframe_testing.conformance import TreeDrafterSuite
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.conformance import LAYERS, HeadSuite, replace
 from transformers import PreTrainedModel
+from turns import by_turns
 
 from specframe.contracts.reports import Outcome
 from specframe.errors import SpecframeError
@@ -161,7 +162,7 @@ FAULTS: dict[str, tuple[list[Any], str, Any, str]] = {
 
 
 @pytest.mark.parametrize("suite", [TestEagle, pytest.param(TestDSpark, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", by_turns(len(FAULTS), [*FAULTS]))
 def test_the_suite_finds_faults_of_heads(
     fault: str, suite: type[HeadSuite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

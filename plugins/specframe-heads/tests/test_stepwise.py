@@ -17,8 +17,8 @@ from specframe.errors import ModelError, SpecframeError
 from specframe.text.sampling import Sampling
 
 KINDS = stepwise.KINDS
-PLAINER = ("hydra", "medusa of vLLM")
-"""Kinds that have all parts of another one, hydra++ and medusa: they are tried beside those in the slow tests."""
+PLAINER = ("hydra", "medusa of vLLM", "clover")
+"""Kinds that have all parts of another one, hydra++, medusa and clover2: they are tried beside those in the slow tests."""
 ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
 TREES = ("chain", "static,branch=3/2/1", "dynamic,nodes=7,top=3")
 

@@ -111,12 +111,12 @@ class Stopping(Suite):
             )
         return results
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_rows_stop_at_every_place(self, kind: str) -> None:
-        """In one batch a row stops at each place of a block, and one at none: each is cut at its own."""
+    @pytest.mark.parametrize("turn", range(len(KINDS)))
+    def test_rows_stop_at_every_place(self, turn: int) -> None:
+        """In one batch a row stops at each place of a block, and one at none: each is cut at its own; ways to end by turns."""
         places = [*PLACES.values(), None]
-        for right in RIGHT.values():
-            self.stopping(places, [kind] * len(places), right)
+        kinds = [[*KINDS][(row + turn) % len(KINDS)] for row in range(len(places))]
+        self.stopping(places, kinds, [*RIGHT.values()][turn % len(RIGHT)])
 
     @pytest.mark.parametrize("kinds", [("eos", "eos"), ("string", "length"), ("criterion", "eos")], ids="-".join)
     def test_two_rows_stop_in_one_round(self, kinds: tuple[str, str]) -> None:
