@@ -71,7 +71,7 @@ class DecodingSuite(Stopping):
         target, draft = fake_pair()
         with suite_device.running_on("sim"), watched_rounds() as watched:
             pipe = self.pipeline(target, draft, batch_size=2, observers=[watched])
-            self.verify(pipe, usual_requests(target, new=3))
+            self.verify(pipe, usual_requests(target))
             watched.rounds.clear()  # a model is tried out in its first run
             self.verify(pipe, usual_requests(target))
         for one in watched.rounds:
