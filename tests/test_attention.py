@@ -34,8 +34,10 @@ def emulated_flash(
     packing: packed.Packing,
     scaling: float | None,
     left: int,
+    table_BN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what the flash call is documented to do, row by row: causal from the bottom right, within a window."""
+    assert table_BN is None
     parts = []
     for row, used in enumerate(packing.used_B.tolist()):
         first = int(packing.starts_key[row])

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from specframe_testing import fakes, harness, suite_device, zoo
 from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.rounds import Rounds, watched_rounds
+from specframe_testing.paged import Pages
 from torch.nn.attention.varlen import varlen_attn
 from transformers import LogitsProcessor, PreTrainedModel
 from turns import by_turns
@@ -35,7 +37,7 @@ from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.devices.kinds import on_device
 from specframe.forward import graphs, recorded_chains
-from specframe.forward.attention import kernel_trial
+from specframe.forward.attention import kernel_trial, packed
 from specframe.forward.attention.packed import Packed
 from specframe.text.sampling import Sampling
 
@@ -316,6 +318,29 @@ def test_packed_attention() -> None:
     assert found[1] == found[2]
     same = sum(one == other for one, other in zip(found[0], found[1], strict=True))
     assert same >= len(LENGTHS) - 2, "packed attention parts from masks in more rows than ties explain"
+
+
+@takes_lengths
+@pytest.mark.parametrize(("page", "reads"), [(256, True), (16, False)])
+def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of a size that the kernel has are read where they lie; others are gathered. The tokens are those of a slab."""
+    shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    target = zoo.build("qwen3", **shape).to(torch.bfloat16)
+    found, tables = [], Counter[bool]()
+    flash = packed.flash
+
+    def noted(*given: Any) -> torch.Tensor:
+        tables[given[6] is not None] += 1
+        return flash(*given)
+
+    for kv in ("slab", Pages(page=page)):
+        pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, attention="packed", batch_size=3, draft_length=3)
+        harness.decode(pipe, asked("qwen3"))  # kernels are tried in the first run
+        with monkeypatch.context() as patched:
+            patched.setattr(packed, "flash", noted)
+            found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3"))])
+    assert found[0] == found[1]
+    assert bool(tables[True]) == reads
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

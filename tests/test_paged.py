@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_testing import harness, paged, zoo
+from specframe_testing import fakes, harness, paged, zoo
 from specframe_testing.conformance import AttentionBackendSuite, KVBackendSuite
 from specframe_testing.paged import Gathering, PagedStore, Pages
 
@@ -167,28 +167,25 @@ def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     harness.check(pipe, harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS}))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"attention": Gathering()},
-            "attention backend 'Gathering' reads paged views and KV backend 'slab' hands out dense views: expected one that",
-        ),
-        (
-            {"attention": "packed", "kv": Pages()},
-            "attention backend 'packed' reads dense views and KV backend 'Pages' hands out paged views: expected one that",
-        ),
-        (
-            {"kv": Pages()},
-            "KV backend 'Pages' hands out paged views, and no attention backend that is installed reads them",
-        ),
-    ],
-    ids=["attention", "kv", "auto"],
-)
-def test_views_that_nobody_reads_are_refused(options: dict[str, Any], said: str) -> None:
+def test_views_that_nobody_reads_are_refused() -> None:
     """An attention backend and a KV backend that do not fit are told in one sentence, before anything is decoded."""
+    said = (
+        "attention backend 'Gathering' reads paged views and KV backend 'slab' hands out dense views: expected one that"
+    )
     with pytest.raises(CompositionError, match=said):
-        harness.pipeline(zoo.build("llama"), None, **options)
+        harness.pipeline(zoo.build("llama"), None, attention=Gathering())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("attention", ["auto", "masked", "flex"])
+@pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")
+def test_attention_that_reads_no_pages_has_them_gathered(attention: str, name: str) -> None:
+    """Under masks and without, pages become plain tensors: chains and trees are exact."""
+    target, asked = zoo.build(name), harness.requests(PROMPTS, [9, 14, 3, 12, 7], {zoo.EOS})
+    for drafter in (zoo.good_draft(target), fakes.ScriptedTree(harness.truth(target, asked))):
+        harness.check(
+            harness.pipeline(target, drafter, kv=Pages(), attention=attention, batch_size=3, draft_length=3), asked
+        )
 
 
 class TestGathering(AttentionBackendSuite):

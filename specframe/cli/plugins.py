@@ -10,7 +10,7 @@ import click
 from specframe.cli import Extended
 from specframe.cli.tables import show_table
 from specframe.errors import PluginError, UnknownNameError
-from specframe.plugins.compose import VIEWS
+from specframe.plugins.compose import VIEWS, reads
 from specframe.plugins.entries import Entry
 from specframe.plugins.registry import registry
 from specframe.plugins.traits import REQUIRED, Traits
@@ -65,7 +65,7 @@ def matrix() -> None:
 
 def reads_views(attention: Traits, backend: Traits) -> bool:
     """Return whether an attention backend reads what a KV backend hands out, as far as their classes say."""
-    return bool(attention.able("offers") & (backend.able("offers") & VIEWS or {"dense"}))
+    return reads(attention.able("offers"), backend.able("offers") & VIEWS or {"dense"})
 
 
 def readable(kind: str, asked: tuple[str, ...]) -> list[tuple[Entry, Traits]]:

@@ -30,6 +30,7 @@ class StoreCache(Cache):
         unpadded: the places of tokens that the model has in one row, (1, N); None: it has a rectangle.
         numbers: the store's number of each layer that attends, by the model's, and of indexers; None: they are the same.
         lengths: what layers are told as its length that ask for it by their number.
+        pages: whether attention reads pages; where it does not, a store with pages has them gathered into plain tensors.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class StoreCache(Cache):
         unpadded: Unpadded | None = None,
         numbers: Mapping[int, int] | None = None,
         lengths: Mapping[int, torch.Tensor] = NO_LENGTHS,
+        pages: bool = False,
     ) -> None:
         super().__init__(layers=[])
-        self._numbers, self._lengths = numbers, lengths
+        self._numbers, self._lengths, self._pages = numbers, lengths, pages
         self._store, self._extent, self._contiguous, self._unpadded = store, extent, contiguous, unpadded
         self.paged: dict[int, Paged] = {}
         """Views that attention reads instead of dense keys and values, by layer, for a store with pages."""
@@ -56,8 +58,10 @@ class StoreCache(Cache):
         number = layer_idx if self._numbers is None else self._numbers[layer_idx]
         view = self._store.write(number, key_states, value_states)
         if isinstance(view, Paged):
-            self.paged[layer_idx] = view
-            return key_states, value_states
+            if self._pages:
+                self.paged[layer_idx] = view
+                return key_states, value_states
+            view = gather_slots(view, self._extent)
         if self._contiguous:
             return view.keys.contiguous(), view.values.contiguous()
         return view.keys, view.values

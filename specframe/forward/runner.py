@@ -89,9 +89,9 @@ class ModelRunner(TransformersModel):
         if not torch.is_inference_mode_enabled():  # rounds are in it, and to enter it again takes its time
             with torch.inference_mode():
                 return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
-        plan, kernels, layers = None, False, self.layers(how.layers)
+        plan, kernels, pages, layers = None, False, False, self.layers(how.layers)
         if (backend := self._choice(how).way(placement)) is not None:
-            kernels = "compiled" in backend.offers
+            kernels, pages = "compiled" in backend.offers, "paged" in backend.offers
             if "lengths" in backend.offers and store.slots is not None:
                 placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
             plan = backend.plan(placement)
@@ -126,6 +126,7 @@ class ModelRunner(TransformersModel):
                 kernels,
                 self._numbers,
                 laid,
+                pages,
             )
         if laid is not None:
             found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}

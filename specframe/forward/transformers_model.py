@@ -121,6 +121,7 @@ class TransformersModel:
         kernels: bool = False,
         numbers: Mapping[int, int] | None = None,
         unpadded: Unpadded | None = None,
+        pages: bool = False,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
@@ -138,6 +139,7 @@ class TransformersModel:
             kernels: whether the plan compiles kernels of its own.
             numbers: the store's number of each layer that attends, by the model's; None: they are the same.
             unpadded: lays the real tokens in one row; None: the model is fed the rectangle.
+            pages: whether the plan reads pages.
         """
         if unpadded is not None:
             ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
@@ -146,7 +148,7 @@ class TransformersModel:
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
         told = self.counts.told(positions_BT, key_order_BS) if self.counts else NOTHING_TOLD
         extent = key_order_BS.shape[1]
-        cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths)
+        cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths, pages)
         shown = Unwritten(extent) if compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **forwards}
         state = CurrentForward(plan, cache, replaced, told.functions, unpadded, self.chunks, [])

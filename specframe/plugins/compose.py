@@ -175,19 +175,15 @@ def views_of(kv: KVBackend) -> Set[str]:
 
 
 def require_views(use: Composition, bitwise: bool) -> None:
-    """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out.
+    """Raise :class:`CompositionError` unless the attention backend reads what the KV backend hands out, or pages of it gathered.
 
     Where the run is ``bitwise``, its kernels must not go by the shape of a batch, either.
     """
     backend, views = use.attention, views_of(use.kv)
     name, kv_name = use.names["attention backend"], use.names["KV backend"]
     if isinstance(backend, tuple):
-        if "dense" not in views:
-            raise CompositionError(
-                f"KV backend {kv_name!r} hands out {_views(views)}, and no attention backend that is installed reads them"
-            )
         return
-    if not views & backend.offers:
+    if not reads(backend.offers, views):
         raise CompositionError(
             f"attention backend {name!r} reads {_views(backend.offers & VIEWS)} and KV backend {kv_name!r} hands out "
             f"{_views(views)}: expected one that reads them"
@@ -196,6 +192,11 @@ def require_views(use: Composition, bitwise: bool) -> None:
         raise CompositionError(
             f"bitwise: attention backend {name!r} has kernels that go by the shape of a batch: expected one with masks"
         )
+
+
+def reads(offers: Set[str], views: Set[str]) -> bool:
+    """Return whether an attention backend with these words reads views of a store: where it reads no pages they are gathered."""
+    return "dense" in offers or bool(views & offers)
 
 
 def _views(words: Set[str]) -> str:

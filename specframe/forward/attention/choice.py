@@ -153,15 +153,6 @@ def title(backend: AttentionBackend) -> str:
 
 
 def takes(backend: AttentionBackend, placement: Placement) -> bool:
-    """Return whether a backend can plan a placement; what it cannot is left to mask tensors, where there are plain tensors.
-
-    Raises:
-        ModelError: it cannot, and reads nothing but pages.
-    """
+    """Return whether a backend can plan a placement; what it cannot is left to mask tensors."""
     tree = placement.sees_BTT is not None and "tree" not in backend.offers
-    if not tree and ("lengths" not in backend.offers or placement.in_order):
-        return True
-    if "dense" in backend.offers:
-        return False
-    lacking = "trees" if tree else "placements without lengths"
-    raise ModelError(f"attention {title(backend)!r} takes no {lacking}, and mask tensors need plain keys and values")
+    return not tree and ("lengths" not in backend.offers or placement.in_order)
