@@ -132,8 +132,11 @@ def test_a_model_with_states_has_all_tokens_read() -> None:
             assert hits(pipe, BEGINNING_ALIKE) == 0
 
 
+OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")
+
+
 @pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
-@pytest.mark.parametrize("drafter", ["early-exit,layers=1", "layer-skip,skip=attn:1", "prompt-lookup", "suffix"])
+@pytest.mark.parametrize("drafter", [*OWN_CACHE, "prompt-lookup", "suffix"])
 def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
     """Part of the target writes to the target's slots, which hold every layer of the tokens that stand."""
     target = zoo.build("llama")
