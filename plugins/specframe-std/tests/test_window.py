@@ -348,7 +348,7 @@ def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
         drafted = []
         for graphs in ("off", "on"):
             drafter = Noting(1, 3)
-            pipe = piped(model, drafter=drafter, attention="packed", graphs=graphs)
+            pipe = piped(model, drafter=drafter, attention="packed", graphs=graphs, accept="gumbel")
             harness.decode(pipe, asked()[:3])
             assert pipe.report.host_syncs == 2, "one wait of the loop, one for the notes"
             drafted.append(drafter.noted)

@@ -223,6 +223,18 @@ class KVBackendSuite(DecodingSuite):
         book.write(np.arange(9, 11)[None].repeat(rows, 0), 11, chosen)
         book.write(np.arange(11, 12)[None].repeat(rows, 0), 12)
 
+    def test_chosen_slots_of_rows_that_join(self) -> None:
+        """Where the batch reads prompts beside rows that decode, its own slots are handed out."""
+        self.require("gather")
+        everyone = sequences_of(3)
+        for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
+            sequence.state = state
+        book = Bookkeeper(self.object(), 3)
+        for batch in (everyone[:2], everyone[2:]):
+            book.arrange(batch)
+            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        book.write(np.arange(6, 7)[None], 7, np.array([[5, 2, 6]]))
+
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""
         self.require("append", "move")
