@@ -40,6 +40,7 @@ TRIED = {
     "first": "first,of=suffix|tiny-eagle3",
     "early-exit": "early-exit,layers=1",
     "layer-skip": "layer-skip,skip=attn:1",
+    "window": "window,sink=1,recent=8",
     "eagle": "tiny-eagle3",
     "medusa": "tiny-medusa",
     "clover2": "tiny-clover2",

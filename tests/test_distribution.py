@@ -235,6 +235,16 @@ FOUND = {
 """Drafters whose tokens are certain, chains and trees with several children of a node, by rule."""
 
 
+@pytest.mark.parametrize(
+    "drafter",
+    ["window,sink=0,recent=1", pytest.param("window,sink=1,recent=1,branch=2/2", marks=pytest.mark.slow)],
+)
+def test_a_target_with_a_window_drafts_what_it_is_judged_by(drafter: str) -> None:
+    """Tokens drawn on a few keys of the target's cache leave the distribution as it is."""
+    options = {"drafter": drafter, "accept": "rejection", "draft_length": 2, "batch_size": 300}
+    assert judged(Cell("rejection-window", "ragged", 2, "t1"), FEWER, **options) > LEAST
+
+
 MIXED = {
     "rejection": "first,of=suffix|model,match=2",
     "block": "first,of=suffix|model,match=2",

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGETS = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "phi3")
 CHAINS = ("model", "none", "prompt-lookup", "suffix", "first,of=suffix|model", "early-exit,layers=1", "eagle", "medusa")
-CHAINS += ("layer-skip,skip=attn:0",)
+CHAINS += ("layer-skip,skip=attn:0", "window,sink=1,recent=3")
 TREES = (
     *(f"model{shape}" for shape in (",branch=3/2/1", ",tree=dynamic,nodes=12,top=2")),
     "suffix,tree=dynamic,nodes=6,factor=3",

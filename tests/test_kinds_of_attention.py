@@ -114,10 +114,10 @@ def test_the_bias_goes_by_orders() -> None:
         return (slopes_H11 * (mask_BS.cumsum(-1) - 1)).to(dtype)
 
     key_order_BS = torch.tensor([[0, 1, 2, -1], [-1, 0, 1, 1]])
-    found = alibi(usual, 2, key_order_BS, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    found = alibi(usual, 2, key_order_BS, 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
     assert found[:, 0].tolist() == [[0, 0.5, 1, 0], [0, 0, 0.5, 0.5]]
     assert torch.equal(found[:, 1], found[:, 0] / 2)
-    shared = alibi(usual, 2, key_order_BS[:1], torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
+    shared = alibi(usual, 2, key_order_BS[:1], 4, torch.zeros(2, 1, 3, 4), 2, torch.float32).view(2, 2, 4)
     assert torch.equal(shared[1], found[0])
 
 

@@ -53,6 +53,8 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("scheduler", "continuous", "mixed"): ("on", "off"),
     ("scheduler", "same-length", "window"): (1, 10**9),
     ("scheduler", "same-length", "patience"): (1, 10**9),
+    ("drafter", "window", "sink"): (0, 10**9),
+    ("drafter", "window", "recent"): (1, 10**9),
     ("KV backend", "paged", "block"): (1, 10**9),
     ("KV backend", "paged", "blocks"): (1, 10**9),
     ("KV backend", "paged", "share"): ("on", "off"),
@@ -66,7 +68,7 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
 }
 """Every option of every strategy of specframe's own: the least and the greatest value it takes, or all it takes."""
 
-TREE_DRAFTERS = itertools.product(("model", "early-exit", "layer-skip"), ("tree", "branch", "nodes", "top"))
+TREE_DRAFTERS = itertools.product(("model", "early-exit", "layer-skip", "window"), ("tree", "branch", "nodes", "top"))
 OF_TREES = {("drafter", name, key) for name, key in TREE_DRAFTERS} | {("draft-length policy", "fixed", "nodes")}
 """Options that go together: plugins/specframe-std/tests/test_tree_drafts.py has their values."""
 OF_TREES |= {("drafter", name, key) for name in ("prompt-lookup", "suffix") for key in ("tree", "nodes")}

@@ -47,6 +47,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"drafter": "model,tree=dynamic,nodes=8,top=2"},
     {"drafter": "early-exit,layers=1"},
     {"drafter": "layer-skip,skip=attn:0"},
+    {"drafter": "window,sink=1,recent=3"},
     {"drafter": "prompt-lookup"},
     {"drafter": "suffix"},
     {"drafter": "first,of=suffix|model,match=1"},

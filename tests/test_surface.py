@@ -226,9 +226,11 @@ def test_core_never_imports_plugins():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-BOTH = frozenset({"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool"})
+BOTH = frozenset(
+    {"model", "none", "chain", "tree", "block", "fixed", "greedy", "dynamic", "first", "paged", "pool", "window"}
+)
 """Names of strategies that are words of the core, too: a kind of thing, plain decoding, a draft without branches, the first, a kind
-of view, the sequences of a run, ..."""
+of view, the sequences of a run, what a layer sees, ..."""
 
 
 def names_in(source: str, names: set[str]) -> set[str]:

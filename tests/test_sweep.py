@@ -132,6 +132,22 @@ def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         outcome(target)
 
 
+@pytest.mark.parametrize(
+    "name", EXACT if ALL else ["bloom", "deepseek_v3", "deepseek_v32", "gpt_neo", "llama4_text", "mpt"]
+)
+def test_a_row_within_the_window_is_drafted_for_as_it_is_decoded(name: str) -> None:
+    """ALiBi, latent keys, indexers, chunks and layers with windows: where keys are gathered for a long row beside it, every draft
+    of a short row is accepted."""
+    if name not in architectures.NAMES:
+        return
+    asked = harness.requests(harness.random_prompts((3, 24), zoo.VOCABULARY, seed=1), [8, 8], set())
+    pipe = harness.pipeline(
+        architectures.build(name), None, drafter="window,sink=4,recent=12", batch_size=2, draft_length=3
+    )
+    short, _ = harness.check(pipe, asked)
+    assert short.metrics.num_draft_tokens == short.metrics.num_accepted_draft_tokens > 3
+
+
 @pytest.mark.parametrize("name", ["cohere", "falcon", "gemma2", "gpt_neox_japanese", "gptj", "phi"])
 def test_sublayers_are_found_and_left_out(name: str) -> None:
     """Blocks whose sublayers are parallel, have norms behind them or return more than states draft without them, exactly."""

@@ -16,7 +16,7 @@ class Slab:
     """Preallocates every slot of every row; new keys and values are written in place."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "dense"})
+    offers = frozenset({"scatter", "append", "move", "gather", "dense"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> SlabStore:
         """Return a store with one spare slot per row for padding."""
@@ -39,6 +39,8 @@ class Block:
     """The last T of these slots, (B, H, T, D), where the forward writes them; None: it writes others."""
     places: torch.Tensor = attrs.field(init=False)
     """Those others, numbered as in ``flat``."""
+    chosen_BN: torch.Tensor | None = None
+    """The slots that the forward attends to, numbered as in ``flat``; None: those in ``seen``."""
 
     @by_head.default
     def _as_attention_has_it(self) -> torch.Tensor:
@@ -95,6 +97,11 @@ class SlabStore:
             places = (placement.slots_BT + self._starts_R1[mine]).flatten()
             for block in self._blocks:
                 block.places = places.to(block.whole.device, non_blocking=True)
+        chosen_BN = placement.attended_BS
+        if chosen_BN is not None:
+            chosen_BN = chosen_BN + self._starts_R1[mine]
+        for block in self._blocks:
+            block.chosen_BN = None if chosen_BN is None else chosen_BN.to(block.whole.device, non_blocking=True)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
         """Write (B, H, T, D) keys and values and return views (B, H, S, D) of all slots attended to."""
@@ -131,4 +138,7 @@ def written(block: Block, place: int, states: torch.Tensor) -> torch.Tensor:
         block.fresh[place].copy_(states)
     else:
         block.flat[place].index_copy_(0, block.places, states.transpose(1, 2).flatten(0, 1))
+    if block.chosen_BN is not None:
+        chosen_ND = block.flat[place].index_select(0, block.chosen_BN.flatten())
+        return chosen_ND.unflatten(0, block.chosen_BN.shape).transpose(1, 2)
     return block.seen[place]

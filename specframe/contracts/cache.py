@@ -69,6 +69,10 @@ class Placement:
     written: Written | None = None
     """The slots that are written, as the host knows them without a wait; None: they are known on the device alone."""
 
+    attended_BS: torch.Tensor | None = None
+    """The slots that a store hands out, (B, N), those that are written among them; None: the first S. Whoever sets it needs a
+    store that offers "gather"."""
+
     @property
     def used_B(self) -> torch.Tensor | None:
         """Tokens per row after this forward, int32; None: slots are not known to be in order."""
@@ -226,7 +230,10 @@ class KVStore(Protocol):
         """
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
-        """Write (B, H, T, D) keys and values into the expected slots, and return a view of the attended slots."""
+        """Write (B, H, T, D) keys and values into the expected slots, and return a view of the attended slots.
+
+        Where the placement has ``attended_BS`` and the backend offers "gather", the view is of these slots alone, in their order.
+        """
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows, all at once: in row i, slot ``sources_BT[i, t]`` is copied to slot ``targets_BT[i, t]``.
@@ -266,8 +273,8 @@ class KVBackend(Protocol):
     needs: frozenset[str]
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
-    columns than the capacity), the kind of their views, "dense" or "paged", "pooled" (rows share the memory: it is a
-    :class:`PooledStore`), and "states" (it keeps those of layers as well)."""
+    columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
+    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), and "states" (it keeps those of layers as well)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

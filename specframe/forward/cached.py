@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 
 import attrs
+import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
@@ -61,6 +62,8 @@ class CachedModel:
         self._reserved: dict[int, Sequence] = {}
         """The sequences that the store has room for."""
         self._hidden: tuple[int, ...] = ()
+        self._borrowed = False
+        """Whether the cache is another model's: what this one writes is never known to stand."""
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
         if record is not None and (slots := store.slots) is not None:
@@ -71,7 +74,11 @@ class CachedModel:
 
     def shared(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
         """Return another model on this one's cache."""
-        how = attrs.evolve(how, states=self.states)
+        made = self._beside(runner, attrs.evolve(how, states=self.states), record)
+        made._borrowed = True
+        return made
+
+    def _beside(self, runner: Model, how: How, record: Callable[..., Recording] | None) -> CachedModel:
         return CachedModel(runner, self.store, self.layout, self._watch, how, record)
 
     def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
@@ -147,6 +154,9 @@ class CachedModel:
     def _feed_followed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of a block of the batch whose sequences are the rows of this cache."""
         placement = self.layout.place(batch, block)
+        if self._borrowed and (written := placement.written) is not None:
+            written = attrs.evolve(written, stands=np.zeros_like(written.stands))
+            placement = attrs.evolve(placement, written=written)
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)

@@ -84,12 +84,13 @@ class OwnPositions:
         """Whether it knows nothing of positions but ALiBi's bias, which goes by the distance of tokens."""
         return bool(self._alibi or self._biased)
 
-    def told(self, positions_BT: torch.Tensor, key_order_BS: torch.Tensor) -> Told:
+    def told(self, positions_BT: torch.Tensor, key_order_BS: torch.Tensor, orders: int) -> Told:
         """Return what a forward is told.
 
         Args:
             positions_BT: of the tokens as the model has them, (1, N) where it has those of all rows in one.
             key_order_BS: the order of the token in each slot, (B, S) or (1, S); negative where a slot holds none.
+            orders: these are below this number.
         """
         forwards, functions = dict[Any, Function](), dict[tuple[Any, str], Function]()
         for one in self._embeddings:
@@ -105,7 +106,9 @@ class OwnPositions:
             functions[one, "_attn"] = functools.partial(attend_in_window, window, positions_BT, key_order_BS)
         for file in self._alibi:
             usual = own_value(file, "build_alibi_tensor")
-            functions[file, "build_alibi_tensor"] = functools.partial(alibi, usual, len(positions_BT), key_order_BS)
+            functions[file, "build_alibi_tensor"] = functools.partial(
+                alibi, usual, len(positions_BT), key_order_BS, orders
+            )
         width = positions_BT.shape[1]
         uncounted = -1 - torch.arange(width, device=positions_BT.device) if self._tempered else None
         return Told(forwards, functions, {one.layer_idx: uncounted for one in self._tempered if uncounted is not None})
@@ -185,16 +188,21 @@ def temper(usual: Function, attention: Any, positions_BT: torch.Tensor, hidden: 
 
 
 def alibi(
-    usual: Function, rows: int, key_order_BS: torch.Tensor, mask: torch.Tensor, num_heads: int, dtype: torch.dtype
+    usual: Function,
+    rows: int,
+    key_order_BS: torch.Tensor,
+    orders: int,
+    mask: torch.Tensor,
+    num_heads: int,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Return the bias of each slot by the order of its token, (B * H, 1, S).
 
-    ``usual`` returns it for the tokens of a mask (B, S), by their order among those; slots have no higher orders than their number.
+    ``usual`` returns it for the tokens of a mask (B, S), by their order among those; slots have orders below ``orders``.
     """
-    slots = key_order_BS.shape[1]
-    table_HS = usual(key_order_BS.new_ones(1, slots), num_heads, dtype).view(num_heads, slots)
-    found_HBS = table_HS[:, key_order_BS.clamp(min=0)].expand(-1, rows, -1)
-    return found_HBS.transpose(0, 1).reshape(rows * num_heads, 1, slots)
+    table_HN = usual(key_order_BS.new_ones(1, orders), num_heads, dtype).view(num_heads, orders)
+    found_HBS = table_HN[:, key_order_BS.clamp(min=0)].expand(-1, rows, -1)
+    return found_HBS.transpose(0, 1).reshape(rows * num_heads, 1, -1)
 
 
 def attend_with_bias(

@@ -90,12 +90,14 @@ class ModelRunner(TransformersModel):
             with torch.inference_mode():
                 return self.forward(block, placement, store, keep=keep, hidden=hidden, how=how)
         plan, kernels, pages, layers = None, False, False, self.layers(how.layers)
+        stored, placement = self.narrowed(placement, store.slots)
         if (backend := self._choice(how).way(placement)) is not None:
             kernels, pages = "compiled" in backend.offers, "paged" in backend.offers
             if "lengths" in backend.offers and store.slots is not None:
-                placement = attrs.evolve(placement, key_order_BS=placement.key_order_BS.new_empty(1, store.slots))
+                every = placement.key_order_BS.new_empty(1, store.slots)
+                stored = placement = attrs.evolve(placement, key_order_BS=every)
             plan = backend.plan(placement)
-        store.expect(placement)
+        store.expect(stored)
         positions_BT = placement.positions_BT
         if not placement.even or placement.key_order_BS.shape[1] > self.rope.last_position + 1:
             positions_BT = positions_BT.clamp(0, self.rope.last_position)
@@ -127,10 +129,20 @@ class ModelRunner(TransformersModel):
                 self._numbers,
                 laid,
                 pages,
+                stored.key_order_BS.shape[1],
             )
         if laid is not None:
             found = {number: laid.rectangle(states_1ND) for number, states_1ND in found.items()}
         return Scores(logits_BTV, found, None if laid is None else laid.tokens)
+
+    def narrowed(self, placement: Placement, slots: int | None) -> tuple[Placement, Placement]:
+        """Return the placement that a forward's store is told, and the one that its tokens attend by: the same one twice.
+
+        Args:
+            placement: as the layout made it.
+            slots: of the store, where its memory never moves.
+        """
+        return placement, placement
 
     def _unpadded(self, block: Block) -> Unpadded | None:
         """Return the places of a block's real tokens; None: all are computed."""

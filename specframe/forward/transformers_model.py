@@ -122,6 +122,7 @@ class TransformersModel:
         numbers: Mapping[int, int] | None = None,
         unpadded: Unpadded | None = None,
         pages: bool = False,
+        orders: int | None = None,
     ) -> torch.Tensor:
         """Return the logits (B, keep, V) of the last ``keep`` tokens that are fed.
 
@@ -140,14 +141,15 @@ class TransformersModel:
             numbers: the store's number of each layer that attends, by the model's; None: they are the same.
             unpadded: lays the real tokens in one row; None: the model is fed the rectangle.
             pages: whether the plan reads pages.
+            orders: keys have orders below this number; None: that of the slots attended to.
         """
         if unpadded is not None:
             ids_BT, positions_BT = unpadded.row(ids_BT), unpadded.row(positions_BT)
         kept = keep if unpadded is None else unpadded.kept(keep)
         options: dict[str, Any] = {"logits_to_keep": kept} if self._takes_logits_to_keep else {}
         compiling = compiled.ints_and_sizes_left_open() if compiles or kernels else NO_CONTEXT
-        told = self.counts.told(positions_BT, key_order_BS) if self.counts else NOTHING_TOLD
         extent = key_order_BS.shape[1]
+        told = self.counts.told(positions_BT, key_order_BS, orders or extent) if self.counts else NOTHING_TOLD
         cache = StoreCache(store, extent, self.dense, unpadded, numbers, told.lengths, pages)
         shown = Unwritten(extent) if compiles else cache
         replaced = {**self.rope.forwards, **told.forwards, **forwards}

@@ -236,6 +236,7 @@ ASKED_OF: Mapping[str, tuple[str, ...]] = {
     "append": ("KV backend",),
     "move": ("KV backend",),
     "grow": ("KV backend",),
+    "gather": ("KV backend",),
     "dense": ("KV backend",),
     "paged": ("KV backend",),
     "distinct": ("acceptance rule",),

@@ -46,9 +46,8 @@ class CheckedModel(CachedModel):
         super().__init__(runner, store, layout.__wrapped__, *how)
         self.layout, self._ledger = layout, ledger
 
-    def shared(self, runner: Model, how: How, record: Any) -> CachedModel:
+    def _beside(self, runner: Model, how: How, record: Any) -> CachedModel:
         """Return another model on this one's cache, with the same ledger."""
-        how = attrs.evolve(how, states=self.states)
         return CheckedModel(runner, self.store, self.layout, self._watch, how, record, ledger=self._ledger)
 
     def place(self, batch: Batch, block: Block) -> Placement:

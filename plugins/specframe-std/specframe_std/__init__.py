@@ -25,6 +25,13 @@ def specframe_register_drafters(register: Register) -> None:
         offers={"budget", "chain", "logits", "stops"},
     )
     register(
+        "window",
+        "specframe_std.drafters.window:Window",
+        summary="Proposes the target's own choices where it sees the first tokens of each row and the last ones alone.",
+        needs={"gather", "share"},
+        offers={"budget", "chain", "logits", "stops"},
+    )
+    register(
         "first",
         "specframe_std.drafters.first:First",
         summary="Proposes, for each row and round, the draft of the first of several drafters that is sure enough.",
@@ -276,7 +283,7 @@ def specframe_register_kv_backends(register: Register) -> None:
         summary=(
             "Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes."
         ),
-        offers={"append", "dense", "grow", "move"},
+        offers={"append", "dense", "gather", "grow", "move"},
     )
     register(
         "paged",
@@ -284,7 +291,7 @@ def specframe_register_kv_backends(register: Register) -> None:
         summary=(
             "Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike."
         ),
-        offers={"append", "dense", "move", "pooled", "scatter"},
+        offers={"append", "dense", "gather", "move", "pooled", "scatter"},
     )
     register(
         "pool",
@@ -292,13 +299,13 @@ def specframe_register_kv_backends(register: Register) -> None:
         summary=(
             "Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends."
         ),
-        offers={"append", "dense", "move", "pooled", "scatter"},
+        offers={"append", "dense", "gather", "move", "pooled", "scatter"},
     )
     register(
         "slab",
         "specframe.caches.slab:Slab",
         summary="Preallocates every slot of every row; new keys and values are written in place.",
-        offers={"append", "dense", "move", "scatter"},
+        offers={"append", "dense", "gather", "move", "scatter"},
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from specframe_std.kv.blocks import contents
+from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 
 from specframe.contracts.drafts import Budget, Draft
@@ -132,8 +134,11 @@ def test_a_model_with_states_has_all_tokens_read() -> None:
             assert hits(pipe, BEGINNING_ALIKE) == 0
 
 
+OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")
+
+
 @pytest.mark.parametrize("kv", ["pool", "paged,block=3,share=on"])
-@pytest.mark.parametrize("drafter", ["early-exit,layers=1", "layer-skip,skip=attn:1", "prompt-lookup", "suffix"])
+@pytest.mark.parametrize("drafter", [*OWN_CACHE, "prompt-lookup", "suffix"])
 def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
     """Part of the target writes to the target's slots, which hold every layer of the tokens that stand."""
     target = zoo.build("llama")
@@ -142,3 +147,24 @@ def test_drafters_on_the_targets_own_cache(drafter: str, kv: str) -> None:
     for _ in range(2):
         found = hits(pipe, prompts)
     assert (found > 12 * 3) == ("share=on" in kv)
+
+
+@pytest.mark.parametrize("place", [3, 5])
+@pytest.mark.parametrize("drafter", ["layer-skip,skip=attn:0+mlp:0", "window,sink=0,recent=1"])
+def test_what_a_draft_wrote_is_not_kept(drafter: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory runs out between a draft and its verification, later prompts go on from blocks that the target has written."""
+    score, calls = ChainVerifier.score, list[int]()
+
+    def failing(self: Any, batch: Batch, draft: Draft) -> Any:
+        calls.append(1)
+        if len(calls) == place:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return score(self, batch, draft)
+
+    monkeypatch.setattr(ChainVerifier, "score", failing)
+    pipe = harness.pipeline(zoo.build("llama"), drafter, kv="paged,block=1,share=on", batch_size=2, draft_length=3)
+    asked = harness.requests(harness.random_prompts((6, 9), zoo.VOCABULARY), 12)
+    with pytest.warns(RuntimeWarning, match="memory ran out"):
+        found = harness.check(pipe, asked)
+    turns = [[*one.prompt_ids, *result.token_ids, 5, 6] for one, result in zip(asked, found, strict=True)]
+    assert hits(pipe, turns, 8) > 6 + 9 + 2 * 6

@@ -16,7 +16,7 @@ from specframe_testing.device.memory import MEMORY
 from transformers import DynamicCache, PreTrainedModel
 from turns import by_turns
 
-from specframe.contracts.cache import KVShape
+from specframe.contracts.cache import KVShape, Placement
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
@@ -212,8 +212,12 @@ def test_layers_of_a_growing_cache_may_lack_what_a_draft_left_out() -> None:
     sequences: Any = [SimpleNamespace(gone=False, parent=None)]
     store.arrange(sequences)
 
+    def placed(columns: int) -> Placement:
+        last = torch.tensor([[columns - 1]])
+        return Placement(last, last, last, torch.arange(columns)[None])
+
     def written(column: int, layers: tuple[int, ...]) -> None:
-        told: Any = SimpleNamespace(key_order_BS=torch.zeros(1, column + 1), slots_BT=torch.zeros(1, 1))
+        told = placed(column + 1)
         store.expect(told)
         for layer in layers:
             value = torch.full((1, 1, 1, 1), float(column))
@@ -223,7 +227,7 @@ def test_layers_of_a_growing_cache_may_lack_what_a_draft_left_out() -> None:
         written(column, (0, 1))
     written(2, (1,))
     store.move(torch.tensor([[1, 2]]))
-    told: Any = SimpleNamespace(key_order_BS=torch.zeros(1, 2), slots_BT=torch.zeros(1, 1))
+    told = placed(2)
     assert [tensor.flatten().tolist() for tensor in store._tensors[2:]] == [[1.0, 2.0]] * 2
     store.expect(told)
     one = torch.full((1, 1, 1, 1), 9.0)

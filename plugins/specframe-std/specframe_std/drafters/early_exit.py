@@ -14,7 +14,7 @@ from specframe.forward.model_copies import with_module
 from specframe.forward.part_runner import PartRunner
 from specframe.forward.runner import ModelRunner
 from specframe.value_checks import whole
-from specframe_std.drafters.self_drafting import SelfDrafter
+from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
 
 DEFAULT_SHARE = 4
 """The first of so many parts of the layers draft by default: LayerSkip's authors exit after layer 8 of 32."""
@@ -67,8 +67,7 @@ def first_layers(target: Model, count: int | None) -> PreTrainedModel:
     holders = [name for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList) and [*one] == layers]
     if not layers or not holders:
         raise ModelError(f"{target} does not keep its layers in one list: expected that for the drafter 'early-exit'")
-    if any(shape.device is not None for shape in target.kv_shapes):
-        raise ModelError(f"{target} has layers on several devices: expected one device for the drafter 'early-exit'")
+    require_one_device(target, "early-exit")
     if count >= len(layers):
         raise ModelError(f"drafter 'early-exit': expected layers below the {len(layers)} of {target}, got {count}")
     return cast(PreTrainedModel, with_module(model, holders[0].split("."), torch.nn.ModuleList(layers[:count])))

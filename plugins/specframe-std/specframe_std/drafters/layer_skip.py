@@ -10,11 +10,10 @@ from typing import cast
 from transformers import PreTrainedModel
 
 from specframe.contracts.model import Model
-from specframe.errors import ModelError
 from specframe.forward.part_runner import PartRunner
 from specframe.forward.runner import ModelRunner
 from specframe.forward.sublayers import KINDS, Sublayer, read_sublayers, text_layers, without_sublayers
-from specframe_std.drafters.self_drafting import SelfDrafter
+from specframe_std.drafters.self_drafting import SelfDrafter, require_one_device
 
 
 class LayerSkip(SelfDrafter):
@@ -42,10 +41,7 @@ class LayerSkip(SelfDrafter):
 
     def part(self, target: Model) -> ModelRunner:
         """Return the target without the sublayers that are left out."""
-        if any(shape.device is not None for shape in target.kv_shapes):
-            raise ModelError(
-                f"{target} has layers on several devices: expected one device for the drafter 'layer-skip'"
-            )
+        require_one_device(target, "layer-skip")
         model = cast(PreTrainedModel, target.module)
         skip = every_second(len(text_layers(model))) if self._skip is None else self._skip
         return PartRunner(model, without_sublayers(model, skip, str(target)), "draft")

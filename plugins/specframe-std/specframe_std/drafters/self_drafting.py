@@ -11,6 +11,7 @@ from specframe.contracts.model import Model
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import CachedModel, Run
+from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe_std.drafters.model import ModelDrafter
 
@@ -28,7 +29,7 @@ class SelfDrafter(ModelDrafter, abc.ABC):
         self, tree: str = "chain", branch: str | int | None = None, nodes: int | None = None, top: int | None = None
     ) -> None:
         super().__init__(tree, branch, nodes, top)
-        self.needs = self.needs | {"share"}
+        self.needs = self.needs | type(self).needs
         self._target: torch.nn.Module | None = None
 
     @abc.abstractmethod
@@ -56,3 +57,9 @@ class SelfDrafter(ModelDrafter, abc.ABC):
         draft = self.draft(batch, budget, 1)
         self._cache.settle(batch, Kept(-1))
         return draft
+
+
+def require_one_device(target: Model, drafter: str) -> None:
+    """Raise :class:`ModelError` where a target's layers are on several devices."""
+    if any(shape.device is not None for shape in target.kv_shapes):
+        raise ModelError(f"{target} has layers on several devices: expected one device for the drafter {drafter!r}")

@@ -15,7 +15,7 @@ class Dynamic:
     """Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"append", "move", "grow", "dense"})
+    offers = frozenset({"append", "move", "grow", "gather", "dense"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
@@ -42,6 +42,8 @@ class DynamicStore:
         self._batch: list[Sequence] = []
         self._column = 0
         """The first column that the next forward writes."""
+        self._chosen_BN: torch.Tensor | None = None
+        """The columns that it attends to; None: all."""
         self._parked: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
 
     def arrange(self, sequences: list[Sequence]) -> None:
@@ -81,15 +83,24 @@ class DynamicStore:
         column = placement.key_order_BS.shape[1] - placement.slots_BT.shape[1]
         if any(tensor.shape[2] > column for tensor in self._tensors):
             self._tensors = [tensor[:, :, :column] for tensor in self._tensors]
-        self._column = column
+        self._column, self._chosen_BN = column, placement.attended_BS
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
-        """Append (B, H, T, D) keys and values and return all of them."""
+        """Append (B, H, T, D) keys and values and return all of them, or those that are attended to."""
         held = self._tensors[2 * layer].shape[2]
         assert held == self._column, f"a growing cache of {held} columns cannot write column {self._column}"
         for place, states in ((2 * layer, keys), (2 * layer + 1, values)):
             self._tensors[place] = torch.cat([self._tensors[place], states], dim=2)
-        return Dense(self._tensors[2 * layer], self._tensors[2 * layer + 1])
+        return Dense(self._attended(2 * layer), self._attended(2 * layer + 1))
+
+    def _attended(self, place: int) -> torch.Tensor:
+        """Return what the forward under way attends to of a tensor."""
+        held = self._tensors[place]
+        if self._chosen_BN is None:
+            return held
+        chosen_BN = self._chosen_BN.to(held.device, non_blocking=True)
+        rows_B1 = torch.arange(len(held), device=held.device)[:, None]
+        return held.transpose(1, 2)[rows_B1, chosen_BN].transpose(1, 2)
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move columns of the batch's rows, layer by layer; without targets, those past the first ones are dropped."""

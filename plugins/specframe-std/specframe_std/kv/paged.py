@@ -38,7 +38,7 @@ class Paged:
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "dense", "pooled"})
+    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
 
     def __init__(
         self, block: int = 16, blocks: int | None = None, memory: str | int | None = None, share: str = "off"

@@ -28,7 +28,7 @@ class Pool:
     """Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends."""
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "dense", "pooled"})
+    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PoolStore:
         """Return a store without a slot; ``rows`` and ``capacity`` do not bound it."""

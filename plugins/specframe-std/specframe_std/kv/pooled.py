@@ -159,15 +159,19 @@ class PooledStore(ABC):
         written = placement.written or self._seen(slots_BT, extent)
         table_BS = self._fitted(written.first, written.end)
         self._coming = written.stands
-        self._shape, self._in_one = (len(self._own), extent), self._in_place(self._own, extent)
-        last = table_BS.shape[1] - 1
+        chosen_BN, last = placement.attended_BS, table_BS.shape[1] - 1
+        self._shape = (len(self._own), extent if chosen_BN is None else chosen_BN.shape[1])
+        self._in_one = self._in_place(self._own, extent) if chosen_BN is None else None
         rows_BT = slots_BT if len(slots_BT) == len(self._own) else slots_BT.expand(len(self._own), -1)
         places = table_BS.gather(1, rows_BT.clamp(max=last)).flatten()
         self._places = {device: places.to(device, non_blocking=True) for device in self.memory.devices}
         if self._in_one is not None:
             return
-        attended = F.pad(table_BS, (0, extent - last), value=FILLER) if extent > last else table_BS
-        attended = attended[:, :extent].flatten()
+        if chosen_BN is not None:
+            attended = table_BS.gather(1, chosen_BN.clamp(max=last)).flatten()
+        else:
+            attended = F.pad(table_BS, (0, extent - last), value=FILLER) if extent > last else table_BS
+            attended = attended[:, :extent].flatten()
         self._attended = {device: attended.to(device, non_blocking=True) for device in self.memory.devices}
 
     def _seen(self, slots_BT: torch.Tensor, extent: int = 0) -> Written:

@@ -51,15 +51,16 @@ class Bookkeeper:
         for sequence in sequences:
             self.held.setdefault(id(sequence), {})
 
-    def write(self, slots: np.ndarray, extent: int) -> None:
-        """Write one stamp per fed token at these slots (B, T) and check all slots up to ``extent``."""
+    def write(self, slots: np.ndarray, extent: int, chosen: np.ndarray | None = None) -> None:
+        """Write one stamp per fed token at these slots (B, T) and check all slots up to ``extent``, or those ``chosen`` (B, N)."""
         stamps = np.arange(self._stamp, self._stamp + slots.size).reshape(slots.shape)
         self._stamp += slots.size
         for sequence, places, row in zip(self.batch, slots, stamps, strict=True):
             self.held[id(sequence)].update(zip(places.tolist(), row.tolist(), strict=True))
         slots_BT = torch.from_numpy(slots).to(harness.device())
         order_BS = torch.arange(extent, device=harness.device())[None]
-        self.store.expect(Placement(slots_BT, slots_BT, slots_BT, order_BS))
+        chosen_BN = None if chosen is None else torch.from_numpy(chosen).to(harness.device())
+        self.store.expect(Placement(slots_BT, slots_BT, slots_BT, order_BS, attended_BS=chosen_BN))
         for layer, shape in enumerate(SHAPES):
             view = self.store.write(
                 layer,
@@ -67,14 +68,16 @@ class Bookkeeper:
                 stamped(stamps, layer, shape.heads, shape.value_size, 1),
             )
             assert ("paged" if isinstance(view, Paged) else "dense") in self.offers
-            held = gather_slots(view, extent)
-            self._check(held.keys, layer, shape.heads, shape.key_size, 0, extent)
-            self._check(held.values, layer, shape.heads, shape.value_size, 1, extent)
+            handed = np.arange(extent)[None].repeat(len(slots), 0) if chosen is None else chosen
+            held = gather_slots(view, handed.shape[1])
+            self._check(held.keys, layer, shape.heads, shape.key_size, 0, handed)
+            self._check(held.values, layer, shape.heads, shape.value_size, 1, handed)
 
-    def _check(self, got: torch.Tensor, layer: int, heads: int, size: int, part: int, extent: int) -> None:
-        assert got.shape == (len(self.batch), heads, extent, size)
+    def _check(self, got: torch.Tensor, layer: int, heads: int, size: int, part: int, handed: np.ndarray) -> None:
+        assert got.shape == (len(self.batch), heads, handed.shape[1], size)
         for row, sequence in enumerate(self.batch):
-            known = {slot: stamp for slot, stamp in self.held[id(sequence)].items() if slot < extent}
+            held = self.held[id(sequence)]
+            known = {place: held[slot] for place, slot in enumerate(handed[row].tolist()) if slot in held}
             want = stamped(np.array([list(known.values())]), layer, heads, size, part)[0]
             assert torch.equal(got[row][:, list(known)], want), f"layer {layer} of row {row} holds something else"
 
@@ -208,6 +211,29 @@ class KVBackendSuite(DecodingSuite):
         for batch in (joining, decoding):
             book.arrange(batch)
             book.write(np.arange(6, 8)[None].repeat(len(batch), 0), 8)
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_chosen_slots_are_handed_out(self, rows: int) -> None:
+        """A forward that attends to chosen slots is given these, in their order; the next one is given all again."""
+        self.require("gather")
+        book, batch = Bookkeeper(self.object(), 3), sequences_of(rows)
+        book.arrange(batch)
+        book.write(np.arange(9)[None].repeat(rows, 0), 9)
+        chosen = np.array([[0, 7, 8, 9, 10], [9, 10, 2, 2, 0], [10, 9, 8, 5, 4]])[:rows]
+        book.write(np.arange(9, 11)[None].repeat(rows, 0), 11, chosen)
+        book.write(np.arange(11, 12)[None].repeat(rows, 0), 12)
+
+    def test_chosen_slots_of_rows_that_join(self) -> None:
+        """Where the batch reads prompts beside rows that decode, its own slots are handed out."""
+        self.require("gather")
+        everyone = sequences_of(3)
+        for sequence, state in zip(everyone, (State.DECODING, State.DECODING, State.READING), strict=True):
+            sequence.state = state
+        book = Bookkeeper(self.object(), 3)
+        for batch in (everyone[:2], everyone[2:]):
+            book.arrange(batch)
+            book.write(np.arange(6)[None].repeat(len(batch), 0), 6)
+        book.write(np.arange(6, 7)[None], 7, np.array([[5, 2, 6]]))
 
     def test_cut_without_moving(self) -> None:
         """A shift by nothing only cuts."""

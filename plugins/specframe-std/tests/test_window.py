@@ -1,0 +1,402 @@
+"""Drafts of the target on the first and the last keys of its own cache: lossless, by the window's rule, and few keys are read."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.drafters.window import Window
+from specframe_testing import harness, suite_device, zoo
+from specframe_testing.device.memory import MEMORY
+from specframe_testing.paged import Gathering, Pages
+from transformers import DynamicCache, PreTrainedModel
+
+from specframe.caches.slab import Slab
+from specframe.contracts.cache import Placement
+from specframe.contracts.drafts import Budget, Draft
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Batch
+from specframe.errors import CompositionError, OptionError
+from specframe.forward.window_runner import narrow
+from specframe.text.sampling import Sampling
+
+LENGTHS, NEW = (5, 1, 17, 9, 3, 8), 10
+ALIGNMENTS = ("ragged", "eqspec", "exspec", "rollback")
+STORES = ("slab", "dynamic", "pool", "paged,block=4", "paged,block=4,share=on")
+
+
+@functools.cache
+def target(name: str) -> PreTrainedModel:
+    return zoo.build(name)
+
+
+def asked(new: int = NEW) -> list[Request]:
+    """Return ragged requests with eos ids, which are pad ids, inside prompts."""
+    prompts = harness.random_prompts(LENGTHS, zoo.VOCABULARY, seed=1)
+    prompts[2][3] = prompts[0][-1] = prompts[4][0] = zoo.EOS
+    return harness.requests(prompts, new, {zoo.EOS, 3})
+
+
+def piped(model: PreTrainedModel, **options: Any) -> Any:
+    return harness.pipeline(
+        model, None, **{"drafter": "window,sink=2,recent=4", "batch_size": 3, "draft_length": 3, **options}
+    )
+
+
+SAMPLE = ("gpt2",)
+"""Those that are tried by default; tests below have others."""
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        pytest.param(place, name, marks=() if name in SAMPLE else pytest.mark.slow)
+        for place, name in enumerate(zoo.NAMES)
+    ],
+)
+def test_equals_the_reference(place: int, name: str) -> None:
+    """Every architecture, under two alignments each and with all checks on, gives the reference decoder's tokens."""
+    for align, window in ((ALIGNMENTS[place % 4], "sink=2,recent=3"), (ALIGNMENTS[(place + 1) % 4], "sink=0,recent=1")):
+        pipe = piped(target(name), drafter=f"window,{window}", align=align, check=True, batch_size=(1, 3, 8)[place % 3])
+        harness.check(pipe, asked())
+        assert pipe.report.num_draft_tokens > 0
+
+
+class Noting(Window):
+    """Notes each row's tokens and the draft that follows them."""
+
+    def __init__(self, sink: int, recent: int) -> None:
+        super().__init__(sink, recent)
+        self.noted: list[tuple[list[int], list[int]]] = []
+
+    def propose(self, batch: Batch, budget: Budget) -> Draft:
+        """Return a draft within the budget."""
+        draft = super().propose(batch, budget)
+        for row, drafted in enumerate(draft.tokens_BN.tolist()):
+            self.noted.append((batch.tokens[row, : batch.lengths[row]].tolist(), drafted))
+        return draft
+
+
+DRAFTED = [
+    ("qwen3", "ragged", "slab", 2, 3),
+    ("qwen3", "eqspec", "dynamic", 1, 4),
+    ("gemma3", "ragged", "paged,block=4,share=on", 0, 1),
+    ("qwen3", "exspec", "pool", 0, 5),
+    ("opt", "rollback", "slab", 3, 9),
+    ("gpt2", "ragged", "pool", 2, 3),
+    ("gemma3", "eqspec", "slab", 2, 6),
+]
+"""Models, alignments, stores, sinks and recent tokens; the first three by default."""
+
+
+@pytest.mark.parametrize(
+    ("name", "align", "kv", "sink", "recent"),
+    [pytest.param(*case, marks=() if place < 3 else pytest.mark.slow) for place, case in enumerate(DRAFTED)],
+)
+def test_drafts_are_those_of_a_model_with_this_window(name: str, align: str, kv: str, sink: int, recent: int) -> None:
+    """A plain model under a mask of the first and the last tokens says the same tokens after the target's own keys and values."""
+    drafter = Noting(sink, recent)
+    harness.check(piped(target(name), drafter=drafter, align=align, kv=kv, schedule=None), asked())
+    drafted = [(given, made) for given, made in drafter.noted if made]
+    assert len(drafted) > 10
+    for given, made in drafted[::2]:
+        assert continued(target(name), sink, recent, given, len(made)) == made
+
+
+@torch.inference_mode()
+def continued(model: PreTrainedModel, sink: int, recent: int, given: list[int], count: int) -> list[int]:
+    """Return the tokens that a model chooses with a window after it has read all given ones but the last without one."""
+    cache, made, least = DynamicCache(), list[int](), torch.finfo(torch.float32).min
+    sliding = getattr(model.config, "sliding_window", None)
+    mixed = len({*(getattr(model.config, "layer_types", None) or ())}) > 1
+
+    def fed(first: int, ids: list[int], windowed: bool) -> int:
+        query_T1, key_S = torch.arange(first, first + len(ids))[:, None], torch.arange(first + len(ids))
+        seen_TS = key_S <= query_T1
+        if windowed:
+            seen_TS = seen_TS & ((key_S < sink) | (key_S > query_T1 - recent))
+        seen = {"full_attention": seen_TS, "sliding_attention": seen_TS & (key_S > query_T1 - (sliding or len(key_S)))}
+        masks = {kind: torch.zeros(one.shape).masked_fill(~one, least)[None, None] for kind, one in seen.items()}
+        told: Any = masks if mixed else masks["full_attention"]
+        output = model(
+            input_ids=torch.tensor([ids]),
+            attention_mask=told,
+            position_ids=query_T1.T,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return int(output.logits[0, -1].argmax())
+
+    if len(given) > 1:
+        fed(0, given[:-1], windowed=False)
+    for place in range(len(given) - 1, len(given) - 1 + count):
+        made.append(fed(place, made[-1:] or given[-1:], windowed=True))
+    return made
+
+
+class Comparing(Window):
+    """Compares what the target's cache holds after a draft with the keys of a target that reads all tokens."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(1, 3)
+        self._model = model
+        self.standing, self.drafted = list[float](), list[float]()
+        """The largest differences of keys: of tokens that stand, and of the last one and those that were drafted just now."""
+
+    def draft(self, batch: Batch, budget: Budget, width: int) -> Draft:
+        """Return a draft within the budget."""
+        layout, placed = self._cache.layout, list[Placement]()
+        place = layout.place
+        layout.place = lambda *given: placed.append(place(*given)) or placed[-1]  # type: ignore[method-assign,func-returns-value]
+        try:
+            draft = super().draft(batch, budget, width)
+        finally:
+            layout.place = place  # type: ignore[method-assign]
+        order_BS = placed[-1].key_order_BS.expand(len(batch), -1).tolist()
+        for row, length in enumerate(batch.lengths.tolist()):
+            ids = [*batch.tokens[row, :length].tolist(), *draft.tokens_BN[row, :-1].tolist()]
+            slots = [order_BS[row].index(order) for order in range(len(ids))]
+            difference_S = self._difference(row, slots, ids)
+            self.standing += difference_S[: length - 1]
+            self.drafted += difference_S[length - 1 :]
+        return draft
+
+    @torch.inference_mode()
+    def _difference(self, row: int, slots: list[int], ids: list[int]) -> list[float]:
+        store: Any = self._cache.store
+        cache = DynamicCache(config=self._model.config)
+        self._model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        found = [block.by_head[part, store.first + row][:, slots] for block, part in store._keys.values()]
+        parts = [(a - b.keys[0]).abs().amax((0, 2)) for a, b in zip(found, cache.layers, strict=True)]
+        return torch.stack(parts).amax(0).tolist()
+
+
+@pytest.mark.parametrize("align", ["ragged", *(pytest.param(one, marks=pytest.mark.slow) for one in ALIGNMENTS[1:])])
+def test_keys_of_accepted_tokens_are_the_targets(align: str) -> None:
+    """Whatever a draft wrote, tokens that stand have the keys of a target that saw every token; those just drafted have others."""
+    drafter = Comparing(target("qwen3"))
+    harness.check(piped(target("qwen3"), drafter=drafter, align=align, kv="slab", schedule=None), asked())
+    assert len(drafter.standing) > 10
+    assert max(drafter.standing) < 1e-5
+    assert max(drafter.drafted) > 1e-2
+
+
+def test_the_rule_of_a_narrow_placement() -> None:
+    """Slots in any order, padding and branches: a query sees what it saw before, as far as it is in the window or was just fed."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        sink, recent, width = (int(torch.randint(*ends, (), generator=generator)) for ends in ((0, 4), (1, 5), (1, 4)))
+        lengths = torch.randint(0, 12, (3,), generator=generator).tolist()
+        extent = max(*lengths, sink + recent) + 2 * width + 3
+        key_order_BS, slots_BT, order_BT = torch.full((3, extent), -1), *torch.zeros(2, 3, width, dtype=torch.long)
+        tree = bool(torch.randint(2, (), generator=generator))
+        for row, length in enumerate(lengths):
+            slots = torch.randperm(extent, generator=generator)
+            key_order_BS[row, slots[:length]] = torch.arange(length)
+            padding = 0 if tree else int(torch.randint(width + 1, (), generator=generator))
+            depth_T = torch.arange(width).clamp(max=1) if tree else torch.arange(width) - padding
+            order_BT[row] = (length + depth_T).where(depth_T >= 0, -1)
+            slots_BT[row] = slots[length : length + width].where(depth_T >= 0, extent)  # beyond all, as layouts have it
+            held = depth_T >= 0
+            key_order_BS[row, slots_BT[row][held]] = order_BT[row][held]
+        sees_TT = torch.eye(width, dtype=torch.bool)
+        sees_TT[:, 0] = True
+        whole = Placement(order_BT, slots_BT, order_BT, key_order_BS, sees_BTT=sees_TT[None] if tree else None)
+        of_store, short = narrow(whole, sink, recent)
+        assert of_store.attended_BS is not None
+        assert of_store.attended_BS.shape == short.key_order_BS.shape == (3, sink + recent - 1 + width)
+        assert not short.in_order
+        assert not short.even
+        for window in (None, 3):
+            wide_BTS, narrow_BTN = whole.seen(window), short.seen(window)
+            for row, step in itertools.product(range(3), range(width)):
+                if order_BT[row, step] < 0:
+                    continue
+                inside_S = (key_order_BS[row] < sink) | (key_order_BS[row] > lengths[row] - recent)
+                seen = wide_BTS[row, step] & inside_S
+                found = of_store.attended_BS[row][narrow_BTN[row, step]].tolist()
+                assert sorted(found) == seen.nonzero()[:, 0].tolist()
+
+
+class Reading(Slab):
+    """Counts the slots that views of drafts have, and others."""
+
+    def __init__(self) -> None:
+        self.drafts, self.others = list[int](), list[int]()
+
+    def open(self, *given: Any) -> Any:
+        """Return a slab whose views are counted."""
+        store = super().open(*given)
+        expect = store.expect
+
+        def noted(placement: Placement) -> None:
+            chosen = placement.attended_BS
+            if chosen is None:
+                self.others.append(placement.key_order_BS.shape[1])
+            else:
+                self.drafts.append(chosen.shape[1])
+            expect(placement)
+
+        store.expect = noted  # type: ignore[method-assign]
+        return store
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_a_draft_reads_as_many_keys_as_its_window_has(graphs: str) -> None:
+    """However long a row is; the target reads all, and recorded forwards are no exception."""
+    kv = Reading()
+    pipe = piped(target("qwen3"), kv=kv, graphs=graphs)
+    for _ in range(2):
+        harness.check(pipe, harness.requests(harness.random_prompts((40, 33), zoo.VOCABULARY), 12, set()))
+    assert {*kv.drafts} == {6}
+    assert min(kv.others) > 33
+
+
+@pytest.mark.parametrize("kv", STORES[1:])
+@pytest.mark.slow
+def test_with_every_store(kv: str) -> None:
+    """Stores of each kind hand out the same keys: drafts are the same, token by token."""
+    drafted = []
+    for given in ("slab", kv):
+        drafter = Noting(2, 4)
+        align = "eqspec" if given == "dynamic" else "ragged"
+        harness.check(
+            piped(target("qwen3"), drafter=drafter, kv=given, align=align, schedule="fixed", check=True), asked()
+        )
+        drafted.append(sorted(drafter.noted))
+    assert drafted[0] == drafted[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "window,sink=2,recent=4,branch=3/2/1", "draft_length": "auto"},
+        {"drafter": "window,sink=2,recent=4,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
+        {"drafter": "window,sink=1,recent=3,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
+        {"drafter": "window,sink=1,recent=3,branch=2/2", "draft_length": "auto", "kv": "paged,block=4,share=on"},
+        pytest.param({"kv": "slab", "align": "eqspec"}, marks=pytest.mark.slow),
+        {"schedule": "continuous,piece=4,mixed=on"},
+        pytest.param({"draft_length": "goodput"}, marks=pytest.mark.slow),
+        {"attention": "flex"},
+        pytest.param({"bitwise": True}, marks=pytest.mark.slow),
+        pytest.param({"graphs": "on"}, marks=pytest.mark.slow),
+        pytest.param({"layers": "compiled"}, marks=pytest.mark.slow),
+        {"drafter": "window"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex'")
+def test_with_everything_else(options: dict[str, Any]) -> None:
+    """Trees, other stores, prompts in pieces, policies and attention backends change no token."""
+    harness.check(piped(target("qwen3"), **options), asked())
+
+
+@pytest.mark.parametrize(
+    "options", [{"attention": "flex"}, {"bitwise": True}, {"graphs": "on"}, {"layers": "compiled"}], ids=str
+)
+@pytest.mark.filterwarnings("ignore:attention 'flex'")
+@pytest.mark.slow
+def test_drafts_do_not_depend_on_how_forwards_run(options: dict[str, Any]) -> None:
+    """Flex attention, bitwise sums, recorded and compiled forwards keep to the window: drafts are the same, token by token."""
+    drafted = []
+    for given in ({}, options):
+        drafter = Noting(1, 3)
+        pipe = piped(target("qwen3"), drafter=drafter, **given)
+        for _ in range(2):
+            harness.check(pipe, asked())
+        drafted.append(drafter.noted)
+    assert drafted[0] == drafted[1]
+
+
+def test_a_target_with_states_drafts_with_its_own() -> None:
+    """States are run on, and taken back, as under every draft on the target's cache; trees of such a target are refused."""
+    model = zoo.build("qwen3.5")
+    harness.check(piped(model), asked()[:3])
+    with pytest.raises(CompositionError, match="expected tree=chain, or a draft model whose layers attend"):
+        harness.check(piped(model, drafter="window,branch=2/2", draft_length="auto"), asked())
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
+    """With a seed, samples under gumbel are those of plain sampling, alone and in a batch."""
+    found = []
+    for drafter, batch_size in (("window,sink=1,recent=2", 1), ("window,sink=1,recent=2", 4), ("none", 8)):
+        pipe = piped(target("qwen3"), drafter=drafter, accept="gumbel", batch_size=batch_size, seed=3)
+        given = [one.prompt_ids for one in asked()][:3]
+        sampling = Sampling(temperature=0.9, samples=2)
+        found.append([one.token_ids for one in pipe.generate(given, NEW, sampling=sampling)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("align", "graphs"), [("ragged", "on"), ("exspec", "off")])
+@pytest.mark.slow
+def test_on_the_device(align: str, graphs: str) -> None:
+    """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""
+    with suite_device.running_on("sim"):
+        pipe = piped(target("qwen3"), align=align, graphs=graphs)
+        for _ in range(2):
+            harness.check(pipe, asked())
+        assert pipe.report.host_syncs == 1
+
+
+def test_recordings_for_rows_of_any_length_keep_to_the_window() -> None:
+    """Where a target attends by lengths, one recording serves all: drafts are those of forwards that are not recorded."""
+    with suite_device.running_on("sim"):
+        model = zoo.build("qwen3", head_dim=16, num_attention_heads=4, num_key_value_heads=2).to(torch.bfloat16)
+        drafted = []
+        for graphs in ("off", "on"):
+            drafter = Noting(1, 3)
+            pipe = piped(model, drafter=drafter, attention="packed", graphs=graphs, accept="gumbel")
+            harness.decode(pipe, asked()[:3])
+            assert pipe.report.host_syncs == 2, "one wait of the loop, one for the notes"
+            drafted.append(drafter.noted)
+        assert drafted[0] == drafted[1]
+
+
+def test_memory_that_runs_out_halves_the_batch() -> None:
+    """A halved batch begins again with the same window on the new cache."""
+    with suite_device.running_on("sim"):
+        pipe = piped(target("qwen3"), batch_size=6)
+        MEMORY.peak[0] = MEMORY.used[0]
+        harness.check(pipe, asked())
+        used, peak = MEMORY.used[0], MEMORY.peak[0]
+        with MEMORY.limited(used + (peak - used) * 2 // 3), pytest.warns(RuntimeWarning, match="memory ran out"):
+            harness.check(pipe, asked())
+
+
+def test_rows_give_way_to_one_another() -> None:
+    """Blocks that run out have the youngest row read again, and the window go on."""
+    pipe = piped(target("qwen3"), kv="paged,block=2,blocks=26", batch_size=4)
+    with pytest.warns(RuntimeWarning, match="gives its memory back"):
+        harness.check(pipe, asked())
+
+
+def test_a_run_that_is_left_early_leaves_nothing_behind() -> None:
+    """After a run of which one result was taken, the same pipeline gives the reference's tokens."""
+    pipe = piped(target("qwen3"), batch_size=2)
+    given = pipe.generate([one.prompt_ids for one in asked()], NEW)
+    next(given)
+    given.close()
+    harness.check(pipe, asked())
+
+
+@pytest.mark.parametrize(
+    ("option", "given"), [("sink", -1), ("sink", 1.5), ("sink", True), ("recent", 0), ("recent", "many")]
+)
+def test_other_windows_are_refused(option: str, given: Any) -> None:
+    """What is no number of tokens is named in one sentence."""
+    least = {"sink": 0, "recent": 1}[option]
+    with pytest.raises(OptionError, match=rf"^{option}: expected a whole number of at least {least}, got "):
+        Window(**{option: given})
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """An alignment that cannot share, and a store that hands out all slots alone: one sentence each."""
+    with pytest.raises(
+        CompositionError, match=r"needs 'share' to be offered, and alignment 'masking' does not offer it"
+    ):
+        piped(target("qwen3"), align="masking")
+    with pytest.raises(CompositionError, match=r"needs 'gather' to be offered, and KV backend .* does not offer it"):
+        piped(target("qwen3"), kv=Pages(), attention=Gathering())
