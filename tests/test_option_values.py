@@ -56,6 +56,14 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("KV backend", "paged", "block"): (1, 10**9),
     ("KV backend", "paged", "blocks"): (1, 10**9),
     ("KV backend", "paged", "share"): ("on", "off"),
+    **dict.fromkeys(
+        [
+            ("KV backend", name, key)
+            for name in ("dynamic", "paged", "pool", "slab")
+            for key in ("dtype", "draft_dtype")
+        ],
+        ("model", "int8", "fp8"),
+    ),
     ("draft-length policy", "fixed", "length"): (1, 10**9),
     ("draft-length policy", "explicit", "maximum"): (1, 64),
     ("draft-length policy", "explicit", "least"): (5e-324, 1),

@@ -33,7 +33,7 @@ PROTOCOLS: Mapping[str, type] = {
 OFFERED: Mapping[str, Mapping[str, type]] = {
     "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
-    "KV backend": {"states": states.StateBackend},
+    "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
     "executor": engine.ABILITIES,
 }
 """The larger protocols of kinds, by the word that an object of them offers."""

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.memory import out_of_memory
@@ -26,7 +27,7 @@ LEAST = 128
 """Slots that a pool grows by, at least: a small one would be copied for every block."""
 
 
-class Paged:
+class Paged(Quantisable):
     """Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike.
 
     Options:
@@ -35,13 +36,21 @@ class Paged:
         memory: the most bytes of each model's cache, as 2GB or 512MB, in the place of blocks.
         share: "on": complete blocks are kept by their tokens and all before them, across rows and runs, until others need them;
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
+        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        draft_dtype: of the keys and values of drafts.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "dense", "pooled"})
 
     def __init__(
-        self, block: int = 16, blocks: int | None = None, memory: str | int | None = None, share: str = "off"
+        self,
+        block: int = 16,
+        blocks: int | None = None,
+        memory: str | int | None = None,
+        share: str = "off",
+        dtype: str = EXACT,
+        draft_dtype: str = EXACT,
     ) -> None:
         self.block = whole("block", block, 1)
         self.blocks = None if blocks is None else whole("blocks", blocks, 1)
@@ -53,8 +62,9 @@ class Paged:
         self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
+        super().__init__(dtype, draft_dtype)
 
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
+    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
         """Return a store without a block."""
         return PagedStore(shapes, rows, capacity, device, self)
 
