@@ -18,6 +18,7 @@ def reference_decode(
     max_new_tokens: int,
     stop_token_ids: Collection[int] = (),
     processors: Iterable[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = (),
+    rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[int]:
     """Return the target's own greedy continuation of one prompt.
 
@@ -31,9 +32,11 @@ def reference_decode(
         stop_token_ids: ids that end the continuation. The stop token is part of the result.
         processors: the logits processors of transformers that scores go through, each called with all tokens so far, (1, L), and
             the scores, float32 (1, V).
+        rounded: what a KV backend makes of keys and values (B, H, T, D), see
+            :meth:`specframe.contracts.cache.RoundingBackend.rounded`; None: nothing.
     """
     context = context_length(model.config.get_text_config()) or 2**31
-    alone = OwnCache(model, whole=True)
+    alone = OwnCache(model, whole=True, rounded=rounded)
     fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):
         start = len(prompt_ids) + len(generated) - len(fed)

@@ -58,6 +58,14 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("KV backend", "paged", "block"): (1, 10**9),
     ("KV backend", "paged", "blocks"): (1, 10**9),
     ("KV backend", "paged", "share"): ("on", "off"),
+    **dict.fromkeys(
+        [
+            ("KV backend", name, key)
+            for name in ("dynamic", "paged", "pool", "slab")
+            for key in ("dtype", "draft_dtype")
+        ],
+        ("model", "int8", "fp8"),
+    ),
     ("draft-length policy", "fixed", "length"): (1, 10**9),
     ("draft-length policy", "explicit", "maximum"): (1, 64),
     ("draft-length policy", "explicit", "least"): (5e-324, 1),
@@ -75,8 +83,9 @@ OF_TREES |= {("drafter", name, key) for name in ("prompt-lookup", "suffix") for 
 """Of these test_prompt_lookup.py and test_suffix.py of specframe-std."""
 OF_TARGETS = {("drafter", "early-exit", "layers"), ("drafter", "layer-skip", "skip")}
 OF_TARGETS |= {("drafter", "suffix", "memory"), ("drafter", "first", "of"), ("KV backend", "paged", "memory")}
-"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py, test_first.py and
-test_shared_memory.py of specframe-std have them."""
+OF_TARGETS |= {("KV backend", "paged", "host")}
+"""Options whose values depend on what there is: test_early_exit.py, test_layer_skip.py, test_suffix.py, test_first.py,
+test_shared_memory.py and test_host_memory.py of specframe-std have them."""
 
 NEVER = ("abc", "", "nan", "inf", "-inf", "true", "-1", "[1]", "0x10", "1_0", "0.1_0", "١", "²")
 """Values that no option with a range takes."""

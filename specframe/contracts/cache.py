@@ -274,7 +274,27 @@ class KVBackend(Protocol):
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
     columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
-    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), and "states" (it keeps those of layers as well)."""
+    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "states" (it keeps those of layers as well),
+    "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`) and "drafts" (the caches of drafts
+    have another backend: it is a :class:`DraftsBackend`)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""
+
+
+class RoundingBackend(KVBackend, Protocol):
+    """A KV backend whose stores hand out other keys and values than are written, so that the output is not the target's own."""
+
+    def rounded(self, states: torch.Tensor) -> torch.Tensor:
+        """Return keys or values (B, H, T, D) as forwards read them, their own included. It depends on each head's numbers alone."""
+
+
+class DraftsBackend(KVBackend, Protocol):
+    """A KV backend with another one for the caches of drafts."""
+
+    def of_drafts(self, own: KVBackend) -> KVBackend:
+        """Return the backend of a draft's cache; the same one for each run, if ``own`` is.
+
+        Args:
+            own: what the drafter asks for: this backend, or one of its own.
+        """

@@ -64,6 +64,8 @@ class Sequence:
     metrics: SequenceMetrics = attrs.Factory(SequenceMetrics)
     guide: Guide | None = None
     """Its constraint, from when it is live; None: it has none."""
+    resumed_as: Sequence | None = None
+    """The sequence that waits in its place, where it has given its row back; None: it has not."""
 
     @property
     def start_ids(self) -> list[int]:
@@ -93,7 +95,7 @@ class Sequence:
     def again(self) -> Sequence:
         """End the sequence for now, and return the one that waits in its place, to read its prompt and generated tokens again."""
         waiting = attrs.evolve(self, state=State.WAITING, unread=0, parent=None, forks=0, waited=0, guide=None)
-        self.state, self.forks, self.guide = State.FINISHED, 0, None
+        self.state, self.forks, self.guide, self.resumed_as = State.FINISHED, 0, None, waiting
         return waiting
 
 

@@ -94,6 +94,10 @@ class Kind:
         """Return values of the host in memory that the device reads while the host goes on."""
         return values
 
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host for the numbers of a tensor, to which the device copies while the host goes on."""
+        return torch.empty(like.shape, dtype=like.dtype)
+
     def traffic(self) -> Traffic | None:
         """Return what has been counted; None: nothing is."""
         return None
@@ -151,6 +155,10 @@ class Cuda(Kind):
     def pinned(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy in page-locked memory."""
         return values.pin_memory()
+
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Return page-locked memory."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
 class Unknown(Kind):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts import run as contracts
 from specframe.contracts.attention import Asked
-from specframe.contracts.cache import KVBackend, KVStore
+from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore
 from specframe.contracts.model import How, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
@@ -112,12 +112,18 @@ class Run:
         if share is not None:
             self._sharing.append(unwrap_guards(share).shared(model, how, record))
             return self._sharing[-1]
-        backend, slots = kv or self.kv, self.capacity if capacity is None else capacity
+        backend, slots = self._backend(model, kv or self.kv), self.capacity if capacity is None else capacity
         opened = self._opened(model, backend, slots, layout is None)
         how = attrs.evolve(how, states=opened.states)
         if layout is not None:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
         return self._counted(self._cached(model, opened.store, layout, backend, slots, how, record), opened)
+
+    def _backend(self, model: Model, own: KVBackend) -> KVBackend:
+        """Return the backend of a model's cache, which the run's may decide for drafts."""
+        if model.role == "target" or "drafts" not in self.kv.offers:
+            return own
+        return cast(DraftsBackend, self.kv).of_drafts(own)
 
     def _opened(self, model: Model, kv: KVBackend, slots: int, states: bool) -> OpenStore:
         """Return a store for a model: one that an earlier run has left, or a new one; ``states``: with those of its layers."""

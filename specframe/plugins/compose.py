@@ -66,8 +66,8 @@ class Composition:
 
     @property
     def lossless(self) -> bool:
-        """Whether the output is the target's own: acceptance rule and alignment both offer "lossless"."""
-        return "lossless" in self.rule.offers & self.alignment.offers
+        """Whether the output is the target's own: acceptance rule and alignment both offer "lossless", and no key is rounded."""
+        return "lossless" in self.rule.offers & self.alignment.offers and "rounded" not in self.kv.offers
 
     def sampling(self, registry: Registry, recipe: Recipe) -> Composition:
         """Return the strategies of a run with temperatures: the same but for those that "auto" stands for."""

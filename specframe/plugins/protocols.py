@@ -33,7 +33,7 @@ PROTOCOLS: Mapping[str, type] = {
 OFFERED: Mapping[str, Mapping[str, type]] = {
     "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
-    "KV backend": {"states": states.StateBackend},
+    "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
     "draft-length policy": {"calibration": roles.CalibratedPolicy},
     "executor": engine.ABILITIES,
 }

@@ -9,30 +9,36 @@ the target's logits, which are computed afresh without any cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Any, cast
 
 import attrs
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specframe.contracts.cache import KVStore, Placement
+from specframe.contracts.cache import KVShape, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
 from specframe.forward.positions import position_ids
+from specframe.models.own_cache import RoundedCache
 from specframe.probes.sequence_records import Account, Accounts
 from specframe.probes.tap import Listener
-from specframe.probes.ties import Scales, tie_bound
+from specframe.probes.ties import Rounded, Scales, tie_bound
+
+NAMES = KVShape(1, 3, 3, torch.int32)
+"""The shape of a name. Stores keep whole numbers as they are, also those that round keys and values."""
 
 
 class Ledger(Listener):
     """The names of the tokens in every slot of a cache; checks what every query is about to see, and the target's choices."""
 
-    def __init__(self, runner: Model, names: KVStore, checks: Accounts, shares: bool) -> None:
+    def __init__(self, runner: Model, names: KVStore, checks: Accounts, shares: bool, rounded: Rounded = None) -> None:
         self._runner, self.names, self.checks, self._shares = runner, names, checks, shares
+        self._rounded = rounded
+        """What the cache makes of keys and values."""
         self._drafted: dict[tuple[int, int], int] = {}
         """The tokens of chains fed beyond the rows' ends in this round, by sequence and place."""
         self._drafted_in = 0
@@ -41,7 +47,7 @@ class Ledger(Listener):
         self._lengths: list[int] = []
         """The lengths of the rows, to which blocks refer: a view of a row may lack more tokens than the row has."""
         self._module = cast(PreTrainedModel, runner.module)
-        self._scales = Scales(self._module)
+        self._scales = Scales(self._module, rounded)
 
     def handed(self, batch: Batch) -> None:
         """Check the batch that a layout is about to be handed."""
@@ -74,7 +80,10 @@ class Ledger(Listener):
 
     def scored(self, batch: Batch, block: Block, scores: Scores) -> None:
         """Check the target's choices, where it is to be heard."""
-        if block.end >= 0 and isinstance(self._module, PreTrainedModel):  # another one cannot be fed without a cache
+        known = isinstance(self._module, PreTrainedModel)  # another one cannot be fed without a cache
+        if self._rounded and self._runner.state_layers:
+            known = False  # such a model makes its cache itself, and keeps keys as they are
+        if block.end >= 0 and known:
             self._check_choices(self.checks.batch(batch), scores.logits_BTV, block)
 
     def _write(self, placement: Placement, names_BTN: torch.Tensor) -> tuple[np.ndarray, bool]:
@@ -83,12 +92,12 @@ class Ledger(Listener):
         The flag tells whether all layers, keys and values alike, hold the same.
         """
         self.names.expect(placement)
-        states = (names_BTN + 1).float()[:, None]
+        states = (names_BTN + 1).to(NAMES.dtype)[:, None]
         views = [self.names.write(layer, states, states.clone()) for layer in range(len(self._runner.kv_shapes))]
         dense = [gather_slots(view, placement.key_order_BS.shape[1]) for view in views]
         read = [part for view in dense for part in (view.keys, view.values)]
         alike = all(torch.equal(part, read[0]) for part in read)
-        return read[0][:, 0].round().long().cpu().numpy() - 1, alike
+        return read[0][:, 0].long().cpu().numpy() - 1, alike
 
     def _note_draft(self, accounts: list[Account], block: Block, places_BT: np.ndarray) -> None:
         """Keep the tokens of a chain fed beyond the rows' ends in this round."""
@@ -210,8 +219,10 @@ class Ledger(Listener):
         """Return the model's logits after each of some tokens, (P, V), as far as its context reaches."""
         ids_P = torch.from_numpy(tokens_P[: self._runner.context]).to(self._runner.device)
         positions_P = torch.arange(len(ids_P), device=ids_P.device)
-        told = position_ids(self._runner.module, positions_P[None])
-        return self._runner.module(input_ids=ids_P[None], **told, use_cache=False).logits[0]
+        told: dict[str, Any] = {**position_ids(self._runner.module, positions_P[None])}
+        if self._rounded:
+            told["past_key_values"] = RoundedCache(self._rounded)
+        return self._runner.module(input_ids=ids_P[None], **told, use_cache=bool(self._rounded)).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")

@@ -7,14 +7,15 @@ from typing import Any
 import attrs
 import torch
 
-from specframe.contracts.cache import KVBackend, KVShape, KVStore, Placement
+from specframe.caches.quantised import rounding
+from specframe.contracts.cache import KVBackend, KVStore, Placement
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.contracts.run import Choose, MakesLayout
 from specframe.forward.cached import CachedModel
 from specframe.forward.run import Run
-from specframe.probes.cache_checks import Ledger, ViewLedger
+from specframe.probes.cache_checks import NAMES, Ledger, ViewLedger
 from specframe.probes.sequence_records import Accounts
 from specframe.probes.tap import tapped_layout
 
@@ -29,11 +30,9 @@ class CheckedRun(Run):
         self, model: Model, store: KVStore, own: MakesLayout | None, kv: KVBackend, slots: int, how: How, record: Any
     ) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
-        shape = KVShape(1, 3, 3, torch.float32)  # whole numbers are exact up to 2**24
-        names = kv.open([shape] * len(model.kv_shapes), self.rows, slots, model.device)
-        ledger = (ViewLedger if own else Ledger)(
-            model, names, self.checks, shares=bool({"paged", "pooled"} & kv.offers)
-        )
+        names = kv.open([NAMES] * len(model.kv_shapes), self.rows, slots, model.device)
+        shares = bool({"paged", "pooled"} & kv.offers)
+        ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares, rounding(kv))
         layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)
         return CheckedModel(model, store, layout, self.watch, how, record, ledger=ledger)
 

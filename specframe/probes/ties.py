@@ -37,6 +37,9 @@ from specframe.models.precision import eps, rounds_activations
 SHAPES = ((1, None), (1, 1), (8, None), (8, 1))
 """Shapes of the forwards whose errors are measured: rows, and tokens fed at once (None: all)."""
 
+Rounded = Callable[[torch.Tensor], torch.Tensor] | None
+"""What a cache makes of keys and values; None: nothing."""
+
 STEPPED = 16
 """Number of last tokens fed in steps. The tokens before them are fed at once, to save time."""
 
@@ -70,10 +73,15 @@ class Weighed:
 
 
 class Scales:
-    """Comparison of tokens by a float64 copy of a model. The copy is made at first use."""
+    """Comparison of tokens by a float64 copy of a model. The copy is made at first use.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    Args:
+        model: the model.
+        rounded: what its cache makes of keys and values, see :class:`specframe.models.own_cache.RoundedCache`.
+    """
+
+    def __init__(self, model: PreTrainedModel, rounded: Rounded = None) -> None:
+        self._model, self._rounded = model, rounded
         self._copy: PreTrainedModel | None = None
 
     @torch.inference_mode()
@@ -97,18 +105,19 @@ class Scales:
     def _logits(self, ids: list[int]) -> torch.Tensor:
         """Return the float64 logits after some tokens, (V,); a model that quantises its activations has none but its own."""
         if rounds_activations(self._model):  # its quantiser is part of what it computes
-            return _forward(self._model, ids, 1, None)[0].double()
+            return _forward(self._model, ids, 1, None, self._rounded)[0].double()
         if self._copy is None:
             with torch.inference_mode(False):
                 self._copy = copy.deepcopy(self._model).double()
             if hasattr(self._copy.config, "_experts_implementation"):
                 self._copy.config._experts_implementation = "eager"  # the other implementations do not support float64
-        return _forward(self._copy, ids, 1, None)[0]
+        return _forward(self._copy, ids, 1, None, self._rounded)[0]
 
     def _error(self, ids: list[int], exact_V: torch.Tensor, rows: int, step: int | None) -> float:
         """Return the largest error of the model's own logits after some tokens."""
         with _erring(self._model):
-            return float((_forward(self._model, ids, rows, step).double() - exact_V).abs().max())
+            logits_BV = _forward(self._model, ids, rows, step, self._rounded)
+            return float((logits_BV.double() - exact_V).abs().max())
 
 
 @contextlib.contextmanager
@@ -135,14 +144,16 @@ def _erring(model: PreTrainedModel) -> Iterator[None]:
         hook.remove()
 
 
-def _forward(model: PreTrainedModel, ids: list[int], rows: int, step: int | None) -> torch.Tensor:
+def _forward(
+    model: PreTrainedModel, ids: list[int], rows: int, step: int | None, rounded: Rounded = None
+) -> torch.Tensor:
     """Return the logits after the tokens, (B, V), with the tokens fed to ``rows`` equal rows, ``step`` tokens at once."""
     tokens_BT = torch.tensor([ids] * rows, device=model.device)
     positions_BT = torch.arange(len(ids), device=model.device).expand(rows, -1)
     head = len(ids) if step is None else max(1, len(ids) - STEPPED)
     ends = [head, *range(head + (step or 1), len(ids), step or 1), len(ids)]
     options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    alone, start = OwnCache(model), 0
+    alone, start = OwnCache(model, rounded=rounded), 0
     for end in dict.fromkeys(ends):
         fed, positions = tokens_BT[:, start:end], positions_BT[:, start:end]
         logits = alone.feed(fed, positions, **options)

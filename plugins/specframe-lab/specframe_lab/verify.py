@@ -8,6 +8,8 @@ stop; a length that differs is a divergence.
 With a temperature the reference is plain sampling at the same seed, which only rules whose output does not depend on the
 draft (``gumbel``) can be held against: ids that the others draw are others, and right if their distribution is.
 
+Where a KV backend rounds the target's keys and values, the references round them alike: what is compared is decoding, not rounding.
+
 With ``bitwise`` logits are the same to the bit on both sides, and every divergence is a bug.
 
 The target's generation config is left aside on both sides: penalties and other processors change what both choose from.
@@ -24,6 +26,7 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
+from specframe.caches.quantised import Rounding, rounding
 from specframe.engine.encoding import Prompt, encode_prompt, is_ids
 from specframe.errors import ModelError, OptionError, PromptError, SpecframeError
 from specframe.forward.bitwise.mode import bitwise
@@ -218,7 +221,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
     rule = {"accept": COMPARABLE_RULE} if temperature else {}
     plain = {plain_key(cell | PLAIN | rule) for cell in cells}
     if temperature:
-        return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | AT_ONE) for cell in cells})
+        return len(cells) + len(plain | {plain_key(cell | PLAIN | rule | at_one(cell)) for cell in cells})
     places = {
         repr(
             [
@@ -227,6 +230,7 @@ def decodings(cells: Sequence[Cell], temperature: float = 0.0) -> int:
                 cell.get("dtype"),
                 cell.get("bitwise"),
                 cell.get("load_options"),
+                rounds(cell) and cell.get("kv"),
             ]
         )
         for cell in cells
@@ -259,22 +263,25 @@ class References:
     def of(self, cell: Cell) -> Reference:
         """Return the reference of a cell's target."""
         target, seed = self.loaded.target(cell), cell.get("seed", 0)
-        key = id(target), bool(cell.get("bitwise")), seed if self._temperature else None
+        kv = repr(cell.get("kv")) if rounds(cell) else None
+        key = id(target), bool(cell.get("bitwise")), seed if self._temperature else None, kv
         if key not in self._references:
             pipe = self.loaded.pipeline(cell | PLAIN)
             ids = encode(pipe, self._prompts, self._cut)
-            reference = Reference(target, ids, [], self._new, self.loaded, self._temperature, seed, pipe.recipe.bitwise)
+            how = self._temperature, seed, pipe.recipe.bitwise, rounding(pipe.composition.kv)
+            reference = Reference(target, ids, [], self._new, self.loaded, *how)
             reference.tokens = reference.sampled(cell) if self._temperature else self._greedy(target, ids, pipe)
             self._references[key] = reference
         return self._references[key]
 
     def _greedy(self, target: PreTrainedModel, prompts: list[list[int]], pipe: Pipeline) -> list[list[int]]:
         """Return the reference decoder's continuations."""
-        stops, tokens = models.stop_token_ids(target, pipe.tokenizer), []
+        stops, tokens = models.stop_token_ids(target, pipe.tokenizer), list[list[int]]()
+        rounded = rounding(pipe.composition.kv)
         for number, prompt in enumerate(prompts, start=1):
             self._progress(f"reference, prompt {number} of {len(prompts)}")
             with bitwise(target.device) if pipe.recipe.bitwise else contextlib.nullcontext():
-                tokens.append(reference_decode(target, prompt, self._new, stops))
+                tokens.append(reference_decode(target, prompt, self._new, stops, rounded=rounded))
         return tokens
 
 
@@ -282,6 +289,17 @@ PLAIN: Cell = {"drafter": None, "accept": "greedy", "draft_length": 1, "check": 
 """Options that turn a cell into plain decoding."""
 AT_ONE: Cell = {"align": "ragged", "schedule": None, "kv": None, "batch_size": 1}
 """Options of the reference by plain sampling."""
+
+
+def at_one(cell: Cell) -> Cell:
+    """Return the options of the reference by plain sampling for a cell; it rounds keys and values as the cell does."""
+    return {"schedule": None, "batch_size": 1} if rounds(cell) else AT_ONE
+
+
+def rounds(cell: Cell) -> bool:
+    """Return whether a cell's KV backend rounds the target's keys and values: the reference has to do the same."""
+    kv = cell.get("kv")
+    return kv is not None and rounding(strategy(registry(), "KV backend", kv)) is not None
 
 
 class Reference:
@@ -297,9 +315,10 @@ class Reference:
         temperature: float = 0.0,
         seed: int = 0,
         bitwise: bool = False,
+        rounded: Rounding | None = None,
     ) -> None:
         self.prompts, self.tokens, self._bitwise = prompts, tokens, bitwise
-        self._scales, self._new, self._loaded = Scales(model), new, loaded
+        self._scales, self._new, self._loaded = Scales(model, rounded), new, loaded
         self._sampling, self._seed = Sampling(temperature=temperature), seed
         self._plain: dict[Any, list[list[int]]] = {}
 
@@ -325,7 +344,7 @@ class Reference:
 
     def sampled(self, cell: Cell) -> list[list[int]]:
         """Return plain sampling at batch 1."""
-        return self.plain(cell | AT_ONE)
+        return self.plain(cell | at_one(cell))
 
     def decode(self, pipe: Pipeline) -> list[list[int]]:
         """Return a pipeline's continuations of all prompts; raise :class:`OptionError` for one that cannot be decoded."""

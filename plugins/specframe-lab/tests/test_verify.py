@@ -46,6 +46,26 @@ def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
     return target, fakes.fake_draft(target)
 
 
+def test_references_round_as_the_cells_do(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Targets in 8 bits are exact against references with the same dtype, which is another for each, and are not lossless."""
+    found = outcomes(*pair, kv=["slab", "slab,dtype=int8", "slab,dtype=fp8"])
+    assert [(one.sound, one.lossless) for one in found] == [(True, True), (True, False), (True, False)]
+    cells = [one.cell for one in found]
+    assert decodings(cells) == 3 + 3 + 3
+    assert decodings([*cells, cells[1] | {"drafter": None}]) == 4 + 3 + 3
+
+
+def test_samples_are_compared_with_samples_that_are_rounded_alike(
+    pair: tuple[PreTrainedModel, PreTrainedModel],
+) -> None:
+    """Plain sampling at batch 1, too, has the cell's dtype."""
+    cell = {"target": pair[0], "drafter": [pair[1]], "batch_size": 3, "accept": "gumbel", "kv": ["slab,dtype=int8"]}
+    (found,) = verify(checked(expand(cell)), PROMPTS, 8, temperature=1.0)
+    assert found.sound
+    assert found.batch_one is not None
+    assert found.batch_one.exact_match == 100
+
+
 def test_sound_combinations_match_both_references(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
     """Every cell of a grid is compared with plain decoding at batch 1 and at its own batch, and is exact."""
     found = outcomes(*pair, align="ragged,eqspec", batch_size=[1, 3])
@@ -365,7 +385,9 @@ def test_a_dry_run_counts_what_would_be_decoded(saved: list[str], tmp_path: Path
     with pytest.MonkeyPatch.context() as patched:
         generate, decode = Pipeline.generate, reference_decode
         patched.setattr(Pipeline, "generate", lambda *given, **more: made.append(2) or generate(*given, **more))
-        patched.setattr("specframe_lab.verify.reference_decode", lambda *given: made.append(1) or decode(*given))
+        patched.setattr(
+            "specframe_lab.verify.reference_decode", lambda *given, **how: made.append(1) or decode(*given, **how)
+        )
         assert invoke(*saved, *asked).exit_code == 0
     assert f"4 combinations to verify: 2 prompts decoded {sum(made) // 2} times" in result.stdout
     assert f"at most {sum(made) * 10} new tokens" in result.stdout
@@ -464,9 +486,9 @@ def test_each_kind_of_arithmetic_has_a_reference_of_its_own(
     """Cells with bitwise and without are held against references computed as they are."""
     seen = []
 
-    def noted(*arguments: Any) -> list[int]:
+    def noted(*arguments: Any, **options: Any) -> list[int]:
         seen.append(torch.utils._python_dispatch.is_in_torch_dispatch_mode())
-        return reference_decode(*arguments)
+        return reference_decode(*arguments, **options)
 
     monkeypatch.setattr("specframe_lab.verify.reference_decode", noted)
     found = outcomes(*pair, bitwise=[False, True])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from specframe_testing.conformance import KVBackendSuite
 
 
@@ -41,3 +42,44 @@ class TestPagedSharing(KVBackendSuite):
 
     def make(self) -> str:
         return "paged,block=6,share=on"
+
+
+class TestPagedInt8(KVBackendSuite):
+    """Rows in blocks, keys and values in 8 bits: the reference rounds them alike."""
+
+    host_copies = TestPaged.host_copies
+
+    def make(self) -> str:
+        return "paged,block=6,dtype=int8,draft_dtype=int8"
+
+
+@pytest.mark.slow
+class TestSlabInt8(KVBackendSuite):
+    """Preallocated, in 8 bits."""
+
+    def make(self) -> str:
+        return "slab,dtype=int8,draft_dtype=int8"
+
+
+@pytest.mark.slow
+class TestSlabFp8(KVBackendSuite):
+    """Preallocated, in floats of 8 bits."""
+
+    def make(self) -> str:
+        return "slab,dtype=fp8,draft_dtype=fp8"
+
+
+@pytest.mark.slow
+class TestPoolFp8(KVBackendSuite):
+    """Rows in one piece each, in floats of 8 bits."""
+
+    def make(self) -> str:
+        return "pool,dtype=fp8,draft_dtype=fp8"
+
+
+@pytest.mark.slow
+class TestDynamicInt8(KVBackendSuite):
+    """Grows by concatenation, in 8 bits."""
+
+    def make(self) -> str:
+        return "dynamic,dtype=int8,draft_dtype=int8"

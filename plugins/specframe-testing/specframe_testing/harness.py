@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specframe.caches.quantised import Rounding, rounding
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request, Result
 from specframe.engine.pool import Pool
@@ -101,14 +102,18 @@ def decode(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _continuation(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return tuple(reference_decode(model, list(prompt), count))
+def _continuation(
+    model: PreTrainedModel, prompt: tuple[int, ...], count: int, rounded: Rounding | None
+) -> tuple[int, ...]:
+    return tuple(reference_decode(model, list(prompt), count, rounded=rounded))
 
 
-def continuation(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
+def continuation(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, rounded: Rounding | None = None
+) -> list[int]:
     """Return the reference decoder's ``count`` tokens after a prompt, fewer where the model's context ends."""
     cached = -(-count // 16) * 16
-    return list(_continuation(original(model), tuple(prompt), cached))[:count]
+    return list(_continuation(original(model), tuple(prompt), cached, rounded))[:count]
 
 
 def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) -> list[list[int]]:
@@ -119,10 +124,13 @@ def truth(model: PreTrainedModel, asked: Sequence[Request], beyond: int = 16) ->
     return found
 
 
-def expected(model: PreTrainedModel, request: Request) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that the reference decoder gives a request, asking after each token."""
+def expected(model: PreTrainedModel, request: Request, rounded: Rounding | None = None) -> tuple[list[int], str]:
+    """Return the tokens and the finish reason that the reference decoder gives a request, asking after each token.
+
+    ``rounded`` is what becomes of keys and values, if that is something.
+    """
     if request.constraint is None:
-        tokens = continuation(model, request.prompt_ids, request.max_new_tokens)
+        tokens = continuation(model, request.prompt_ids, request.max_new_tokens, rounded)
     else:
         tokens = constrained(model, request)
     for place, token in enumerate(tokens):
@@ -141,11 +149,13 @@ def constrained(model: PreTrainedModel, request: Request) -> list[int]:
     return reference_decode(own, request.prompt_ids, request.max_new_tokens, request.stop_token_ids, [processor])
 
 
-def assert_exact(model: PreTrainedModel, asked: Sequence[Request], results: Sequence[Result]) -> None:
+def assert_exact(
+    model: PreTrainedModel, asked: Sequence[Request], results: Sequence[Result], rounded: Rounding | None = None
+) -> None:
     """Assert that results equal those of the reference decoder, token for token, in the order of the requests."""
     assert [result.index for result in results] == [request.index for request in asked]
     for request, result in zip(asked, results, strict=True):
-        tokens, reason = expected(model, request)
+        tokens, reason = expected(model, request, rounded)
         assert result.token_ids == tokens, difference(model, request, result.token_ids, tokens)
         assert result.finish_reason == reason, (
             f"request {request.index} ended with {result.finish_reason}, not {reason}"
@@ -171,9 +181,9 @@ def logit_gap(model: PreTrainedModel, ids: list[int]) -> float:
 
 
 def check(pipe: Pipeline, asked: Sequence[Request]) -> list[Result]:
-    """Decode requests, assert that they are exact, and return the results."""
+    """Decode requests, assert that they are exact, and return the results; the reference rounds keys as the KV backend does."""
     results = decode(pipe, asked)
-    assert_exact(pipe.target_model, asked, results)
+    assert_exact(pipe.target_model, asked, results, rounding(pipe.composition.kv))
     return results
 
 

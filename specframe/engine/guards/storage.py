@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.attention import Attend, AttentionFacts
-from specframe.contracts.cache import Dense, KVShape, KVStore, KVView, Paged, Placement, Window
+from specframe.contracts.cache import Dense, KVBackend, KVShape, KVStore, KVView, Paged, Placement, Window
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
@@ -104,18 +104,24 @@ class GuardedBackend(Guard):
         self._look_at_reserved(store)
         return store
 
+    def of_drafts(self, own: KVBackend) -> KVBackend:
+        """Return the backend of drafts' caches, guarded, after looking for its members."""
+        backend = self._call("of_drafts", own)
+        self._require("of_drafts", backend, KVBackend, "a KV backend")
+        return backend if isinstance(backend, Guard) else GuardedBackend(backend)
+
     def open_states(self, *given: Any) -> StateStore:
         """Return the backend's store of states after looking for its members."""
         store: StateStore = self._call("open_states", *given)
         self._require("open_states", store, StateStore)
         return store
 
-    def _require(self, member: str, store: Any, protocol: type) -> None:
-        """Refuse a store that lacks members of its protocol."""
+    def _require(self, member: str, store: Any, protocol: type, called: str = "a store") -> None:
+        """Refuse a store, or a backend, that lacks members of its protocol."""
         members = members_of(protocol)
         if lacking := [name for name in members if not hasattr(store, name)]:
             without = "" if len(lacking) == len(members) else f" without {', '.join(lacking)}"
-            self._refuse(member, f"a store with {', '.join(members)}", f"{value_words(store)}{without}")
+            self._refuse(member, f"{called} with {', '.join(members)}", f"{value_words(store)}{without}")
 
     def _look_at_reserved(self, store: Any) -> None:
         """Have what a store says of cached tokens looked at, where its ``reserve`` can be replaced."""

@@ -5,19 +5,28 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import Dense, KVShape, Placement
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
 from specframe.row_map import by_device
 
 
-class Dynamic:
-    """Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes."""
+class Dynamic(Quantisable):
+    """Grows by concatenation and holds no more columns than the batch has, like the caches of published schemes.
+
+    Options:
+        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        draft_dtype: of the keys and values of drafts.
+    """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"append", "move", "grow", "gather", "dense"})
 
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
+    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
+        super().__init__(dtype, draft_dtype)
+
+    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> DynamicStore:
         """Return an empty store; ``rows`` and ``capacity`` do not bound it."""
         return DynamicStore(shapes, rows, device)
 

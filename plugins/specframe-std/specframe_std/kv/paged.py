@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.memory import out_of_memory
@@ -15,6 +16,7 @@ from specframe.errors import OptionError, literal
 from specframe.value_checks import whole
 from specframe_std.kv.blocks import Blocks, contents
 from specframe_std.kv.byte_counts import byte_count
+from specframe_std.kv.host_memory import HostCopies
 from specframe_std.kv.pooled import PooledStore, Row
 from specframe_std.kv.slots import FILLER
 
@@ -26,7 +28,7 @@ LEAST = 128
 """Slots that a pool grows by, at least: a small one would be copied for every block."""
 
 
-class Paged:
+class Paged(Quantisable):
     """Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike.
 
     Options:
@@ -35,17 +37,29 @@ class Paged:
         memory: the most bytes of each model's cache, as 2GB or 512MB, in the place of blocks.
         share: "on": complete blocks are kept by their tokens and all before them, across rows and runs, until others need them;
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
+        host: the most bytes of the host's memory, as 2GB, for what sequences that gave way had in each model's cache: they come
+            back from there and are not read again. Without it they are.
+        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        draft_dtype: of the keys and values of drafts.
     """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
 
     def __init__(
-        self, block: int = 16, blocks: int | None = None, memory: str | int | None = None, share: str = "off"
+        self,
+        block: int = 16,
+        blocks: int | None = None,
+        memory: str | int | None = None,
+        share: str = "off",
+        host: str | int | None = None,
+        dtype: str = EXACT,
+        draft_dtype: str = EXACT,
     ) -> None:
         self.block = whole("block", block, 1)
         self.blocks = None if blocks is None else whole("blocks", blocks, 1)
         self.memory = None if memory is None else byte_count("memory", memory)
+        self.host = None if host is None else byte_count("host", host)
         if self.blocks is not None and self.memory is not None:
             raise OptionError("paged: expected blocks or memory, got both")
         if share not in ("on", "off"):
@@ -53,8 +67,9 @@ class Paged:
         self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
+        super().__init__(dtype, draft_dtype)
 
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
+    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
         """Return a store without a block."""
         return PagedStore(shapes, rows, capacity, device, self)
 
@@ -97,6 +112,14 @@ class PagedStore(PooledStore):
         super().__init__(shapes, rows, capacity, device)
         self._how, self.block, self._share = how, how.block, how.share
         self.blocks = Blocks(how.most(rows, capacity, self.memory.slot_bytes))
+        self.host = HostCopies(self.memory, how.host) if how.host else None
+        """What sequences that wait had here; None: nothing is kept of them."""
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Make these sequences the rows."""
+        super().arrange(sequences)
+        if self.host:
+            self.host.sweep()  # who has begun needs no copy, and who was aborted none either
 
     def widen(self, rows: int, capacity: int) -> None:
         """Serve a run of so many rows and slots per row."""
@@ -126,7 +149,23 @@ class PagedStore(PooledStore):
         except torch.OutOfMemoryError:  # the device had less than was thought
             self._give_back(row)
             return None
-        return row, len(found) * self.block
+        row.stands = self._bring_back(row, len(found) * self.block)
+        return row, row.stands
+
+    def _bring_back(self, row: Table, known: int) -> int:
+        """Bring back what a row's sequence had here before, beyond so many first slots; return how many it has then."""
+        held = self.host.count(row.sequence) if self.host else 0
+        if self.host is None or held <= known:
+            return known
+        self._clear()  # before the slots hold something
+        back = self.host.bring_back(row.sequence, known, self._slots_of(row.blocks)[known:held])
+        return held if back else known
+
+    def _put_aside(self, row: Table) -> None:
+        """Keep on the host what is known to be a row's own, if its sequence waits to come back."""
+        waiting = row.sequence.resumed_as
+        if self.host and waiting is not None and row.stands:
+            self.host.keep(waiting, self._slots_of(row.blocks)[: row.stands])
 
     def _being_read(self, row: Table, found: int) -> bool:
         """Return whether more of a prompt's first blocks are being read for another row: it is worth waiting for them."""
@@ -215,6 +254,7 @@ class PagedStore(PooledStore):
 
     def _give_back(self, row: Row) -> None:
         assert isinstance(row, Table)
+        self._put_aside(row)
         self._keep(row)
         for block in reversed(row.blocks):  # the last blocks of a prompt are evicted before the first ones
             self.blocks.give_back(block)

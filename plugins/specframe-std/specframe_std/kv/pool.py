@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 import torch
 
+from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import numbers
@@ -24,13 +25,21 @@ LOOSE = 16
 grows. A pool with twice as many beyond is made smaller."""
 
 
-class Pool:
-    """Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends."""
+class Pool(Quantisable):
+    """Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends.
+
+    Options:
+        dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
+        draft_dtype: of the keys and values of drafts.
+    """
 
     needs: frozenset[str] = frozenset()
     offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
 
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PoolStore:
+    def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
+        super().__init__(dtype, draft_dtype)
+
+    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PoolStore:
         """Return a store without a slot; ``rows`` and ``capacity`` do not bound it."""
         return PoolStore(shapes, rows, capacity, device)
 

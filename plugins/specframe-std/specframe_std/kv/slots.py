@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.cache import KVShape
+from specframe.devices import kinds
 from specframe.devices.kinds import on_device
 from specframe.row_map import by_device
 
@@ -78,6 +79,24 @@ class Slots:
                 held = room[device, part.dtype, part.shape[1:]]
                 torch.index_select(part, 0, read, out=held)
                 part.index_copy_(0, written, held)
+
+    def to_host(self, slots: np.ndarray, copied: list[torch.Tensor]) -> None:
+        """Add copies of slots on the host to a list, one of each part of each layer, without a wait.
+
+        They are for the device to read: what it has queued may not be there yet.
+
+        Memory of the device is taken for one part at a time.
+        """
+        places = {device: to_device(slots, device) for device in self.devices}
+        for part in self._parts:
+            chosen = part.index_select(0, places[part.device])
+            copied.append(kinds.of(part.device).host_buffer(chosen).copy_(chosen, non_blocking=True))
+
+    def from_host(self, slots: np.ndarray, copied: list[torch.Tensor]) -> None:
+        """Copy what :meth:`to_host` has copied to slots, without a wait."""
+        places = {device: to_device(slots, device) for device in self.devices}
+        for part, held in zip(self._parts, copied, strict=True):
+            part.index_copy_(0, places[part.device], held.to(part.device, non_blocking=True))
 
     def clear(self, slots: np.ndarray | torch.Tensor) -> None:
         """Fill slots with zeros. What they held may be nan, which masks do not hide: 0 times nan is nan."""

@@ -13,7 +13,7 @@ from specframe.devices.kinds import Cuda, Kind, Traffic
 from specframe_testing.device import indexed, packed
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
 from specframe_testing.device.recording import SimRecording
-from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten
+from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten, page_locked
 
 FACTORIES = (
     "empty.memory_format",
@@ -91,6 +91,10 @@ class Simulated(Kind):
     def synchronise(self, device: torch.device) -> None:
         """Wait for the device."""
         COUNTERS.note(WAIT, "synchronize")
+
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Return memory to which the device copies without a wait."""
+        return page_locked(super().host_buffer(like))
 
     def traffic(self) -> Traffic:
         """Return what has been counted."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from specframe_testing.device.counters import ALLOCATION, COPY, COUNTERS, WAIT
 from specframe_testing.device.memory import Block
@@ -20,6 +21,8 @@ PARTS: dict[Any, Callable[..., Any]] = {}
 
 TO = aten._to_copy.default
 COPIES = (aten.copy_.default, TO)
+LOCKED = WeakTensorKeyDictionary()
+"""The tensors that are page-locked memory of the host."""
 
 
 class SimTensor(torch.Tensor):
@@ -169,7 +172,7 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
     non_blocking = inner_kwargs.get("non_blocking") or (func is not TO and len(args) > 2 and args[2])
     if source.device.type != "sim":
         sent("from the host", waits=not non_blocking)
-    elif target.type != "sim":
+    elif target.type != "sim" and not (non_blocking and func is not TO and args[0] in LOCKED):
         COUNTERS.note(WAIT, "copy to the host")
     with torch.inference_mode(False), torch.no_grad():
         found = func(*inner_args, **inner_kwargs)
@@ -178,6 +181,12 @@ def copied(func: Any, args: Any, operands: Operands) -> Any:
     if func is not TO:
         return args[0]
     return found if target.type != "sim" else SimTensor(found, target.index or 0)
+
+
+def page_locked(buffer: torch.Tensor) -> torch.Tensor:
+    """Return memory of the host that the device may write to while the host goes on; whoever reads it has to wait first."""
+    LOCKED[buffer] = True
+    return buffer
 
 
 def unresized(written: SimTensor) -> SimTensor:

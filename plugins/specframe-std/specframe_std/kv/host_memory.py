@@ -1,0 +1,95 @@
+"""What sequences that gave their rows back had cached, in the host's memory until they come back or end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from specframe.contracts.round import Sequence, State
+from specframe.devices.memory import out_of_memory
+from specframe_std.kv.slots import Slots
+
+
+@attrs.frozen(eq=False)
+class Kept:
+    """The first slots of a sequence that waits."""
+
+    sequence: weakref.ref[Sequence]
+    """Whose they are: who let go of the sequence needs them no longer."""
+    slots: int
+    parts: list[torch.Tensor]
+    """Of each tensor of the pool."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the sequence still waits: it has neither come back, nor been aborted."""
+        sequence = self.sequence()
+        return sequence is not None and sequence.state is State.WAITING
+
+
+class HostCopies:
+    """First slots of sequences that wait, copied from a pool and back without a wait for the device.
+
+    Copies are queued on the device like all that is computed there, so what is copied is what was there before.
+
+    Args:
+        memory: the pool.
+        most: bytes of all copies together. Of a sequence for which there are fewer left, as many first slots are kept as fit.
+    """
+
+    def __init__(self, memory: Slots, most: int) -> None:
+        self._memory, self._most = memory, most
+        self._kept: dict[int, Kept] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies."""
+        self.sweep()
+        return sum(one.slots for one in self._kept.values()) * self._memory.slot_bytes
+
+    def sweep(self) -> None:
+        """Let go of what is not wanted any more."""
+        if self._kept:
+            self._kept = {key: one for key, one in self._kept.items() if one.wanted}
+
+    def keep(self, sequence: Sequence, slots: np.ndarray) -> None:
+        """Copy the pool's slots that are a sequence's first ones to the host, or the first of them.
+
+        Nothing is kept where the device has no memory to bring them together: the sequence is read again then.
+        """
+        count = min(len(slots), (self._most - self.nbytes) // self._memory.slot_bytes)
+        if count <= 0:
+            return
+        parts = list[torch.Tensor]()
+        if spared(self._memory.to_host, slots[:count], parts):
+            self._kept[id(sequence)] = Kept(weakref.ref(sequence), count, parts)
+
+    def count(self, sequence: Sequence) -> int:
+        """Return how many first slots of a sequence are here."""
+        self.sweep()
+        found = self._kept.get(id(sequence))
+        return 0 if found is None else found.slots
+
+    def bring_back(self, sequence: Sequence, first: int, slots: np.ndarray) -> bool:
+        """Copy a sequence's slots from the ``first`` on into these of the pool; return whether the device had memory for that.
+
+        The copies stay until the sequence has begun.
+        """
+        found = self._kept[id(sequence)]
+        return spared(self._memory.from_host, slots, [part[first : first + len(slots)] for part in found.parts])
+
+
+def spared(function: Callable[..., None], *given: Any) -> bool:
+    """Call a function; return whether the device had memory for it."""
+    try:
+        function(*given)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,249 @@
+"""Keys and values in 8 bits: what comes back, exactness against a reference with the same quantiser, and the bytes they take."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from specframe_testing import fakes, harness, states, zoo
+
+from specframe.caches.quantised import QuantisedStore, rounding
+from specframe.caches.quantiser import QUANTISERS, Quantiser
+from specframe.caches.slab import Slab
+from specframe.contracts.cache import KVShape
+from specframe.errors import ModelError, OptionError
+from specframe.forward.runner import ModelRunner
+from specframe.models.own_cache import OwnCache
+from specframe.pipeline import Pipeline
+from specframe.plugins.compose import strategy
+from specframe.plugins.registry import registry
+from specframe.probes import cache_checks
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+PROMPTS = harness.random_prompts([5, 21, 1, 9, 40, 3, 14, 7], 61)
+ASKED = harness.requests(PROMPTS, [9, 4, 17, 7, 12, 3, 25, 1], {7})
+BOTH = "dtype={0},draft_dtype={0}"
+STORES = ["slab", "pool", "paged,block=1", "paged,block=3", "paged,block=16", "paged,block=3,share=on"]
+DTYPES = ["int8", "fp8"]
+
+
+def pipeline(kv: str, target: Any = TARGET, draft: Any = DRAFT, **options: Any) -> Pipeline:
+    """Return a pipeline, of the fakes unless told otherwise."""
+    return harness.pipeline(target, draft, kv=kv, **{"batch_size": 3, "draft_length": 3, **options})
+
+
+# ---- a head ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_head_comes_back_to_half_a_step(name: str, dtype: torch.dtype) -> None:
+    """Numbers of any size, head by head, of sizes that are even and odd; zeros stay zeros and nothing becomes nan."""
+    quantiser = QUANTISERS[name]
+    step = {"int8": 1 / 127, "fp8": 1 / 14}[name]  # of fp8 the largest step: 32 of 448
+    for size in (128, 5, 1):
+        states = torch.randn(2, 3, 7, size, generator=torch.Generator().manual_seed(size))
+        states = (states * torch.logspace(-6, 3, 7)[:, None]).to(dtype)
+        states[0, 1, 2] = 0
+        back, largest = quantiser.round(states), states.float().abs().amax(-1, keepdim=True)
+        assert back.dtype == dtype
+        assert torch.equal(back[0, 1, 2], states[0, 1, 2])
+        short = (back.float() - states.float()).abs() / largest.clamp(min=1e-30)
+        assert float(short.max()) < 0.5 * step + 2 * (torch.finfo(dtype).eps + torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_what_a_head_becomes_depends_on_it_alone(name: str) -> None:
+    """Any rows and tokens together have the bytes that they have alone, to the bit."""
+    quantiser, states = QUANTISERS[name], torch.randn(5, 2, 9, 16)
+    whole = quantiser.pack(states)
+    for rows, tokens in itertools.product([slice(0, 1), slice(2, 5)], [slice(3, 4), slice(1, 8)]):
+        assert torch.equal(quantiser.pack(states[rows, :, tokens].clone()), whole[rows, :, tokens])
+
+
+def test_what_is_nothing_and_what_is_whole_stays() -> None:
+    """A layer without values has none in bytes; whole numbers are kept as they are."""
+    quantiser = QUANTISERS["int8"]
+    none = torch.empty(2, 1, 3, 0)
+    assert quantiser.round(none).shape == none.shape
+    whole = torch.tensor([[[[1, 300, 70_000]]]], dtype=torch.int32)
+    assert torch.equal(quantiser.round(whole), whole)
+    shape = KVShape(1, 3, 3, torch.int32)
+    assert quantiser.packed_shape(shape) == shape
+    assert quantiser.packed_shape(KVShape(4, 16, 0, torch.float32)) == KVShape(4, 18, 0, torch.uint8)
+
+
+def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
+    """Codes that torch does not make on a device are refused when the store is opened."""
+    lacking: Any = object()
+    with pytest.raises(OptionError, match=r"fp8: expected a device whose torch turns numbers into .*, got cpu; int8"):
+        Quantiser("fp8", lacking, 448).require(torch.device("cpu"))
+
+
+# ---- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kv", "dtype", "batch"),
+    [("slab", "int8", 1), ("pool", "fp8", 3), ("paged,block=3", "int8", 8), ("paged,block=3,share=on", "fp8", 3)],
+)
+def test_tokens_are_those_of_a_reference_with_the_same_quantiser(kv: str, dtype: str, batch: int) -> None:
+    """The fakes tell every number that is read: rows of all lengths, drafted and not, have the reference's tokens."""
+    pipe = pipeline(f"{kv},{BOTH.format(dtype)}", batch_size=batch)
+    harness.check(pipe, ASKED)
+    assert pipe.report.num_accepted_draft_tokens
+    harness.check(pipeline(f"{kv},dtype={dtype}", draft=None, batch_size=batch), ASKED)
+    exact = [harness.expected(TARGET, one)[0] for one in ASKED]
+    assert [one.token_ids for one in harness.decode(pipe, ASKED)] != exact, "the quantiser must change something here"
+
+
+WAYS: list[dict[str, Any]] = [
+    {"drafter": "model,tree=dynamic,nodes=8"},
+    {"drafter": "model,tree=dynamic,nodes=8", "align": "eqspec"},
+    {"schedule": "continuous,piece=4"},
+    {"schedule": "continuous,piece=4,mixed=on"},
+    {"align": "eqspec"},
+    {"align": "exspec"},
+    {"align": "rollback"},
+    {"check": True},
+    {"graphs": "on"},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_tokens_are_exact_however_they_are_drafted(options: dict[str, Any]) -> None:
+    """Trees, pieces and the other alignments move bytes, and what they move stays what it was."""
+    harness.check(pipeline("paged,block=3,dtype=int8,draft_dtype=int8", **options), ASKED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv", STORES)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_every_store_in_every_way(kv: str, options: dict[str, Any], dtype: str) -> None:
+    """Every store in 8 bits serves every alignment that fits, with trees and pieces, and under checks."""
+    if "share=on" in kv and "align" in options:
+        pytest.skip("blocks that are kept by their content have no padding")
+    for batch in (1, 3, 8):
+        harness.check(pipeline(f"{kv},{BOTH.format(dtype)}", batch_size=batch, **options), ASKED)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_real_models_are_exact(name: str) -> None:
+    """Layers with heads of their own and sliding windows: greedy tokens are the reference's, checked in every round."""
+    target = zoo.build(name)
+    pipe = pipeline("slab,dtype=int8,draft_dtype=fp8", target, zoo.good_draft(target), check=True)
+    prompts = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
+    harness.check(pipe, harness.requests(prompts, [9, 4, 12, 7], {zoo.EOS}))
+
+
+def test_checks_compare_with_a_forward_that_rounds_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under check=True the target's choices are compared with those of a forward whose keys are rounded, too."""
+    monkeypatch.setattr(cache_checks, "rounding", lambda kv: None, raising=False)
+    monkeypatch.setattr("specframe.probes.checked_run.rounding", lambda kv: None)
+    with pytest.raises(Exception, match="short of the best logit, computed without a cache"):
+        harness.decode(pipeline("slab,dtype=int8", draft=None, check=True), ASKED)
+
+
+@pytest.mark.parametrize("accept", ["greedy", "gumbel"])
+def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
+    """Where drafts alone are rounded the combination is lossless, and its tokens are those without rounding."""
+    target, how = zoo.build("qwen3"), Sampling(temperature=1.0 if accept == "gumbel" else 0.0)
+    prompts = harness.random_prompts([5, 14, 1, 9], zoo.VOCABULARY)
+    found = []
+    for kv, draft in (("slab", None), ("slab,draft_dtype=int8", zoo.good_draft(target))):
+        pipe = pipeline(kv, target, draft, accept=accept)
+        assert pipe.composition.lossless
+        found.append([one.token_ids for one in pipe.generate(prompts, 9, sampling=how)])
+    assert found[0] == found[1]
+    assert pipe.report.num_accepted_draft_tokens
+
+
+def test_a_rounded_target_is_marked() -> None:
+    """The combination is lossless only where the target's keys and values are kept as they are."""
+    marked = {kv: pipeline(kv).composition.lossless for kv in ("slab,dtype=int8", "paged,dtype=fp8", "pool")}
+    assert marked == {"slab,dtype=int8": False, "paged,dtype=fp8": False, "pool": True}
+
+
+def test_samples_start_from_one_row() -> None:
+    """Samples of a prompt draw what plain sampling with the same quantiser draws, one by one."""
+    how = Sampling(temperature=1.0, samples=3)
+    found = [
+        [one.token_ids for one in pipeline(kv, draft=draft, accept="gumbel").generate(PROMPTS[:3], 6, sampling=how)]
+        for kv, draft in (("slab,dtype=int8", None), ("paged,block=4,dtype=int8,draft_dtype=int8", DRAFT))
+    ]
+    assert found[0] == found[1]
+
+
+def test_what_a_later_prompt_has_in_common_is_kept_in_bytes() -> None:
+    """Blocks are found again by the next run, the draft's too, and tokens stay the reference's."""
+    pipe, common = pipeline("paged,block=4,share=on,dtype=int8,draft_dtype=fp8"), PROMPTS[4][:14]
+    harness.check(pipe, harness.requests([[*common, 5, 6]], 6))
+    harness.check(pipe, harness.requests([[*common, 7]], 6))
+    assert pipe.report.prefix_hit_tokens == 12
+
+
+def test_a_reference_that_cannot_round_is_refused() -> None:
+    """A model that makes its cache itself has no reference in 8 bits."""
+    with (
+        states.known(),
+        pytest.raises(ModelError, match="keys and values in 8 bits: expected a model whose layers all"),
+    ):
+        OwnCache(states.fake_state_target(), rounded=QUANTISERS["int8"].round)
+
+
+# ---- whose, and how many bytes -------------------------------------------------------------------------------------------
+
+
+def opened(kv: str) -> tuple[Any, Any, Any]:
+    """Return the stores of a run: the target's, a draft's, and that of a drafter that asks for a slab."""
+    target = zoo.build("qwen3")
+    run = harness.open_run(target, 2, 30, kv=kv)
+    draft = ModelRunner(harness.placed(target), "draft")
+    return run.target.store, run.open_cache(draft).store, run.open_cache(draft, kv=Slab()).store
+
+
+@pytest.mark.parametrize(
+    ("kv", "expected"),
+    [
+        ("slab", [None, None, None]),
+        ("pool,dtype=int8", ["int8", None, None]),
+        ("paged,draft_dtype=fp8", [None, "fp8", "fp8"]),
+        ("slab,dtype=fp8,draft_dtype=int8", ["fp8", "int8", "int8"]),
+    ],
+)
+def test_whose_cache_is_in_which_dtype(kv: str, expected: list[str | None]) -> None:
+    """One option is the target's, the other all drafts', those of drafters with slabs of their own included."""
+    stores = opened(kv)
+    assert [one._quantiser.name if isinstance(one, QuantisedStore) else None for one in stores] == expected
+
+
+def test_bytes_are_those_of_codes_and_scales() -> None:
+    """A head of 12 numbers takes 14 bytes, not 48, and reports count them."""
+    target = zoo.build("qwen3")
+    assert {shape.key_size for shape in ModelRunner(target, "target").kv_shapes} == {12}
+    pipe = pipeline("slab,dtype=int8", target, None, batch_size=2)
+    harness.check(pipe, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 6))
+    exact = pipeline("slab", target, None, batch_size=2)
+    harness.check(exact, harness.requests(harness.random_prompts([5, 9], zoo.VOCABULARY), 6))
+    assert pipe.report.peak_kv_bytes * 48 == exact.report.peak_kv_bytes * 14 > 0
+
+
+def test_a_budget_of_bytes_is_one_of_packed_heads() -> None:
+    """Of ``memory=`` as many blocks are made as bytes suffice for."""
+    shapes = [KVShape(2, 16, 16, torch.float32)]
+    given = "paged,block=4,memory=2KB"
+    for kv, slot in ((given, 256), (f"{given},dtype=int8", 72)):
+        store: Any = strategy(registry(), "KV backend", kv).open(shapes, 2, 99, torch.device("cpu"))
+        blocks = getattr(store, "packed", store).blocks
+        assert blocks.most == (2000 // slot - 1) // 4
+
+
+def test_a_backend_that_rounds_nothing_has_nothing_to_say() -> None:
+    """``rounding`` is None for what is kept, also where drafts are rounded."""
+    made = (registry().make("KV backend", kv) for kv in ("slab", "slab,draft_dtype=int8", "slab,dtype=int8"))
+    assert [rounding(one) is None for one in made] == [True, True, False]

@@ -1,0 +1,268 @@
+"""What sequences that gave way had cached goes to the host's memory, comes back, and is not read again."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from specframe_std.kv.host_memory import HostCopies
+from specframe_std.kv.paged import Paged, PagedStore
+from specframe_std.kv.slots import Slots
+from specframe_testing import fakes, harness, states, suite_device
+from specframe_testing.device.counters import COUNTERS
+from specframe_testing.device.rounds import watched_rounds
+
+from specframe.contracts.cache import KVShape
+from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence
+from specframe.devices import kinds
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.errors import SpecframeError
+from specframe.observe.watch import Watcher
+from specframe.pipeline import Pipeline
+from specframe.text.sampling import Sampling
+
+TARGET = fakes.fake_target()
+DRAFT = fakes.fake_draft(TARGET)
+ASKED = harness.requests(harness.random_prompts([9] * 4, 61), 30)
+FEW = "paged,block=4,blocks=26"
+"""Blocks for fewer than four of these sequences at their ends."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:the device's memory ran out")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collect no garbage, which takes as long as there are objects of other tests."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[PagedStore]:
+    """Note every store that is opened."""
+    opened, init = list[PagedStore](), PagedStore.__init__
+    monkeypatch.setattr(PagedStore, "__init__", lambda self, *given: (opened.append(self), init(self, *given))[1])
+    return opened
+
+
+class Fed(Watcher):
+    """Counts the tokens that the target is fed."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def fed(self, model: str, tokens: int, computed: int) -> None:
+        """Count those of a forward."""
+        self.tokens += tokens if model == "target" else 0
+
+
+def pipeline(kv: str, draft: Any = DRAFT, **options: Any) -> Pipeline:
+    """Return a pipeline of the fakes."""
+    return harness.pipeline(TARGET, draft, kv=kv, **{"batch_size": 4, "draft_length": 3, **options})
+
+
+def fed(kv: str, draft: Any = None) -> int:
+    """Return how many tokens the target is fed; those decoded are the reference's."""
+    counted = Fed()
+    harness.check(pipeline(kv, draft, observers=[counted]), ASKED)
+    return counted.tokens
+
+
+def test_who_comes_back_is_not_read_again() -> None:
+    """Of a sequence that gave way its last token alone is fed again; without the host's memory all of them are."""
+    once, again, kept = (fed(kv) for kv in ("paged,block=4", FEW, f"{FEW},host=1MB"))
+    assert once == sum(len(one.prompt_ids) + 29 for one in ASKED)
+    assert again > once + 60
+    assert kept - once < 12
+    assert kept - once < (again - once) / 8
+
+
+def test_as_much_is_kept_as_fits() -> None:
+    """Of a sequence for which there is not enough room on the host the first tokens are kept."""
+    slot = 4 * (1 + 2)  # what the fake keeps of a token
+    found = [fed(f"{FEW},host={slot * slots}") for slots in (1, 20, 400)]
+    assert found[0] > found[1] > found[2]
+
+
+WAYS: list[dict[str, Any]] = [
+    {"drafter": "model,tree=dynamic,nodes=8"},
+    {"schedule": "continuous,piece=4,mixed=on"},
+    {"align": "eqspec"},
+    {"check": True},
+    {"drafter": "prompt-lookup"},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_tokens_are_exact(options: dict[str, Any], stores: list[PagedStore]) -> None:
+    """Whatever was drafted when a sequence gave way, and where slots are not places, so that nothing is kept."""
+    draft = None if options.get("drafter") == "prompt-lookup" else DRAFT
+    harness.check(pipeline(f"{FEW},host=1MB", draft, **options), ASKED)
+    assert all(store.host is not None and not store.host.nbytes for store in stores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize("more", ["", ",share=on", ",dtype=int8,draft_dtype=fp8"])
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_every_block_in_every_way(options: dict[str, Any], more: str, block: int) -> None:
+    """Blocks of all sizes, shared ones and those in 8 bits."""
+    if "share" in more and "align" in options:
+        pytest.skip("blocks that are kept by their content have no padding")
+    draft = None if options.get("drafter") == "prompt-lookup" else DRAFT
+    kv = f"paged,block={block},blocks={-(-104 // block)},host=1MB{more}"
+    for batch in (1, 3, 8):
+        harness.check(pipeline(kv, draft, **{"batch_size": batch, **options}), ASKED)
+
+
+@pytest.mark.parametrize("more", ["share=on", "dtype=int8,draft_dtype=int8"])
+def test_shared_blocks_and_bytes_come_back(more: str) -> None:
+    """What is found on the device is not brought back, and bytes are as they were."""
+    harness.check(pipeline(f"{FEW},host=1MB,{more}"), ASKED)
+
+
+def test_samples_draw_what_they_would_have_drawn() -> None:
+    """Samples that gave way go on with their own noise, those that began from another's row, too."""
+    prompts, how = [one.prompt_ids for one in ASKED[:3]], Sampling(temperature=1.0, samples=3)
+    found = [
+        [one.token_ids for one in pipeline(kv, accept="gumbel").generate(prompts, 12, sampling=how)]
+        for kv in ("slab", "paged,block=4,blocks=22,host=1MB")
+    ]
+    assert found[0] == found[1]
+
+
+def test_layers_with_states_are_read_again() -> None:
+    """A state is not kept with blocks, so all tokens are read."""
+    with states.known():
+        target = states.fake_state_target()
+        pipe = harness.pipeline(
+            target, states.fake_state_draft(target), kv=f"{FEW},host=1MB", batch_size=4, draft_length=3
+        )
+        harness.check(pipe, ASKED)
+
+
+# ---- whose copies stay, and for how long -------------------------------------------------------------------------------
+
+
+def begun(kv: str, *observers: Watcher, steps: int = 6) -> Engine:
+    """Return an engine that decodes four sequences."""
+    pipe = pipeline(kv)
+    engine = Engine(pipe.recipe, pipe.parts, observers, HandClock(), pipe.executor)
+    engine.make_room(60)
+    for one in ASKED:
+        engine.add(one)
+    for _ in range(steps):
+        engine.step()
+    return engine
+
+
+def test_an_abort_frees_what_was_kept(stores: list[PagedStore]) -> None:
+    """Whoever is aborted while it waits leaves nothing on the host, and the others go on."""
+    engine = begun("paged,block=4,host=1MB")
+    pool = engine._groups.pool
+    for one in [*pool.live]:
+        pool.preempt(one)
+    held = [store.host.nbytes for store in stores if store.host]
+    assert len(held) == 2
+    assert min(held) > 0
+    for one in ASKED[1:]:
+        engine.abort(one.key)
+    for store, before in zip(stores, held, strict=True):
+        assert store.host is not None
+        assert 0 < store.host.nbytes < before / 2
+    engine.abort(ASKED[0].key)
+    assert [store.host.nbytes for store in stores if store.host] == [0, 0]
+    assert not any(store._rows or store.blocks.used for store in stores)
+
+
+def test_all_copies_together_have_the_bytes(stores: list[PagedStore]) -> None:
+    """The host's memory is for all sequences that wait, not for each."""
+    pool = begun("paged,block=4,host=400")._groups.pool
+    for one in [*pool.live]:
+        pool.preempt(one)
+    for store in stores:
+        assert store.host is not None
+        assert 388 < store.host.nbytes <= 400
+
+
+def test_rows_that_are_opened_anew_come_back(stores: list[PagedStore]) -> None:
+    """Where caches are opened with more room, live sequences are not read again either."""
+    counted = Fed()
+    engine = begun("paged,block=4,host=1MB", counted)
+    longer = Request(9, [5] * 100, 4)
+    before = counted.tokens
+    engine.add(longer)
+    assert engine._opened is None
+    assert min(store.host.nbytes for store in stores if store.host) > 0
+    ended = dict[Any, list[int]]()
+    while not engine.idle:
+        report = engine.step()
+        ended |= {one.request.key: one.token_ids for one in (report.finished if report else ())}
+    left = sum(len(one) for one in ended.values())
+    assert counted.tokens - before < 100 + 4 * left, "each round feeds four tokens of a row"
+    for one in (*ASKED, longer):
+        assert ended[one.key] == harness.expected(TARGET, one)[0]
+    assert [store.host.nbytes for store in stores if store.host] == [0, 0]
+
+
+def test_what_nobody_waits_for_is_let_go() -> None:
+    """A sequence that is forgotten without an end leaves nothing, and neither does one that has begun again."""
+    kept = HostCopies(Slots([KVShape(1, 2, 2, torch.float32)], torch.device("cpu")), 1000)
+    old = Sequence(Request(0, [1, 2, 3], 5), 8)
+    waiting = old.again()
+    assert old.resumed_as is waiting
+    kept._memory.resize(9)
+    kept.keep(waiting, torch.arange(1, 4).numpy())
+    assert kept.count(waiting) == 3
+    del waiting
+    old.resumed_as = None
+    assert kept.nbytes == 0
+    with pytest.raises(SpecframeError, match="host: expected bytes as in 2GB"):
+        Paged(host="2 parsecs")
+
+
+def test_a_device_without_memory_for_copies_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot bring slots together sequences are read again, at the way there and at the way back."""
+    for name in ("to_host", "from_host"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Slots, name, lambda *given: out_of_memory())
+            harness.check(pipeline(f"{FEW},host=1MB"), ASKED)
+
+
+def out_of_memory() -> None:
+    """Run out of memory."""
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_the_host_never_waits_for_copies() -> None:
+    """On a device as strict as CUDA neither a steady round nor one in which sequences give way or come back has a wait more."""
+    asked = [Request(one.index, one.prompt_ids, 12) for one in ASKED]
+    with suite_device.running_on("sim"), watched_rounds() as watched:
+        pipe = pipeline("paged,block=4,blocks=16,host=1MB", observers=[watched])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                watched.rounds.clear()  # a model is tried out in its first run
+                harness.check(pipe, asked)
+        assert any("gives its memory back" in str(one.message) for one in caught)
+        for one in watched.rounds:
+            assert one.waits <= 1, f"expected 1 wait per round, got {one}"
+        steady = [one.copies for one in watched.steady]
+        assert steady
+        assert max(steady) <= 4, "the table alone is sent"
+
+
+def test_a_copy_to_other_memory_waits() -> None:
+    """The simulated device counts a wait for a copy to memory that is not page-locked, and none for one that is."""
+    with suite_device.running_on("sim"), COUNTERS.watched() as events:
+        held = torch.arange(3, device=harness.device())
+        buffer = kinds.of(held.device).host_buffer(held)
+        buffer.copy_(held, non_blocking=True)
+        assert not any(event.kind == "wait" for event in events)
+        torch.empty(3, dtype=torch.long).copy_(held, non_blocking=True)
+        assert sum(count for event, count in events.items() if event.kind == "wait") == 1
+        assert buffer.tolist() == [0, 1, 2]

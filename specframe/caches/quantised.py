@@ -1,0 +1,178 @@
+"""Stores whose keys and values are in 8 bits, and the options of KV backends that have them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, cast
+
+import attrs
+import torch
+
+from specframe.caches.quantiser import QUANTISERS, Quantiser
+from specframe.contracts.cache import Dense, KVBackend, KVShape, KVStore, Placement, PooledStore, RoundingBackend
+from specframe.contracts.round import Sequence
+from specframe.errors import OptionError, literal
+from specframe.value_checks import unwrap_guards
+
+EXACT = "model"
+"""The value of both options that has keys and values kept as the model makes them."""
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+"""Returns keys or values (B, H, T, D) as forwards read them."""
+
+Open = Callable[[list[KVShape], int, int, torch.device], KVStore]
+"""Opens a store, as :meth:`specframe.contracts.cache.KVBackend.open`."""
+
+
+class QuantisedStore:
+    """A store of bytes that is written, and read, in numbers. What is moved, copied or cleared is bytes.
+
+    Args:
+        packed: the store of bytes, which hands out plain tensors.
+        shapes: of the layers, in numbers.
+        quantiser: between the two.
+    """
+
+    def __init__(self, packed: KVStore, shapes: list[KVShape], quantiser: Quantiser) -> None:
+        self.packed, self._shapes, self._quantiser = packed, shapes, quantiser
+
+    @property
+    def rows(self) -> int:
+        """Sequences that there is room for."""
+        return self.packed.rows
+
+    @property
+    def slots(self) -> int | None:
+        """Slots per row, if the memory never moves."""
+        return self.packed.slots
+
+    @property
+    def first(self) -> int:
+        """The batch's first row."""
+        return self.packed.first
+
+    def arrange(self, sequences: list[Sequence]) -> None:
+        """Make these sequences the rows."""
+        self.packed.arrange(sequences)
+
+    def expect(self, placement: Placement) -> None:
+        """Take the slots that the next forward writes and attends to."""
+        self.packed.expect(placement)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+        """Write (B, H, T, D) keys and values, and return all slots attended to as they come back, (B, H, S, D)."""
+        quantiser, shape = self._quantiser, self._shapes[layer]
+        view = cast(Dense, self.packed.write(layer, quantiser.pack(keys), quantiser.pack(values)))
+        return Dense(
+            quantiser.unpack(view.keys, shape.key_size, keys.dtype),
+            quantiser.unpack(view.values, shape.value_size, values.dtype),
+        )
+
+    def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
+        """Move slots of the batch's rows."""
+        self.packed.move(sources_BT, targets_BT)
+
+    def reserve(self, sequence: Sequence, tokens: int) -> int | None:
+        """Make room for a sequence."""
+        return self.packed.reserve(sequence, tokens)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self.packed.release(sequence)
+
+    def widen(self, rows: int, capacity: int) -> None:
+        """Serve a run of so many rows and slots per row, where rows share memory."""
+        cast(PooledStore, self.packed).widen(rows, capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return self.packed.nbytes
+
+
+def opened(
+    open_packed: Open,
+    quantiser: Quantiser | None,
+    shapes: list[KVShape],
+    rows: int,
+    capacity: int,
+    device: torch.device,
+) -> KVStore:
+    """Return a store that a function opens, in the bytes of a quantiser if there is one."""
+    if quantiser is None:
+        return open_packed(shapes, rows, capacity, device)
+    for place in {shape.device or device for shape in shapes}:
+        quantiser.require(place)
+    packed = open_packed([quantiser.packed_shape(shape) for shape in shapes], rows, capacity, device)
+    return QuantisedStore(packed, shapes, quantiser)
+
+
+@attrs.define(eq=False)
+class OfDrafts:
+    """The KV backend of drafts' caches, which opens the stores of another one in bytes."""
+
+    _open: Open
+    _quantiser: Quantiser | None
+    needs: frozenset[str]
+    offers: frozenset[str]
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
+        """Return a store."""
+        return opened(self._open, self._quantiser, shapes, rows, capacity, device)
+
+
+class Quantisable(ABC):
+    """A KV backend with an option for the dtype of the target's keys and values, and one for those of drafts."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+
+    def __init__(self, dtype: str, draft_dtype: str) -> None:
+        self._own, self._of_drafts = quantiser("dtype", dtype), quantiser("draft_dtype", draft_dtype)
+        bare = self.offers - {"drafts", "rounded"}
+        self._drafts = OfDrafts(self.open_packed, self._of_drafts, self.needs, bare)
+        self.offers = bare | {"rounded"} if self._own else bare
+        if self._own or self._of_drafts:
+            self.offers |= {"drafts"}
+
+    @abstractmethod
+    def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
+        """Return a store of these shapes, which may be those of bytes."""
+
+    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
+        """Return a store of the target's keys and values."""
+        return opened(self.open_packed, self._own, shapes, rows, capacity, device)
+
+    def rounded(self, states: torch.Tensor) -> torch.Tensor:
+        """Return keys or values (B, H, T, D) as forwards of the target read them."""
+        return states if self._own is None else self._own.round(states)
+
+    def of_drafts(self, own: KVBackend) -> KVBackend:
+        """Return the backend of a draft's cache.
+
+        Args:
+            own: the one that the drafter asks for: this one, or one of its own.
+        """
+        own = unwrap_guards(own)
+        if own is self:
+            return self._drafts
+        if self._of_drafts is None or "paged" in own.offers:
+            return own
+        return OfDrafts(own.open, self._of_drafts, own.needs, own.offers)
+
+
+def quantiser(name: str, value: Any) -> Quantiser | None:
+    """Return the quantiser that an option names; None: keys and values are kept as they are.
+
+    Raises:
+        OptionError: it names none.
+    """
+    if value not in (EXACT, *QUANTISERS):
+        raise OptionError(f"{name}: expected {EXACT!r}, {' or '.join(map(repr, QUANTISERS))}, got {literal(value)}")
+    return QUANTISERS.get(value)
+
+
+def rounding(kv: KVBackend) -> Rounding | None:
+    """Return what a KV backend makes of keys and values, for whoever decodes with a cache of its own; None: nothing."""
+    return cast(RoundingBackend, kv).rounded if "rounded" in kv.offers else None
