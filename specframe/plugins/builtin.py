@@ -54,7 +54,7 @@ def specframe_register_attention_backends(register: Register) -> None:
         "packed",
         "specframe.forward.attention.packed:Packed",
         summary="Variable-length flash attention, without masks: on CUDA, in half precision, where slots are places.",
-        offers={"dense", "lengths", "window"},
+        offers={"dense", "lengths", "paged", "window"},
     )
     register(
         "flex",

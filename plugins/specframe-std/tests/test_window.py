@@ -225,6 +225,7 @@ class Reading(Slab):
     """Counts the slots that views of drafts have, and others."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.drafts, self.others = list[int](), list[int]()
 
     def open(self, *given: Any) -> Any:
