@@ -326,21 +326,22 @@ def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytes
     """Pages of a size that the kernel has are read where they lie; others are gathered. The tokens are those of a slab."""
     shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     target = zoo.build("qwen3", **shape).to(torch.bfloat16)
-    found, tables = [], Counter[bool]()
+    found, tables = [], list[Counter[bool]]()
     flash = packed.flash
 
     def noted(*given: Any) -> torch.Tensor:
-        tables[given[6] is not None] += 1
+        tables[-1][given[6] is not None] += 1
         return flash(*given)
 
-    for kv in ("slab", Pages(page=page)):
+    for kv in ("slab", Pages(page=page), f"paged,block={page},view=blocks"):
         pipe = harness.pipeline(target, zoo.good_draft(target), kv=kv, attention="packed", batch_size=3, draft_length=3)
         harness.decode(pipe, asked("qwen3"))  # kernels are tried in the first run
+        tables.append(Counter())
         with monkeypatch.context() as patched:
             patched.setattr(packed, "flash", noted)
             found.append([result.token_ids for result in harness.decode(pipe, asked("qwen3"))])
-    assert found[0] == found[1]
-    assert bool(tables[True]) == reads
+    assert found[0] == found[1] == found[2]
+    assert [bool(one[True]) for one in tables] == [False, reads, reads]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

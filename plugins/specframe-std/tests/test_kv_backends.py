@@ -36,12 +36,12 @@ class TestPaged(KVBackendSuite):
 
 
 class TestPagedSharing(KVBackendSuite):
-    """Rows in blocks that are kept by their content."""
+    """Rows in blocks that are kept by their content, and handed out as they lie."""
 
     host_copies = TestPaged.host_copies
 
     def make(self) -> str:
-        return "paged,block=6,share=on"
+        return "paged,block=6,share=on,view=blocks"
 
 
 class TestPagedInt8(KVBackendSuite):

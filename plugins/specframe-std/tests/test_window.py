@@ -277,7 +277,11 @@ def test_with_every_store(kv: str) -> None:
         {"drafter": "window,sink=2,recent=4,branch=3/2/1", "draft_length": "auto"},
         {"drafter": "window,sink=2,recent=4,branch=2/2", "draft_length": "auto", "align": "eqspec", "accept": "gumbel"},
         {"drafter": "window,sink=1,recent=3,tree=dynamic,nodes=8", "draft_length": "auto", "align": "exspec"},
-        {"drafter": "window,sink=1,recent=3,branch=2/2", "draft_length": "auto", "kv": "paged,block=4,share=on"},
+        {
+            "drafter": "window,sink=1,recent=3,branch=2/2",
+            "draft_length": "auto",
+            "kv": "paged,block=4,share=on,view=blocks",
+        },
         pytest.param({"kv": "slab", "align": "eqspec"}, marks=pytest.mark.slow),
         {"schedule": "continuous,piece=4,mixed=on"},
         pytest.param({"draft_length": "goodput"}, marks=pytest.mark.slow),

@@ -14,6 +14,7 @@ from specframe.contracts.round import Sequence
 from specframe.devices.memory import out_of_memory
 from specframe.errors import OptionError, literal
 from specframe.value_checks import whole
+from specframe_std.kv.block_views import BlockViews
 from specframe_std.kv.blocks import Blocks, contents
 from specframe_std.kv.byte_counts import byte_count
 from specframe_std.kv.host_memory import HostCopies
@@ -39,6 +40,8 @@ class Paged(Quantisable):
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
         host: the most bytes of the host's memory, as 2GB, for what sequences that gave way had in each model's cache: they come
             back from there and are not read again. Without it they are.
+        view: "rows": attention is handed a copy of each row's keys and values. "blocks": it is handed the blocks, which "packed"
+            reads where torch's kernel takes blocks of their size, multiples of 256; they are copied for others.
         dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
         draft_dtype: of the keys and values of drafts.
     """
@@ -53,6 +56,7 @@ class Paged(Quantisable):
         memory: str | int | None = None,
         share: str = "off",
         host: str | int | None = None,
+        view: str = "rows",
         dtype: str = EXACT,
         draft_dtype: str = EXACT,
     ) -> None:
@@ -67,11 +71,21 @@ class Paged(Quantisable):
         self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
+        if view not in ("rows", "blocks"):
+            raise OptionError(f"view: expected 'rows' or 'blocks', got {literal(view)}")
+        self.in_blocks = view == "blocks"
+        if self.in_blocks and {dtype, draft_dtype} != {EXACT}:
+            raise OptionError(
+                "view: expected 'rows' for keys and values in 8 bits, which no kernel reads, got 'blocks'"
+            )
+        if self.in_blocks:
+            self.offers |= {"paged"}
         super().__init__(dtype, draft_dtype)
 
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
         """Return a store without a block."""
-        return PagedStore(shapes, rows, capacity, device, self)
+        store = BlockStore if self.in_blocks else PagedStore
+        return store(shapes, rows, capacity, device, self)
 
     def most(self, rows: int, capacity: int, slot_bytes: int) -> int:
         """Return how many blocks there may be.
@@ -303,3 +317,7 @@ class PagedStore(PooledStore):
     def reserved(self) -> int:
         """Return the slots of the blocks that rows have; those that several rows have count once."""
         return self.blocks.used * self.block
+
+
+class BlockStore(BlockViews, PagedStore):
+    """A paged store whose blocks attention reads where they lie."""

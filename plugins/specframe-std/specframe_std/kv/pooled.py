@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specframe.contracts.cache import Dense, KVShape, Placement, Written
+from specframe.contracts.cache import Dense, KVShape, KVView, Placement, Written
 from specframe.contracts.round import Sequence
 from specframe.devices.kinds import on_device
 from specframe_std.kv.slots import FILLER, Slots
@@ -159,12 +159,16 @@ class PooledStore(ABC):
         written = placement.written or self._seen(slots_BT, extent)
         table_BS = self._fitted(written.first, written.end)
         self._coming = written.stands
-        chosen_BN, last = placement.attended_BS, table_BS.shape[1] - 1
+        rows_BT = slots_BT if len(slots_BT) == len(self._own) else slots_BT.expand(len(self._own), -1)
+        places = table_BS.gather(1, rows_BT.clamp(max=table_BS.shape[1] - 1)).flatten()
+        self._places = {device: places.to(device, non_blocking=True) for device in self.memory.devices}
+        self._attend(placement, table_BS)
+
+    def _attend(self, placement: Placement, table_BS: torch.Tensor) -> None:
+        """Take the slots that the next forward attends to."""
+        chosen_BN, extent, last = placement.attended_BS, placement.key_order_BS.shape[1], table_BS.shape[1] - 1
         self._shape = (len(self._own), extent if chosen_BN is None else chosen_BN.shape[1])
         self._in_one = self._in_place(self._own, extent) if chosen_BN is None else None
-        rows_BT = slots_BT if len(slots_BT) == len(self._own) else slots_BT.expand(len(self._own), -1)
-        places = table_BS.gather(1, rows_BT.clamp(max=last)).flatten()
-        self._places = {device: places.to(device, non_blocking=True) for device in self.memory.devices}
         if self._in_one is not None:
             return
         if chosen_BN is not None:
@@ -208,22 +212,26 @@ class PooledStore(ABC):
         if len(fresh := self._taken()):
             self.memory.clear(fresh)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Dense:
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KVView:
         """Write (B, H, T, D) keys and values and return those of all slots attended to, (B, H, S, D)."""
-        held_keys, held_values = self.memory.layers[layer]
-        view = Dense(self._written(held_keys, keys), self._written(held_values, values))
+        parts = self.memory.layers[layer]
+        for held_NHD, states in zip(parts, (keys, values), strict=True):
+            held_NHD.index_copy_(0, self._places[held_NHD.device], states.transpose(1, 2).flatten(0, 1))
         if layer == len(self.memory.layers) - 1:
             for row, stands in zip(self._own, self._coming.tolist(), strict=True):
                 row.stands = max(row.stands, stands)
-        return view
+        return self._view(*parts)
 
-    def _written(self, held_NHD: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Write the keys, or the values, of one layer and return the slots attended to."""
-        device = held_NHD.device
-        held_NHD.index_copy_(0, self._places[device], states.transpose(1, 2).flatten(0, 1))
+    def _view(self, keys_NHD: torch.Tensor, values_NHD: torch.Tensor) -> KVView:
+        """Return what is attended to of a layer's slots."""
+        return Dense(self._gathered(keys_NHD), self._gathered(values_NHD))
+
+    def _gathered(self, held_NHD: torch.Tensor) -> torch.Tensor:
+        """Return the slots attended to of the keys, or the values, of one layer, (B, H, S, D)."""
         if self._in_one is not None:
             return held_NHD[None, self._in_one].transpose(1, 2)
-        return held_NHD.index_select(0, self._attended[device]).unflatten(0, self._shape).transpose(1, 2)
+        attended = self._attended[held_NHD.device]
+        return held_NHD.index_select(0, attended).unflatten(0, self._shape).transpose(1, 2)
 
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once; targets are slots that the rows have written before."""
