@@ -32,8 +32,8 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     def call(self: ModelRunner, ids_BT: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         if self.role == "target" and not options:  # trials of a model have options
-            laid = arguments[-1]
-            shapes.append((1, laid.tokens) if isinstance(laid, Unpadded) else tuple(ids_BT.shape))
+            laid = next((one for one in arguments if isinstance(one, Unpadded)), None)
+            shapes.append(tuple(ids_BT.shape) if laid is None else (1, laid.tokens))
         return usual(self, ids_BT, *arguments, **options)
 
     monkeypatch.setattr(ModelRunner, "call", call)
