@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_testing import fakes, harness, states, zoo
+from specframe_testing import fakes, harness, states, suite_device, zoo
 
 from specframe.caches.quantised import QuantisedStore, rounding
 from specframe.caches.quantiser import QUANTISERS, Quantiser
@@ -104,7 +104,6 @@ def test_tokens_are_those_of_a_reference_with_the_same_quantiser(kv: str, dtype:
 WAYS: list[dict[str, Any]] = [
     {"drafter": "model,tree=dynamic,nodes=8"},
     {"drafter": "model,tree=dynamic,nodes=8", "align": "eqspec"},
-    {"schedule": "continuous,piece=4"},
     {"schedule": "continuous,piece=4,mixed=on"},
     {"align": "eqspec"},
     {"align": "exspec"},
@@ -161,6 +160,24 @@ def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
         found.append([one.token_ids for one in pipe.generate(prompts, 9, sampling=how)])
     assert found[0] == found[1]
     assert pipe.report.num_accepted_draft_tokens
+
+
+def test_recorded_forwards_round_as_others_do() -> None:
+    """On a device with graphs codes are made and read inside of recordings, without a wait or a copy of the host's."""
+    with suite_device.running_on("sim"):
+        pipe = pipeline("slab,dtype=int8,draft_dtype=fp8", graphs="on", batch_size=2)
+        harness.check(pipe, ASKED[:4])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("kv", ["slab", "paged,block=3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_exact_on_cuda(dtype: str, kv: str, graphs: str) -> None:
+    """On a CUDA device a combination gives the tokens of a reference with the same quantiser, too."""
+    target = fakes.fake_target().cuda()
+    pipe = pipeline(f"{kv},{BOTH.format(dtype)}", target, fakes.fake_draft(target).cuda(), graphs=graphs)
+    harness.check(pipe, ASKED)
 
 
 def test_a_rounded_target_is_marked() -> None:
