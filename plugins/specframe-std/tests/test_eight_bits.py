@@ -82,6 +82,10 @@ def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
     lacking: Any = object()
     with pytest.raises(OptionError, match=r"fp8: expected a device whose torch turns numbers into .*, got cpu; int8"):
         Quantiser("fp8", lacking, 448).require(torch.device("cpu"))
+    slab = Slab("fp8")
+    slab._quantiser = Quantiser("fp8", lacking, 448)
+    with pytest.raises(OptionError, match="fp8: expected a device"):
+        slab.open([KVShape(1, 2, 2, torch.float32)], 2, 9, torch.device("cpu"))
 
 
 # ---- tokens ------------------------------------------------------------------------------------------------------------
