@@ -208,6 +208,17 @@ def test_what_a_later_prompt_has_in_common_is_kept_in_bytes() -> None:
     assert pipe.report.prefix_hit_tokens == 12
 
 
+@pytest.mark.parametrize("options", [{}, {"check": True}], ids=str)
+def test_states_are_kept_as_they_are(options: dict[str, Any]) -> None:
+    """Beside layers with keys in 8 bits those with a state are exact: tokens are those of plain decoding with the same option."""
+    with states.known():
+        target = states.fake_state_target()
+        draft = states.fake_state_draft(target)
+        plain = harness.decode(pipeline("slab,dtype=int8", target, None, batch_size=1), ASKED)
+        found = harness.decode(pipeline(f"pool,{BOTH.format('int8')}", target, draft, **options), ASKED)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+
+
 def test_a_reference_that_cannot_round_is_refused() -> None:
     """A model that makes its cache itself has no reference in 8 bits."""
     with (
