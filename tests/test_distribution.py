@@ -175,6 +175,13 @@ def test_draws_from_the_target(cell: Cell) -> None:
     assert judged(cell, FEWER if cell.align == "rollback" else SAMPLES) > LEAST
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_in_8_bits_draw_from_the_target(rule: str) -> None:
+    """Rules compare the target's distribution with the one that drafts were drawn from, whose keys are rounded."""
+    assert judged(Cell(f"{rule}-fp8", "ragged", 4, "t1"), SAMPLES, accept=rule, kv="slab,draft_dtype=fp8") > LEAST
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_draws_from_the_target(rule: str) -> None:
     """Under the default alignment, with a draft of four and a temperature of 1, each rule passes."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
-import attrs
 import torch
 
 from specframe.caches.quantiser import QUANTISERS, Quantiser
@@ -20,9 +20,6 @@ EXACT = "model"
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Returns keys or values (B, H, T, D) as forwards read them."""
-
-Open = Callable[[list[KVShape], int, int, torch.device], KVStore]
-"""Opens a store, as :meth:`specframe.contracts.cache.KVBackend.open`."""
 
 
 class QuantisedStore:
@@ -91,75 +88,63 @@ class QuantisedStore:
         return self.packed.nbytes
 
 
-def opened(
-    open_packed: Open,
-    quantiser: Quantiser | None,
-    shapes: list[KVShape],
-    rows: int,
-    capacity: int,
-    device: torch.device,
-) -> KVStore:
-    """Return a store that a function opens, in the bytes of a quantiser if there is one."""
-    if quantiser is None:
-        return open_packed(shapes, rows, capacity, device)
-    for place in {shape.device or device for shape in shapes}:
-        quantiser.require(place)
-    packed = open_packed([quantiser.packed_shape(shape) for shape in shapes], rows, capacity, device)
-    return QuantisedStore(packed, shapes, quantiser)
-
-
-@attrs.define(eq=False)
-class OfDrafts:
-    """The KV backend of drafts' caches, which opens the stores of another one in bytes."""
-
-    _open: Open
-    _quantiser: Quantiser | None
-    needs: frozenset[str]
-    offers: frozenset[str]
-
-    def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
-        """Return a store."""
-        return opened(self._open, self._quantiser, shapes, rows, capacity, device)
-
-
 class Quantisable(ABC):
-    """A KV backend with an option for the dtype of the target's keys and values, and one for those of drafts."""
+    """A KV backend with an option for the dtype of the target's keys and values, and one for those of drafts.
+
+    A subclass calls its constructor last: the backend of drafts is a copy of what there is by then.
+    """
 
     needs: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
 
     def __init__(self, dtype: str, draft_dtype: str) -> None:
-        self._own, self._of_drafts = quantiser("dtype", dtype), quantiser("draft_dtype", draft_dtype)
-        bare = self.offers - {"drafts", "rounded"}
-        self._drafts = OfDrafts(self.open_packed, self._of_drafts, self.needs, bare)
-        self.offers = bare | {"rounded"} if self._own else bare
-        if self._own or self._of_drafts:
+        self._quantiser, of_drafts = quantiser("dtype", dtype), quantiser("draft_dtype", draft_dtype)
+        self._of_drafts = of_drafts
+        self._drafts = self._with(of_drafts)
+        """The same for the caches of drafts."""
+        if self._quantiser:
+            self.offers |= {"rounded"}
+        if self._quantiser or of_drafts:
             self.offers |= {"drafts"}
+
+    def _with(self, quantiser: Quantiser | None) -> Quantisable:
+        """Return this backend with another quantiser, for a cache of its own."""
+        made = copy.copy(self)
+        made._quantiser, made._of_drafts = quantiser, None
+        made.offers = made.offers - {"drafts", "rounded"} | ({"rounded"} if quantiser else set())
+        return made
 
     @abstractmethod
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store of these shapes, which may be those of bytes."""
 
+    def packed_shapes(self, shapes: list[KVShape]) -> list[KVShape]:
+        """Return the shapes that keys and values of these are kept in."""
+        return shapes if self._quantiser is None else [self._quantiser.packed_shape(shape) for shape in shapes]
+
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
-        """Return a store of the target's keys and values."""
-        return opened(self.open_packed, self._own, shapes, rows, capacity, device)
+        """Return a store of keys and values."""
+        if self._quantiser is None:
+            return self.open_packed(shapes, rows, capacity, device)
+        for place in {shape.device or device for shape in shapes}:
+            self._quantiser.require(place)
+        packed = self.open_packed(self.packed_shapes(shapes), rows, capacity, device)
+        return QuantisedStore(packed, shapes, self._quantiser)
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
-        """Return keys or values (B, H, T, D) as forwards of the target read them."""
-        return states if self._own is None else self._own.round(states)
+        """Return keys or values (B, H, T, D) as forwards read them."""
+        return states if self._quantiser is None else self._quantiser.round(states)
 
     def of_drafts(self, own: KVBackend) -> KVBackend:
         """Return the backend of a draft's cache.
 
         Args:
-            own: the one that the drafter asks for: this one, or one of its own.
+            own: the one that the drafter asks for: this one, or one of its own, which a stranger's keeps as it is.
         """
         own = unwrap_guards(own)
         if own is self:
             return self._drafts
-        if self._of_drafts is None or "paged" in own.offers:
-            return own
-        return OfDrafts(own.open, self._of_drafts, own.needs, own.offers)
+        return own._with(self._of_drafts) if isinstance(own, Quantisable) and self._of_drafts else own
 
 
 def quantiser(name: str, value: Any) -> Quantiser | None:

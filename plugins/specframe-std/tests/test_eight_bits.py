@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from specframe_testing import fakes, harness, states, zoo
+from specframe_testing import fakes, harness, states, suite_device, zoo
 
 from specframe.caches.quantised import QuantisedStore, rounding
 from specframe.caches.quantiser import QUANTISERS, Quantiser
@@ -82,6 +82,10 @@ def test_a_device_without_the_dtype_is_told_in_a_sentence() -> None:
     lacking: Any = object()
     with pytest.raises(OptionError, match=r"fp8: expected a device whose torch turns numbers into .*, got cpu; int8"):
         Quantiser("fp8", lacking, 448).require(torch.device("cpu"))
+    slab = Slab("fp8")
+    slab._quantiser = Quantiser("fp8", lacking, 448)
+    with pytest.raises(OptionError, match="fp8: expected a device"):
+        slab.open([KVShape(1, 2, 2, torch.float32)], 2, 9, torch.device("cpu"))
 
 
 # ---- tokens ------------------------------------------------------------------------------------------------------------
@@ -104,7 +108,6 @@ def test_tokens_are_those_of_a_reference_with_the_same_quantiser(kv: str, dtype:
 WAYS: list[dict[str, Any]] = [
     {"drafter": "model,tree=dynamic,nodes=8"},
     {"drafter": "model,tree=dynamic,nodes=8", "align": "eqspec"},
-    {"schedule": "continuous,piece=4"},
     {"schedule": "continuous,piece=4,mixed=on"},
     {"align": "eqspec"},
     {"align": "exspec"},
@@ -163,6 +166,24 @@ def test_drafts_in_8_bits_cost_no_exactness(accept: str) -> None:
     assert pipe.report.num_accepted_draft_tokens
 
 
+def test_recorded_forwards_round_as_others_do() -> None:
+    """On a device with graphs codes are made and read inside of recordings, without a wait or a copy of the host's."""
+    with suite_device.running_on("sim"):
+        pipe = pipeline("slab,dtype=int8,draft_dtype=fp8", graphs="on", batch_size=2)
+        harness.check(pipe, ASKED[:4])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("kv", ["slab", "paged,block=3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_exact_on_cuda(dtype: str, kv: str, graphs: str) -> None:
+    """On a CUDA device a combination gives the tokens of a reference with the same quantiser, too."""
+    target = fakes.fake_target().cuda()
+    pipe = pipeline(f"{kv},{BOTH.format(dtype)}", target, fakes.fake_draft(target).cuda(), graphs=graphs)
+    harness.check(pipe, ASKED)
+
+
 def test_a_rounded_target_is_marked() -> None:
     """The combination is lossless only where the target's keys and values are kept as they are."""
     marked = {kv: pipeline(kv).composition.lossless for kv in ("slab,dtype=int8", "paged,dtype=fp8", "pool")}
@@ -185,6 +206,17 @@ def test_what_a_later_prompt_has_in_common_is_kept_in_bytes() -> None:
     harness.check(pipe, harness.requests([[*common, 5, 6]], 6))
     harness.check(pipe, harness.requests([[*common, 7]], 6))
     assert pipe.report.prefix_hit_tokens == 12
+
+
+@pytest.mark.parametrize("options", [{}, {"check": True}], ids=str)
+def test_states_are_kept_as_they_are(options: dict[str, Any]) -> None:
+    """Beside layers with keys in 8 bits those with a state are exact: tokens are those of plain decoding with the same option."""
+    with states.known():
+        target = states.fake_state_target()
+        draft = states.fake_state_draft(target)
+        plain = harness.decode(pipeline("slab,dtype=int8", target, None, batch_size=1), ASKED)
+        found = harness.decode(pipeline(f"pool,{BOTH.format('int8')}", target, draft, **options), ASKED)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
 
 
 def test_a_reference_that_cannot_round_is_refused() -> None:

@@ -256,6 +256,17 @@ def test_the_host_never_waits_for_copies() -> None:
         assert max(steady) <= 4, "the table alone is sent"
 
 
+@pytest.mark.cuda
+def test_what_comes_back_on_cuda_is_exact() -> None:
+    """Page-locked memory is written and read in the order of what the device does."""
+    target = fakes.fake_target().cuda()
+    draft = fakes.fake_draft(target).cuda()
+    for more in ("", ",dtype=fp8,draft_dtype=int8"):
+        pipe = harness.pipeline(target, draft, kv=f"{FEW},host=1MB{more}", batch_size=4, draft_length=3)
+        with pytest.warns(RuntimeWarning, match="gives its memory back"):
+            harness.check(pipe, ASKED)
+
+
 def test_a_copy_to_other_memory_waits() -> None:
     """The simulated device counts a wait for a copy to memory that is not page-locked, and none for one that is."""
     with suite_device.running_on("sim"), COUNTERS.watched() as events:
