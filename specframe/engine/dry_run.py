@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from typing import Any, Protocol, cast
 
@@ -372,12 +373,26 @@ class Rounds:
         return Footprint(peak.total, of_some(peak.parts), held + self._states)
 
     def _step(self) -> None:
-        self._report = self._engine.step() or self._report
+        gc.collect()
+        with uncollected():
+            self._report = self._engine.step() or self._report
         if self._report is not None and self._report.logits_BTV is not None:
             self._reported = max(self._reported, self._report.logits_BTV.nbytes)
         held, states = self._engine.held_bytes
         self._cached = max(self._cached, held - states)
         self._states = self._states if self._late else max(self._states, states)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep what refers to itself inside the block: when it goes in a run is up to Python, and a plan is for the worst."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def with_part(peak: Peak, name: str, nbytes: int) -> Peak:
