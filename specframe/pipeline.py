@@ -73,6 +73,8 @@ class Pipeline:
             ``from_pretrained``: "torchao-int8-weight-only", "bitsandbytes-4bit,bnb-4bit-quant-type=nf4", "none,variant=fp16", or a
             mapping such as ``{"quantization_config": made}``. A head stays as it is. See :mod:`specframe.models.load_options`.
         constraint: what all continuations have to keep to: a constraint by name, ``name,key=value`` or as an object; None: nothing.
+        memory: the most bytes that weights, caches and everything else take together while prompts are decoded, as "22GB" or
+            "512MiB": drafts become shorter, then rows fewer, then nothing is drafted. None: no bound. See docs/memory.md.
 
     Raises:
         SpecframeError: one sentence on what cannot be found, loaded or combined.
@@ -104,6 +106,7 @@ class Pipeline:
         bitwise: bool = DEFAULTS.bitwise,
         load_options: str | Mapping[str, Any] | None = DEFAULTS.load_options,
         constraint: Any = DEFAULTS.constraint,
+        memory: str | int | None = DEFAULTS.memory,
     ) -> None:
         self.recipe = Recipe(
             target=target,
@@ -129,6 +132,7 @@ class Pipeline:
             bitwise=bitwise,
             load_options=load_options,
             constraint=constraint,
+            memory=memory,
         )
         self.recipe = self.recipe.checked().named(registry())
         self.batch_size, self.seed = self.recipe.batch_size, self.recipe.seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 import types
 import typing
@@ -181,3 +182,26 @@ class Wrapper:
 def unwrap_guards(strategy: Any) -> Any:
     """Return a strategy without the guards around it."""
     return inspect.unwrap(strategy)
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def byte_count(name: str, given: Any) -> int:
+    """Return an amount of memory in bytes.
+
+    Raises:
+        OptionError: it is no number of at least 1 with a unit of bytes, or without one.
+    """
+    text = given if isinstance(given, str) else str(given) if whole_within(given, 1, 10**15 - 1) else ""
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(found[2].upper()) if found else None
+    if not found or unit is None or (count := int(float(found[1]) * unit)) < 1:
+        raise OptionError(f"{name}: expected bytes as in 2GB, 512MB or 1.5GiB, got {literal(given)}")
+    return count
+
+
+def bytes_told(count: int) -> str:
+    """Return an amount of memory as messages tell it: 22,400,000,000 bytes (22.40 GB), 12 bytes."""
+    rounded = next((f" ({count / UNITS[unit]:.2f} {unit})" for unit in ("GB", "MB", "KB") if count >= UNITS[unit]), "")
+    return f"{count:,} bytes{rounded}"

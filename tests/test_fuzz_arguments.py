@@ -183,6 +183,7 @@ PIPELINE: dict[str, Takes] = {
     "bitwise": lambda v: isinstance(v, bool),
     "load_options": or_none(lambda v: v == "none" if isinstance(v, str) else isinstance(v, dict) and not v),
     "constraint": or_none(lambda v: False),
+    "memory": or_none(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v < 10**15),
 }
 """Which values the arguments of a pipeline take (the docstring of Pipeline)."""
 

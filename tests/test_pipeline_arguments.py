@@ -72,6 +72,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "bitwise": (1, None, "yes"),
     "load_options": (5, "", "none,x", "coarse", ARRAY, Unreadable(), {1: 2}, {"quantization": []}),
     "constraint": (5, "", [], {}, ARRAY, Unreadable(), len),
+    "memory": (0, -5, True, "", "22 GBs", "0GB", "-1GB", "1e9", "much", 2.5e20, [], {}, ARRAY, Unreadable(), len),
 }
 ASKED: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 1.5, "4", None, True),

@@ -10,7 +10,16 @@ from typing import Any, cast
 import torch
 
 from specframe.caches.quantiser import QUANTISERS, Quantiser
-from specframe.contracts.cache import Dense, KVBackend, KVShape, KVStore, Placement, PooledStore, RoundingBackend
+from specframe.contracts.cache import (
+    BoundedStore,
+    Dense,
+    KVBackend,
+    KVShape,
+    KVStore,
+    Placement,
+    PooledStore,
+    RoundingBackend,
+)
 from specframe.contracts.round import Sequence
 from specframe.errors import OptionError, literal
 from specframe.value_checks import unwrap_guards
@@ -81,6 +90,10 @@ class QuantisedStore:
     def widen(self, rows: int, capacity: int) -> None:
         """Serve a run of so many rows and slots per row, where rows share memory."""
         cast(PooledStore, self.packed).widen(rows, capacity)
+
+    def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
+        """Return the most bytes of codes and scales, and of what is taken beside them, where rows share memory."""
+        return cast(BoundedStore, self.packed).most_bytes(rows, capacity)
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from specframe.devices import names
 from specframe.errors import OptionError, SpecframeError, UnknownNameError, literal
 from specframe.plugins.recipe import PLAIN
-from specframe.value_checks import a_number, bound, number_within, read_number, whole_within
+from specframe.value_checks import a_number, bound, byte_count, number_within, read_number, whole_within
 
 CONFIG = "specframe.config"
 """Key of the configuration file's path in a context's ``meta``."""
@@ -93,6 +93,16 @@ class Number(Kind):
         if not number_within(number, self.least, self.most, self.above):
             self.refuse(a_number(number, self.least, self.most, self.above), value, param, ctx)
         return float(number)
+
+
+class Bytes(Kind):
+    """An amount of memory."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes; raise :class:`OptionError` when ``value`` is no amount of memory."""
+        return byte_count(source_of(param, ctx, self.name), value)
 
 
 class OneOf(Kind):

@@ -11,7 +11,18 @@ import click
 from click.core import ParameterSource
 
 from specframe.cli.config import read_config
-from specframe.cli.option_types import Device, DraftLength, File, Kind, LoadOptions, Model, OneOf, Strategy, WholeNumber
+from specframe.cli.option_types import (
+    Bytes,
+    Device,
+    DraftLength,
+    File,
+    Kind,
+    LoadOptions,
+    Model,
+    OneOf,
+    Strategy,
+    WholeNumber,
+)
 from specframe.errors import OptionError, PluginError
 from specframe.plugins.recipe import DEFAULTS, FIXED_LENGTH, GRAPHS, LAYERS, PLAIN
 from specframe.plugins.registry import registry
@@ -208,9 +219,17 @@ EXECUTOR = choice_option(
     "Executor: the process or processes that the models run in; workers,count=N: N of them; auto: {executor}.",
 )
 
+MEMORY = click.option(
+    "--memory",
+    metavar="BYTES",
+    type=Bytes(),
+    show_default="no bound",
+    help="The most bytes of weights, caches and all else, as 22GB: shorter drafts, then fewer rows, then no drafter keep to it.",
+)
+
 SEED = whole("--seed", "Seed of every random choice.", DEFAULTS.seed, least=0, most=LARGEST_SEED)
 
-PIPELINE = (*MODELS, *STRATEGIES, draft_length(DEFAULTS.draft_length), *PLACE, SEED, *EXECUTION, EXECUTOR)
+PIPELINE = (*MODELS, *STRATEGIES, draft_length(DEFAULTS.draft_length), *PLACE, SEED, *EXECUTION, EXECUTOR, MEMORY)
 """Options for all arguments of `specframe.Pipeline`."""
 
 

@@ -267,6 +267,14 @@ class PooledStore(KVStore, Protocol):
         """Serve a run of so many sequences of up to ``capacity`` slots. No sequence is live; what is kept of earlier ones stays."""
 
 
+class BoundedStore(KVStore, Protocol):
+    """A store that holds as much as its sequences need, and tells the most that can be."""
+
+    def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
+        """Return the most bytes that it holds of so many rows and slots per row, whatever its sequences do, and the most that it
+        takes for a moment beside them, where it grows."""
+
+
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
@@ -274,9 +282,10 @@ class KVBackend(Protocol):
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
     columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
-    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "states" (it keeps those of layers as well),
-    "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`) and "drafts" (the caches of drafts
-    have another backend: it is a :class:`DraftsBackend`)."""
+    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "bounded" (it tells how much that is at most: it is
+    a :class:`BoundedStore`), "states" (it keeps those of layers as well), "rounded" (forwards read other numbers than were
+    written: it is a :class:`RoundingBackend`) and "drafts" (the caches of drafts have another backend: it is a
+    :class:`DraftsBackend`)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

@@ -67,6 +67,8 @@ class Kind:
     costs its time."""
     piece = 2**14
     """Numbers of a piece that is reduced row by row: half of what torch shares out among a CPU's threads at least."""
+    values = True
+    """Whether its tensors hold numbers. Where they do not, shapes alone are worked out: all that is read of them is 0."""
     recording: Callable[[Callable[[], tuple[torch.Tensor, ...]]], Recording] | None = None
     """Records a function as a graph; None: it has no graphs."""
     event: Callable[[], Event] | None = None
@@ -161,13 +163,21 @@ class Cuda(Kind):
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
+class Meta(Kind):
+    """Tensors without numbers: a run on it takes no memory, and tells how much one on a device would take."""
+
+    called = "no device"
+    queues = True
+    values = False
+
+
 class Unknown(Kind):
     """A kind that nobody told of: an accelerator, and nothing else is known of it."""
 
     queues, tile, piece = Cuda.queues, Cuda.tile, Cuda.piece
 
 
-_KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda()}
+_KINDS: dict[str, Kind] = {"cpu": Kind(), "cuda": Cuda(), "meta": Meta()}
 _UNKNOWN = Unknown()
 
 
@@ -239,7 +249,8 @@ def _numbers(count: int, device: torch.device, rows: int) -> torch.Tensor:
 def on_host(parts: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return whole numbers and truth values of a device, (B,) or (B, N) each, as arrays of the host, brought in one copy."""
     columns_B = [part.to(torch.long).reshape(len(part), -1) for part in parts.values()]
-    copied = torch.cat(columns_B, dim=1).cpu().numpy()
+    joined = torch.cat(columns_B, dim=1)
+    copied = joined.cpu().numpy() if of(joined.device).values else np.zeros(joined.shape, dtype=np.int64)
     ends = np.cumsum([column_B.shape[1] for column_B in columns_B])
     return {
         name: found.reshape(part.shape).astype(bool if part.dtype == torch.bool else np.int64, copy=False)

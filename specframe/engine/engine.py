@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from typing import cast
 
+import attrs
 import torch
 
-from specframe.contracts.engine import Agreement, Clock, RankedExecutor
+from specframe.contracts.engine import Agreement, Clock, RankedExecutor, Value
 from specframe.contracts.reports import Outcome, RoundReport
 from specframe.contracts.requests import Request
 from specframe.contracts.roles import Observer
@@ -22,11 +24,13 @@ from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
+from specframe.engine.dry_run import Workload
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
 from specframe.engine.memory_limits import Limits, too_small
+from specframe.engine.memory_plan import Ladder, Step, capped, hollow_parts, ladder_of
 from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -120,6 +124,11 @@ class Engine:
     def idle(self) -> bool:
         """Whether every request has finished, and no error is left to raise."""
         return self._late is None and self._groups.idle
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """The bytes that all caches hold now, states included, and those of states alone."""
+        return (self._opened.run.kv_bytes, self._opened.run.state_bytes) if self._opened else (0, 0)
 
     def add(self, request: Request) -> None:
         """Take a request; it is decoded from its arrival on, as soon as there is a row.
@@ -282,17 +291,24 @@ class Engine:
         pool = self._groups.pool
         ruled = request.plan.greedy or not opened.greedy or not is_auto(self._recipe.accept)
         longest = pool.capacity - opened.use.policy.maximum.nodes - 1
-        return ruled and pool.limit(request) <= longest and pool.rows >= min(pool.unfinished, opened.most)
+        short = pool.limit(request) <= longest and (opened.prompt is None or len(request.prompt_ids) <= opened.prompt)
+        return ruled and short and pool.rows >= min(pool.unfinished, opened.most)
 
     def _open(self, pool: Pool) -> Opened:
         """Open a run with room for what is in the pool, and start its strategies."""
         greedy = all(request.plan.greedy for request in pool.requests)
-        use = guard_all(self._parts.strategies(self._recipe, greedy), self._recipe.check)
-        check = numbers_check(use) if kinds.of(self._parts.runner.device).queues else None
-        use = self._checks.around(use) if self._checks else use
         longest = max(min(self._room, pool.context), *map(pool.limit, pool.requests))
+        use, size, prompt = self._parts.strategies(self._recipe, greedy), self._limits.batch_size, None
+        if self._recipe.memory is not None:
+            prompt = longest - 1 if self._joined else min(pool.longest_start, longest - 1)
+            step = self._affordable(pool, greedy, prompt, longest)
+            use, size = capped(use, step), step.rows
+        use = guard_all(use, self._recipe.check)
+        kind = kinds.of(self._parts.runner.device)
+        check = numbers_check(use) if kind.queues and kind.values else None
+        use = self._checks.around(use) if self._checks else use
         warn_of_short_draft(self._parts.draft_context, longest)
-        most = self._limits.of(use.scheduler.rows(self._limits.batch_size))
+        most = self._limits.of(use.scheduler.rows(size))
         rows = most if self._joined else min(most, pool.unfinished)
         pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluation_mode(self._parts.target, self._parts.draft))
@@ -303,12 +319,26 @@ class Engine:
             role.start(run)
         self._parts.stores.clear()  # what no role has taken
         pool.late_forks = not run.forgetful
-        return Opened(run, use, greedy, most, check)
+        return Opened(run, use, greedy, most, prompt, check)
+
+    def _affordable(self, pool: Pool, greedy: bool, prompt: int, longest: int) -> Step:
+        """Return how the requests can be decoded within the bound of memory."""
+        if greedy not in self._parts.ladders:
+            self._parts.ladders[greedy] = ladder_of(
+                self._recipe, hollow_parts(self._recipe, self._parts), greedy, hollow_engine
+            )
+        ladder: Ladder = self._parts.ladders[greedy]
+        rows = self._limits.batch_size if self._joined else min(self._limits.batch_size, pool.unfinished)
+        asked = [*itertools.islice(pool.requests, rows)]
+        return ladder.choose(self._recipe.memory, Workload(rows, prompt, longest), asked)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts
         start = self._checks.run if self._checks else Run
-        rows, capacity = parts.stores.room(parts.runner, use.kv, pool.rows, pool.capacity, self._groups.current)
+        bounded = recipe.memory is not None
+        rows, capacity = parts.stores.room(
+            parts.runner, use.kv, pool.rows, pool.capacity, self._groups.current, bounded
+        )
         return start(
             parts.runner,
             use.alignment,
@@ -347,3 +377,18 @@ class Engine:
         gc.collect()
         kinds.free()
         warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
+
+
+def hollow_engine(recipe: Recipe, parts: Parts, clock: Clock) -> Engine:
+    """Return an engine that nobody watches, for a dry run."""
+    return Engine(attrs.evolve(recipe, memory=None), parts, (), clock, Alone(), installed=False)
+
+
+class Alone:
+    """The executor of an engine of a dry run."""
+
+    offers: frozenset[str] = frozenset()
+
+    def agree(self, value: Value) -> Value:
+        """Return the value itself."""
+        return value

@@ -20,6 +20,8 @@ class Opened:
     """Whether its rule was chosen for requests without a temperature."""
     most: int
     """Rows that it could have."""
+    prompt: int | None
+    """Tokens of a prompt at most, where memory is bounded; None: it is not."""
     check: Check | None
     """Checks a round's numbers when they come to the host; None: they are checked at once."""
 

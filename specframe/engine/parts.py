@@ -51,6 +51,9 @@ class Parts:
     stores: Stores = attrs.field(factory=Stores, init=False)
     """The caches' stores between two runs; an engine that is open has taken them out."""
 
+    ladders: dict[bool, Any] = attrs.field(factory=dict, init=False)
+    """What runs under a bound of memory take, see :mod:`specframe.engine.memory_plan`: of greedy requests alone, and of others."""
+
     @property
     def target(self) -> PreTrainedModel:
         """The model whose output is wanted."""

@@ -163,6 +163,13 @@ class Pool:
             yield sequence.request
         yield from self._queue
 
+    @property
+    def longest_start(self) -> int:
+        """The most tokens that a sequence has when its row is made anew."""
+        returned = (len(one.start_ids) for one in self._returned.values())
+        queued = (len(request.prompt_ids) for request in self._queue)
+        return max([*map(self.length, self.live), *returned, *queued], default=0)
+
     def limit(self, request: Request) -> int:
         """Return the length at which a request's sequence ends: never beyond the target's context."""
         return min(len(request.prompt_ids) + request.max_new_tokens, self.context)

@@ -64,7 +64,9 @@ class Stores:
         self._kept: list[OpenStore] = []
         self._group = False
 
-    def room(self, model: Model, kv: KVBackend, rows: int, capacity: int, group: bool) -> tuple[int, int]:
+    def room(
+        self, model: Model, kv: KVBackend, rows: int, capacity: int, group: bool, exact: bool = False
+    ) -> tuple[int, int]:
         """Return the rows and the capacity that a run is to open caches with: those that are kept, if they suffice.
 
         Args:
@@ -72,8 +74,11 @@ class Stores:
             kv: its backend.
             rows, capacity: what the run needs at least.
             group: of rotary factors, see :meth:`specframe.contracts.model.Model.group`; keys of another mean nothing.
+            exact: whether there is no memory for more rows or slots than the run needs.
         """
         target = next((one for one in self._kept if one.suits(model, kv)), None)
+        if exact and target is not None and (target.rows, target.capacity) != (rows, capacity):
+            target = None
         if target is not None and target.any_size and group == self._group:
             return rows, capacity
         if target is None or target.rows < rows or target.capacity < capacity or group != self._group:

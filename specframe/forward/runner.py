@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 import torch
+from torch.amp.autocast_mode import is_autocast_available
 from transformers import PreTrainedModel
 
 from specframe.contracts.attention import AttentionBackend
@@ -53,7 +54,11 @@ class ModelRunner(TransformersModel):
                 given, it attends in another way when it makes its masks itself, or autocast has it computed in another precision.
         """
         kind, own = self.device.type, self.dtype
-        if torch.is_autocast_enabled(kind) and (cast := torch.get_autocast_dtype(kind)) != own:
+        if (
+            is_autocast_available(kind)
+            and torch.is_autocast_enabled(kind)
+            and (cast := torch.get_autocast_dtype(kind)) != own
+        ):
             raise ModelError(
                 f"{self} is in {str(own)[6:]} and torch.autocast is on for {str(cast)[6:]}: expected one precision, so load the "
                 "model in that, or decode outside of autocast"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement
+from specframe.devices import kinds
 from specframe.forward.cache_views import in_pages
 from specframe.forward.current_forward import exclusive_config
 
@@ -47,7 +48,8 @@ class Scratch:
         rows, heads, _fed, size = states.shape
         noise = torch.randn(rows, self._slots, heads, size, generator=generator)
         real_BT, slots_BT = self._real_BT.to(states.device), self._slots_BT.to(states.device)
-        spread = states.transpose(1, 2)[real_BT].float().std().cpu()  # noise like the entries of the model's own
+        spread = states.transpose(1, 2)[real_BT].float().std().cpu() if kinds.of(states.device).values else 1.0
+        # noise like the entries of the model's own
         held = (noise * spread).to(states.device, states.dtype)
         held[torch.arange(rows, device=states.device)[:, None], slots_BT] = states.transpose(1, 2)
         return held.transpose(1, 2)

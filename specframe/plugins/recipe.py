@@ -14,7 +14,7 @@ import attrs
 
 from specframe.errors import OptionError
 from specframe.plugins.registry import Registry, registry
-from specframe.value_checks import LARGEST_SEED, flag, one_of, whole
+from specframe.value_checks import LARGEST_SEED, byte_count, flag, one_of, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,6 +67,7 @@ class Recipe:
     bitwise: bool = False
     load_options: Any = None
     constraint: Any = None
+    memory: Any = None
 
     def checked(self) -> Recipe:
         """Return the recipe after checking every option that is no strategy, model or device.
@@ -88,6 +89,7 @@ class Recipe:
             layers=one_of("layers", self.layers, LAYERS),
             generation_config=one_of("generation_config", settings, GENERATION_CONFIG),
             bitwise=flag("bitwise", self.bitwise),
+            memory=None if self.memory is None else byte_count("memory", self.memory),
         )._unshaped()
 
     def _unshaped(self) -> Recipe:

@@ -33,6 +33,11 @@ def specframe_register_commands(register: Register) -> None:
         summary="Predict the speed of a pair on a device, by what its forwards read and compute.",
     )
     register(
+        "plan",
+        "specframe_lab.commands.plan:plan",
+        summary="Plan the memory of a pair: what fits, by parts, how fast it is, the least that runs, and the knee.",
+    )
+    register(
         "laws",
         "specframe_lab.commands.laws:laws",
         summary="Fit how acceptance grows with a draft's training and depth, and the best budget by batch size.",

@@ -291,7 +291,7 @@ def specframe_register_kv_backends(register: Register) -> None:
         summary=(
             "Gives rows blocks of one pool as they grow, and may keep complete blocks for prompts that begin alike."
         ),
-        offers={"append", "dense", "gather", "move", "pooled", "scatter"},
+        offers={"append", "bounded", "dense", "gather", "move", "pooled", "scatter"},
     )
     register(
         "pool",
@@ -299,7 +299,7 @@ def specframe_register_kv_backends(register: Register) -> None:
         summary=(
             "Gives each row a piece of one pool, as long as its sequence is, which grows with it and is free when it ends."
         ),
-        offers={"append", "dense", "gather", "move", "pooled", "scatter"},
+        offers={"append", "bounded", "dense", "gather", "move", "pooled", "scatter"},
     )
     register(
         "slab",

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from specframe_std.kv.blocks import Blocks
-from specframe_std.kv.byte_counts import byte_count
 from specframe_std.kv.paged import Paged, PagedStore
 from specframe_std.kv.pool import SPARE
 from specframe_std.kv.pooled import PooledStore
@@ -29,6 +28,7 @@ from specframe.errors import ModelError, OptionError, SpecframeError
 from specframe.observe.watch import Watcher
 from specframe.pipeline import Pipeline
 from specframe.text.sampling import Sampling
+from specframe.value_checks import byte_count
 
 TARGET = fakes.fake_target()
 DRAFT = fakes.fake_draft(TARGET)

@@ -33,7 +33,7 @@ DEFAULTS: Cell = {
 }
 """Defaults of a pipeline."""
 
-UNSET = ("bitwise", "load_options")
+UNSET = ("bitwise", "load_options", "memory")
 """Options that a cell has only where they are asked for."""
 
 PLAIN_NAME, BETWEEN = "plain", " · "
@@ -44,7 +44,7 @@ Names = dict[tuple[str, Any], str]
 NAMED = ("align", "verify", "executor")
 """Options of which "auto" is one strategy, whatever else is asked for."""
 
-SETTING = ("target", "device", "dtype", "seed", "bitwise", "load_options")
+SETTING = ("target", "device", "dtype", "seed", "bitwise", "load_options", "memory")
 """Options that a scheme has in common with its plain decoding, besides the batch size."""
 
 

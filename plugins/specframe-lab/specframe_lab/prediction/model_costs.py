@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from specframe.errors import ModelError, sentence
 from specframe.models.loading import silent
+from specframe.models.precision import stored_dtype
 
 
 @attrs.frozen
@@ -93,7 +94,7 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
     layers, heads = text.num_hidden_layers, text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    precision = dtype or stored(config) or torch.bfloat16
+    precision = dtype or stored_dtype(config) or torch.bfloat16
     return ModelCosts(
         layers=layers,
         vocabulary=text.vocab_size,
@@ -104,12 +105,6 @@ def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:
         attention=4 * layers * heads * size,
         itemsize=precision.itemsize,
     )
-
-
-def stored(config: Any) -> torch.dtype | None:
-    """Return the precision that a model was saved in, as far as its configuration says."""
-    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    return getattr(torch, found, None) if isinstance(found, str) else found
 
 
 def taken(config: Any) -> float:

@@ -13,10 +13,9 @@ from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
 from specframe.devices.memory import out_of_memory
 from specframe.errors import OptionError, literal
-from specframe.value_checks import whole
+from specframe.value_checks import byte_count, whole
 from specframe_std.kv.block_views import BlockViews
 from specframe_std.kv.blocks import Blocks, contents
-from specframe_std.kv.byte_counts import byte_count
 from specframe_std.kv.host_memory import HostCopies
 from specframe_std.kv.pooled import PooledStore, Row
 from specframe_std.kv.slots import FILLER
@@ -47,7 +46,7 @@ class Paged(Quantisable):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
+    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled", "bounded"})
 
     def __init__(
         self,
@@ -134,6 +133,10 @@ class PagedStore(PooledStore):
         super().arrange(sequences)
         if self.host:
             self.host.sweep()  # who has begun needs no copy, and who was aborted none either
+
+    def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
+        """Return the bytes of all blocks, and of what the pool takes while it grows to so many."""
+        return self.memory.sizes(1 + self._how.most(rows, capacity, self.memory.slot_bytes) * self.block)
 
     def widen(self, rows: int, capacity: int) -> None:
         """Serve a run of so many rows and slots per row."""

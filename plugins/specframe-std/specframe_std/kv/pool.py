@@ -34,7 +34,7 @@ class Pool(Quantisable):
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled"})
+    offers = frozenset({"scatter", "append", "move", "gather", "dense", "pooled", "bounded"})
 
     def __init__(self, dtype: str = EXACT, draft_dtype: str = EXACT) -> None:
         super().__init__(dtype, draft_dtype)
@@ -61,6 +61,11 @@ class PoolStore(PooledStore):
     """Pieces of a pool. Where a row finds no room to grow, all rows are laid out anew, without gaps and with room for each."""
 
     _rows: dict[int, Piece]  # type: ignore[assignment]
+
+    def most_bytes(self, rows: int, capacity: int) -> tuple[int, int]:
+        """Return the bytes of a pool whose rows all found it too small at their ends, and of what copying them takes."""
+        slots = 1 + rows * roomy(capacity)
+        return self.memory.sizes(slots + slots // LOOSE)
 
     def _admit(self, sequence: Sequence, tokens: int, waits: bool) -> tuple[Row, int]:
         return Piece(sequence, tokens), 0  # its slots come with its first forward

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.cache import Dense, KVShape, KVView, Placement, Written
 from specframe.contracts.round import Sequence
-from specframe.devices.kinds import on_device
+from specframe.devices.kinds import on_device, on_host
 from specframe_std.kv.slots import FILLER, Slots
 
 
@@ -183,7 +183,8 @@ class PooledStore(ABC):
 
         Padding goes to slots beyond the capacity that no query attends to.
         """
-        slots, beyond = slots_BT.expand(len(self._own), -1).cpu().numpy(), max(self.capacity, extent)
+        slots = on_host({"slots": slots_BT.expand(len(self._own), -1)})["slots"]
+        beyond = max(self.capacity, extent)
         spare = slots >= beyond
         first = np.where(spare, beyond, slots).min(axis=1)
         end = np.where(spare, -1, slots).max(axis=1) + 1
@@ -236,6 +237,8 @@ class PooledStore(ABC):
     def move(self, sources_BT: torch.Tensor, targets_BT: torch.Tensor | None = None) -> None:
         """Move slots of the batch's rows in every layer at once; targets are slots that the rows have written before."""
         rows, width = len(self._own), sources_BT.shape[1]
+        if targets_BT is not None and not width:
+            return  # a path of no nodes
         if targets_BT is None:
             table_BS = self._fitted(np.zeros(rows, dtype=np.int64), np.full(rows, width))
             targets_BT = torch.arange(width, device=table_BS.device).expand(rows, -1)

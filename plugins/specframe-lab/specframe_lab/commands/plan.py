@@ -1,0 +1,251 @@
+"""``specframe plan``: what a pair takes of memory, what fits into a budget, and how little suffices."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specframe.cli.option_types import Bytes, File, OneOf, Strategy, Text, WholeNumber
+from specframe.cli.options import DTYPES, MODELS, PROMPTS_FILE, whole, with_options
+from specframe.cli.tables import show_table
+from specframe.errors import OptionError
+from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.predict import configurations, precision_of
+
+if TYPE_CHECKING:
+    from specframe_lab.planning.candidates import Candidate, Plan, Speed
+
+NUMBERS = ListOf(WholeNumber(1))
+CONTEXT = 512
+"""Tokens of a prompt where nothing else is said: those of `specframe predict`."""
+
+
+@click.command()
+@with_options(MODELS)
+@click.option("--memory", metavar="BYTES", type=Bytes(), help="Bytes that there are, as 22GB.")
+@click.option(
+    "--batch-size", metavar="N,...", type=NUMBERS, default="1,2,4,8", show_default=True, help="Rows decoded together."
+)
+@click.option(
+    "--draft-length",
+    metavar="K,...",
+    type=NUMBERS,
+    default="1,3,5,8",
+    show_default=True,
+    help="Tokens drafted per round.",
+)
+@click.option(
+    "--kv",
+    metavar="B",
+    type=Strategy("KV backend"),
+    show_default="the alignment's choice",
+    help="KV backend: how keys and values are stored.",
+)
+@whole("--prompt-tokens", f"Tokens of the longest prompt, {CONTEXT} where there are no --prompts.")
+@with_options([PROMPTS_FILE])
+@whole("--max-new-tokens", "Tokens generated per prompt.", 128)
+@click.option(
+    "--dtype",
+    metavar="T",
+    type=OneOf(*DTYPES),
+    default="auto",
+    show_default=True,
+    help="Precision; auto: that of the files.",
+)
+@click.option(
+    "--device-profile",
+    metavar="P",
+    type=Text(),
+    default="h100",
+    show_default=True,
+    help="a100, b200, h100, h200, or a JSON file that `specframe predict --measure` has written.",
+)
+@click.option(
+    "--acceptance",
+    metavar="X|FILE",
+    type=Text(),
+    help="Chance that a draft token is accepted, or figures to take it from.  [default: all are accepted]",
+)
+@click.option(
+    "--measured",
+    metavar="FILE",
+    type=File(),
+    help="Speeds as they were measured, in the place of modelled ones: a results.jsonl of `specframe compare`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def plan(
+    target: str | None,
+    drafter: str,
+    memory: int | None,
+    batch_size: list[int],
+    draft_length: list[int],
+    kv: str | None,
+    prompt_tokens: int | None,
+    prompts: str | None,
+    max_new_tokens: int,
+    dtype: str,
+    device_profile: str,
+    acceptance: str | None,
+    measured: str | None,
+    as_json: bool,
+) -> None:
+    """Plan the memory of a pair: what fits, by parts, how fast it is, the least that runs, and the knee.
+
+    No weights are loaded: the bytes are those of a dry run, in which tensors have shapes alone. Tokens per second are modelled
+    as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
+    """
+    from specframe.engine.dry_run import Workload
+    from specframe.engine.engine import hollow_engine
+    from specframe.engine.memory_plan import ladder_of, named_parts
+    from specframe.plugins.recipe import Recipe
+    from specframe.plugins.registry import registry
+    from specframe_lab.planning.candidates import Plan, candidates
+
+    if prompts is not None and prompt_tokens is not None:
+        raise OptionError("--prompt-tokens: expected it or --prompts, got both")
+    speed = speed_of(
+        target, drafter, dtype, device_profile, acceptance, measured, (prompt_tokens or CONTEXT) + max_new_tokens // 2
+    )
+    recipe = Recipe(target, drafter, kv=kv, batch_size=max(batch_size), draft_length=str(max(draft_length))).checked()
+    recipe = recipe.named(registry())
+    tokens = prompt_tokens or (CONTEXT if prompts is None else longest_prompt(target, drafter, prompts))
+    parts = named_parts(recipe, None if dtype == "auto" else precision_of(dtype))
+    load = Workload(max(batch_size), tokens, tokens + max_new_tokens)
+    ladder = ladder_of(recipe, parts, True, hollow_engine)
+    found = Plan([*candidates(ladder, load, batch_size, draft_length, speed)], memory)
+    if not found.candidates:
+        raise OptionError("--measured: expected runs of these batch sizes and draft lengths, got none")
+    chosen = found.chosen
+    if as_json:
+        click.echo(json.dumps(record(found, chosen, load)))
+    else:
+        show(found, chosen, measured is not None, acceptance)
+
+
+def speed_of(
+    target: str | None,
+    drafter: str,
+    dtype: str,
+    device_profile: str,
+    acceptance: str | None,
+    measured: str | None,
+    context: int,
+) -> Speed:
+    """Return the speed of so many rows and drafted tokens: as it was measured, or modelled."""
+    from specframe_lab.planning.candidates import measured_speeds
+
+    if measured is not None:
+        found = measured_speeds(measured)
+        return lambda rows, length: found.get((rows, length))
+    from specframe_lab.prediction.model_costs import costs_of
+    from specframe_lab.prediction.predict import predictions, read_acceptance
+    from specframe_lab.prediction.profiles import read_profile
+
+    profile, rate = read_profile(device_profile), None if acceptance is None else read_acceptance(acceptance)
+    target_config, draft_config, _ = configurations(target, drafter)
+    precision = None if dtype == "auto" else precision_of(dtype)
+    costs = costs_of(target_config, precision)
+    draft = draft_config and costs_of(draft_config, precision)
+
+    def modelled(rows: int, length: int) -> float:
+        *_, one = predictions(
+            costs,
+            draft,
+            profile,
+            batch_sizes=[rows],
+            draft_lengths=[length] if length else [],
+            context=context,
+            acceptance=rate,
+        )
+        return one.tokens_per_second
+
+    return modelled
+
+
+def longest_prompt(target: str | None, drafter: str, file: str) -> int:
+    """Return the tokens of a file's longest prompt."""
+    from specframe.engine.encoding import encode_prompt
+    from specframe.models.loading import load_tokenizer
+    from specframe.models.pairs import choose
+    from specframe_lab.commands.grids import readable
+
+    name, _, _ = choose(target, drafter)
+    tokenizer = load_tokenizer(name)
+    return max(len(one) if isinstance(one, list) else len(encode_prompt(one, tokenizer)) for one in readable((), file))
+
+
+def record(found: Plan, chosen: Candidate, load: Any) -> dict[str, Any]:
+    """Return a plan as JSON has it."""
+    drafting = found.least_drafting
+    return {
+        "memory": found.budget,
+        "prompt_tokens": load.prompt,
+        "new_tokens": load.longest - load.prompt,
+        "chosen": told(chosen),
+        "best": told(found.best),
+        "knee": told(found.knee),
+        "least": told(found.least),
+        "least_drafting": drafting and told(drafting),
+        "candidates": [told(one) for one in found.candidates],
+    }
+
+
+def told(one: Candidate) -> dict[str, Any]:
+    """Return a candidate as JSON has it."""
+    return {
+        "batch_size": one.batch_size,
+        "draft_length": one.draft_length,
+        "bytes": one.total,
+        "kv_bytes": one.kv_bytes,
+        "parts": dict(one.parts),
+        "tokens_per_second": one.tokens_per_second,
+    }
+
+
+def show(found: Plan, chosen: Candidate, measured: bool, acceptance: str | None) -> None:
+    """Print a plan: its candidates as a table, those worth choosing, and the parts of the chosen one."""
+    if measured:
+        click.echo("tokens per second: as they were measured", err=True)
+    else:
+        click.echo(
+            "tokens per second: modelled"
+            + ("" if acceptance else ", with every draft token accepted: the most there can be"),
+            err=True,
+        )
+    best = found.best.tokens_per_second
+    fitting = {id(one) for one in found.fitting}
+    rows = [
+        [
+            str(one.batch_size),
+            str(one.draft_length or "none"),
+            in_gigabytes(one.total),
+            in_gigabytes(one.kv_bytes),
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.tokens_per_second / best:.0%}",
+            "yes" if id(one) in fitting else "no",
+        ]
+        for one in found.candidates
+    ]
+    show_table(
+        ["batch size", "draft length", "bytes", "KV cache", "tokens/s", "of the best", "fits"], rows, numbers=True
+    )
+    lines = {"chosen": chosen, "knee": found.knee, "least": found.least, "least with a drafter": found.least_drafting}
+    for name, one in lines.items():
+        if one is not None:
+            click.echo(f"{name}: {described(one)}")
+    click.echo("parts of the chosen one:")
+    for part, count in sorted(chosen.parts.items(), key=lambda both: -both[1]):
+        click.echo(f"  {part}: {in_gigabytes(count)}")
+
+
+def described(one: Candidate) -> str:
+    """Return a candidate in words, with the options that decode so."""
+    drafting = f"--draft-length {one.draft_length}" if one.draft_length else "--drafter none"
+    return f"--batch-size {one.batch_size} {drafting}, {in_gigabytes(one.total)}, {one.tokens_per_second:,.0f} tokens/s"
+
+
+def in_gigabytes(count: int) -> str:
+    """Return bytes as a table shows them."""
+    return f"{count / 1e9:.3f} GB" if count >= 10**9 else f"{count / 1e6:.3f} MB"

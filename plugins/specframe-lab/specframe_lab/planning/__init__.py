@@ -1,0 +1,1 @@
+"""Memory plans: what fits into a budget, how fast it would be, and how little memory suffices."""

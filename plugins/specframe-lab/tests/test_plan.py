@@ -1,0 +1,154 @@
+"""Memory plans: what is chosen, the least, the knee, speeds from files, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_lab.planning.candidates import Candidate, Plan, measured_speeds
+from specframe_testing import zoo
+
+from specframe import Pipeline
+from specframe.cli import cli
+from specframe.devices.allocations import Allocations
+from specframe.errors import ModelError, OptionError
+from specframe.models import loading
+
+
+def candidate(rows: int, length: int, total: int, speed: float) -> Candidate:
+    """Return a candidate."""
+    return Candidate(rows, length, total, 0, {"all": total}, speed)
+
+
+PLAIN, SHORT, LONG, MANY, LARGE = (
+    candidate(1, 0, 100, 10),
+    candidate(1, 2, 120, 20),
+    candidate(1, 5, 130, 25),
+    candidate(8, 2, 300, 97),
+    candidate(8, 5, 400, 100),
+)
+ALL = [PLAIN, SHORT, LONG, MANY, LARGE]
+
+
+@pytest.mark.parametrize(
+    ("budget", "chosen"), [(None, LARGE), (400, LARGE), (399, MANY), (299, LONG), (120, SHORT), (119, PLAIN)]
+)
+def test_the_fastest_that_fits_is_chosen(budget: int | None, chosen: Candidate) -> None:
+    """A budget leaves out those that take more, and the fastest of the others is chosen."""
+    assert Plan(ALL, budget).chosen is chosen
+
+
+def test_the_knee_keeps_most_of_the_greatest_speed() -> None:
+    """The knee is the one with the fewest bytes among those with 96% of the greatest speed, whatever fits."""
+    assert Plan(ALL, 110).knee is MANY
+    assert Plan([*ALL[:3], candidate(8, 2, 300, 95.9), LARGE], None).knee is LARGE
+
+
+def test_the_least_runs_alone_and_drafts_nothing() -> None:
+    """The fewest bytes of all, and of those that draft, are told; of plain decoding alone there are no others."""
+    assert (Plan(ALL, None).least, Plan(ALL, None).least_drafting) == (PLAIN, SHORT)
+    assert Plan([PLAIN], None).least_drafting is None
+
+
+def test_a_budget_below_the_least_is_refused() -> None:
+    """The numbers are told."""
+    with pytest.raises(
+        ModelError, match=r"^--memory: expected at least 100 bytes, which 1 row with no drafter takes, got 99 bytes$"
+    ):
+        assert Plan(ALL, 99).chosen
+
+
+def test_measured_speeds_are_the_medians_of_runs(tmp_path: Path) -> None:
+    """Runs of one batch size and draft length are one speed; those of adaptive lengths are none."""
+    file = tmp_path / "results.jsonl"
+    runs = [
+        {"cell": {"batch_size": 2, "draft_length": length}, "plain": plain, "figures": {"tokens_per_second": speed}}
+        for length, plain, speed in (
+            ("3", False, 5),
+            ("3", False, 9),
+            ("3", False, 6),
+            ("5", True, 2),
+            ("auto", False, 7),
+        )
+    ]
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    assert measured_speeds(str(file)) == {(2, 3): 6, (2, 0): 2}
+    file.write_text("{}\n")
+    with pytest.raises(OptionError, match="has no run with a batch size"):
+        measured_speeds(str(file))
+    with pytest.raises(OptionError, match="cannot be read"):
+        measured_speeds(str(tmp_path / "none"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A pair in folders."""
+    return zoo.save_pair(tmp_path_factory.mktemp("pair"))[1::2]
+
+
+def run(pair: list[str], *options: str) -> Any:
+    """Return what the command has done with a pair."""
+    asked = [
+        "--target",
+        pair[0],
+        "--drafter",
+        pair[1],
+        "--batch-size",
+        "2",
+        "--draft-length",
+        "2",
+        "--dtype",
+        "float32",
+    ]
+    return CliRunner().invoke(cli, ["plan", *asked, "--prompt-tokens", "24", "--max-new-tokens", "6", *options])
+
+
+def test_a_plan_is_that_of_the_run(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without loading weights the command tells the bytes of the caches to the byte, and no run takes more than it tells."""
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "load_model", None)
+        found = run(pair, "--json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert [(one["batch_size"], one["draft_length"]) for one in told["candidates"]] == [(2, 0), (2, 2)]
+    planned = told["candidates"][1]
+    assert sum(planned["parts"].values()) == planned["bytes"]
+    pipe = Pipeline(*pair, batch_size=2, draft_length=2, device="cpu", dtype="float32", generation_config=None)
+    counter = Allocations()
+    models = [model for model in (pipe.target_model, pipe.draft_model) if model is not None]
+    counter.hold([tensor for one in models for tensor in (*one.parameters(), *one.buffers())], "weights")
+    with counter, torch.inference_mode():
+        list(pipe.generate([[1] * 24, [2] * 24, [3] * 24, [4] * 15], 6))
+    assert pipe.report.peak_kv_bytes == planned["kv_bytes"]
+    assert counter.peak.total <= planned["bytes"]
+
+
+def test_the_table_tells_what_fits(pair: list[str]) -> None:
+    """Each candidate is a line, and the chosen one is told with its options; with less than the least there is one sentence."""
+    table = run(pair, "--memory", "1GB", "--acceptance", "0.5")
+    assert table.exit_code == 0, table.output
+    assert table.stdout.count("yes") == 2
+    assert "chosen: --batch-size 2 --drafter none" in table.stdout  # a draft model as large as its target
+    assert "target's weights: " in table.stdout
+    refused = run(pair, "--memory", "1KB")
+    assert (refused.exit_code, refused.stdout) != (0, "")
+    assert "expected at least" in refused.stderr
+    assert "got 1,000 bytes (1.00 KB)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--memory", "22 parsecs"), "--memory: expected bytes as in 2GB, 512MB or 1.5GiB, got '22 parsecs'"),
+        (("--prompts", "some.txt"), "--prompt-tokens: expected it or --prompts, got both"),
+    ],
+)
+def test_nonsense_is_refused(pair: list[str], options: tuple[str, ...], error: str) -> None:
+    """It is one sentence, and no traceback."""
+    found = run(pair, *options)
+    assert found.exit_code != 0
+    assert error in found.stderr

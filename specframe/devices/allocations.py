@@ -1,0 +1,175 @@
+"""The bytes that tensors hold: an allocation counter, on any device and on none.
+
+It sees what goes through torch's dispatcher, and not what a kernel takes inside: the scratch space of a matrix product or of
+attention, which is a few megabytes at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OTHERS = "activations"
+"""The part of what nobody has named."""
+KEPT = "constants"
+"""The part of what was made before the block and is used in it."""
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@attrs.frozen
+class Peak:
+    """Bytes in use at one moment."""
+
+    total: int
+    parts: Mapping[str, int]
+
+
+NOTHING = Peak(0, {})
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of the storages that are made inside the block and are still there.
+
+    Args:
+        limit: more bytes than this raise a lack of memory, as a device's allocator does; None: there is no limit.
+        hollow: whether tensors without numbers count as well.
+        name: returns the part that a new tensor belongs to, by its shape; None: that of the block it is made in.
+    """
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        hollow: bool = False,
+        name: Callable[[torch.Tensor], str | None] = lambda tensor: None,
+    ) -> None:
+        super().__init__()
+        self.limit, self._hollow, self._name = limit, hollow, name
+        self.used = 0
+        self.made: dict[str, Peak] = {}
+        """By parts, the most bytes that were in use when some of that part was made."""
+        self._parts: Counter[str] = Counter()
+        self._begun = NOTHING
+        self._part = OTHERS
+        self._known: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        """The storages that there are, by identity: a reference that notes their end, their part and their bytes."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what is made inside the block as one part."""
+        before, self._part = self._part, name
+        try:
+            yield
+        finally:
+            self._part = before
+
+    @property
+    def peak(self) -> Peak:
+        """The most bytes that were in use since :meth:`begin`."""
+        return max([*self.made.values(), self._begun], key=lambda one: one.total)
+
+    def begin(self) -> None:
+        """Forget how many bytes were in use before."""
+        self._begun, self.made = Peak(self.used, dict(self._parts)), {}
+
+    def hold(self, tensors: Iterable[torch.Tensor], part: str) -> None:
+        """Count tensors that there are already, such as weights."""
+        for tensor in tensors:
+            self._count(tensor, part)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call an operator, piece by piece if it is made of others, and count the storages that it makes."""
+        kwargs = kwargs or {}
+        if func is ATTENTION and (made := attended(*args, **kwargs)) is not None:
+            out, sums = made
+            self._count(out, OTHERS)
+            self._count(sums, OTHERS)
+            return out
+        if composed(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        known = self._known
+        for one in tensors_of((args, kwargs)):
+            if id(one.untyped_storage()) not in known:
+                self._count(one, KEPT)  # made outside of the block
+        result = func(*args, **kwargs)
+        for one in tensors_of(result):
+            if id(one.untyped_storage()) not in known:
+                self._count(one, self._part)
+        return result
+
+    def _count(self, tensor: torch.Tensor, part: str) -> None:
+        if tensor.device.type == "meta" and not self._hollow:
+            return
+        storage = tensor.untyped_storage()
+        if (key := id(storage)) in self._known:
+            return
+        nbytes, part = storage.nbytes(), self._name(tensor) or part
+        if self.limit is not None and self.used + nbytes > self.limit:
+            raise torch.OutOfMemoryError(
+                f"out of memory: {nbytes:,} bytes were asked for, {self.used:,} of {self.limit:,} are in use"
+            )
+        self._known[key] = weakref.ref(storage, lambda _: self._end(key)), part, nbytes
+        self.used += nbytes
+        self._parts[part] += nbytes
+        if self.used > self.made.get(part, NOTHING).total:
+            self.made[part] = Peak(self.used, dict(self._parts))
+
+    def _end(self, key: int) -> None:
+        _, part, nbytes = self._known.pop(key)
+        self.used -= nbytes
+        self._parts[part] -= nbytes
+
+
+def attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what fused attention would on a device: the output (B, H, T, D), and the logarithms of sums that it keeps (B, T, H).
+
+    None: the tensors hold numbers, or no fused kernel takes them, since keys and values are of different sizes.
+    """
+    if query.device.type != "meta" or query.ndim != 4 or query.shape[-1] != value.shape[-1]:
+        return None
+    rows, heads, tokens, size = query.shape
+    out = query.new_empty(rows, tokens, heads, size).transpose(1, 2)
+    return out, query.new_empty(rows, tokens, heads, dtype=torch.float32)
+
+
+@functools.cache
+def composed(operator: Any) -> bool:
+    """Return whether an operator is made of others, on every device."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return implicit in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), implicit)
+
+
+def tensors_of(given: Any) -> list[torch.Tensor]:
+    """Return the tensors in arguments or results."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    if isinstance(given, dict):
+        given = given.values()
+    elif not isinstance(given, tuple | list):
+        return []
+    found = []
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, tuple | list | dict):
+            found += tensors_of(one)
+    return found

@@ -1,0 +1,128 @@
+"""Pairs whose memory is told beforehand and counted, wide enough that a few numbers here and there are little."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specframe import Pipeline
+from specframe.devices.allocations import Allocations
+from specframe.engine.dry_run import DryRun, Footprint, Workload, hollow
+from specframe.engine.engine import Engine
+from specframe.engine.local_executor import Local
+from specframe.engine.parts import parts_of
+from specframe.errors import ModelError
+
+VOCABULARY = 1500
+WIDE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+NARROW = {**WIDE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+BOTH_KINDS = ["sliding_attention", "full_attention"]
+STATES_AND_ALL = ["linear_attention", "full_attention"]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", WIDE),
+    "draft": ("qwen3", NARROW),
+    "llama": ("llama", {**WIDE, "num_key_value_heads": 4}),
+    "gemma3": ("gemma3_text", {**WIDE, "sliding_window": 24, "layer_types": BOTH_KINDS}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            **WIDE,
+            "layer_types": STATES_AND_ALL,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
+}
+
+
+@functools.cache
+def model(name: str) -> PreTrainedModel:
+    """Return a model, the same one every time."""
+    kind, options = MODELS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(len(name))
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options)).eval()
+    return made
+
+
+@attrs.frozen
+class Case:
+    """A pair and what it decodes: all rows are read twice, the second time with prompts of unequal lengths."""
+
+    target: str
+    draft: str | None
+    load: Workload
+    options: dict[str, Any]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompts."""
+        rows, most = self.load.rows, self.load.prompt
+        return [[1] * most] * rows + [[1] * (most - row % 2 * (most * 2 // 5)) for row in range(rows)]
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The models."""
+        return [model(self.target)] + ([] if self.drafting is None else [self.drafting])
+
+    @property
+    def drafting(self) -> PreTrainedModel | None:
+        """The draft model; None: there is none."""
+        return model("draft") if self.draft is not None and self.draft.startswith(("draft", "model")) else None
+
+    def pipeline(self, **options: Any) -> Pipeline:
+        """Return a pipeline whose models have not been tried yet."""
+        given = {"batch_size": self.load.rows, "generation_config": None, **self.options, **options}
+        pipe = Pipeline(model(self.target), self.drafting if self.draft == "draft" else self.draft, **given)
+        pipe.parts.draft = self.drafting
+        return pipe
+
+    def least(self, prompts: list[list[int]], new: int, **asked: Any) -> int:
+        """Return the fewest bytes that a run of these prompts is decoded within: one more is refused by name."""
+        try:
+            list(self.pipeline(memory=1).generate(prompts, new, **asked))
+        except ModelError as error:
+            return int(str(error).partition("at least ")[2].partition(" bytes")[0].replace(",", ""))
+        raise AssertionError("a byte suffices")
+
+    def planned(self) -> Footprint:
+        """Return what a run takes at most, as it is told beforehand."""
+        recipe = self.pipeline().recipe
+        draft = None if self.draft is None else hollow(model(self.draft))
+        parts = parts_of(attrs.evolve(recipe, target=hollow(model(self.target)), drafter=draft))
+        run = DryRun(recipe, parts, lambda *given: Engine(*given[:2], (), given[2], Local(), installed=False))
+        return run.footprint(self.load)
+
+    def counted(self, counter: Allocations, **options: Any) -> Pipeline:
+        """Decode under a counter, and return the pipeline."""
+        pipe = self.pipeline(**options)
+        for one in self.models:
+            counter.hold([*one.parameters(), *one.buffers()], "weights")
+        with counter:
+            list(pipe.generate(self.prompts, self.load.longest - self.load.prompt))
+        return pipe
+
+
+CASES = {
+    "slab": Case("qwen3", "draft", Workload(4, 120, 132), {"draft_length": 5, "kv": "slab"}),
+    "columns": Case("llama", "draft", Workload(6, 64, 80), {"draft_length": 3, "align": "eqspec"}),
+    "windows": Case("gemma3", None, Workload(3, 90, 100), {"kv": "paged"}),
+    "states": Case("qwen3.5", "draft", Workload(4, 70, 80), {"draft_length": 4, "kv": "slab"}),
+}

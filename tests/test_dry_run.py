@@ -1,0 +1,93 @@
+"""The memory of a run that is told beforehand, beside what an allocation counter finds when it is decoded."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+from planned import CASES
+
+from specframe.devices.allocations import Allocations
+from specframe.engine.dry_run import CACHE, LOGITS, MASKS, STATES, TARGET, hollow
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_is_told_beforehand(name: str) -> None:
+    """Caches take as many bytes as was told, to the byte, and all together no more, and less by 3% at most."""
+    case, counter = CASES[name], Allocations()
+    told = case.planned()
+    report = case.counted(counter).report
+    assert told.kv_bytes == report.peak_kv_bytes
+    assert counter.peak.total <= told.total <= 1.03 * counter.peak.total
+    assert sum(told.parts.values()) == told.total
+    assert {CACHE, TARGET} <= told.parts.keys()
+    assert (MASKS in told.parts) == (name != "columns")  # most bytes are in use before masks are made there
+    assert told.parts[TARGET] == sum(one.nbytes for one in [*case.models[0].parameters(), *case.models[0].buffers()])
+    assert (STATES in told.parts) == (name == "states")
+    assert told.parts.get(LOGITS, 0) < told.total / 10
+
+
+def test_a_pool_holds_no_more_than_is_told() -> None:
+    """The bytes of a store whose rows grow in any order are told as a bound."""
+    case = attrs.evolve(CASES["slab"], options={"draft_length": 3, "kv": "pool"})
+    counter = Allocations()
+    told = case.planned()
+    report = case.counted(counter).report
+    assert report.peak_kv_bytes <= told.kv_bytes <= 1.4 * report.peak_kv_bytes
+    assert counter.peak.total <= told.total
+
+
+def test_a_hollow_model_has_shapes_and_no_numbers() -> None:
+    """A copy without weights is on no device, keeps tied weights tied, and leaves the model as it is."""
+    model = CASES["slab"].models[0]
+    before = [one.clone() for one in model.parameters()]
+    made = hollow(model)
+    assert {one.device.type for one in [*made.parameters(), *made.buffers()]} == {"meta"}
+    assert [one.shape for one in made.parameters()] == [one.shape for one in model.parameters()]
+    tied = hollow(CASES["windows"].models[0])
+    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+
+
+def test_storages_are_counted_until_their_last_tensor_is_gone() -> None:
+    """Views take nothing, a copy takes its bytes, and what is deleted is free."""
+    with Allocations() as counter:
+        held = torch.zeros(10)
+        part = held[2:4]
+        assert counter.used == 40
+        copied = part.clone()
+        assert counter.used == 48
+        del held
+        assert counter.used == 48
+        del part, copied
+        assert counter.used == 0
+    assert counter.peak.total == 48
+
+
+def test_operators_made_of_others_are_counted_piece_by_piece() -> None:
+    """What a composed operator takes in between counts, inside of inference mode, too."""
+    with torch.inference_mode(), Allocations() as counter:
+        values = torch.zeros(4, 8, dtype=torch.bfloat16)
+        values.softmax(-1, dtype=torch.float32)  # a copy in float32 first
+    assert counter.peak.total == 64 + 128 + 128
+
+
+def test_what_was_made_before_counts_when_it_is_used() -> None:
+    """Tensors from before the block count from their first use on, and by their own name where they were held."""
+    weights, constant = torch.zeros(8), torch.zeros(2)
+    counter = Allocations()
+    counter.hold([weights], "weights")
+    with counter:
+        weights.add_(1)
+        constant.add_(1)
+    assert counter.peak.parts == {"weights": 32, "constants": 8}
+
+
+def test_a_limit_raises_a_lack_of_memory() -> None:
+    """More bytes than the limit raise what an allocator raises."""
+    with (
+        Allocations(limit=100) as counter,
+        pytest.raises(torch.OutOfMemoryError, match="120 bytes were asked for, 0 of"),
+    ):
+        torch.zeros(30)
+    assert counter.used == 0
