@@ -10,7 +10,16 @@ from typing import Any, cast
 import torch
 
 from specframe.caches.quantiser import QUANTISERS, Quantiser
-from specframe.contracts.cache import Dense, KVBackend, KVShape, KVStore, Placement, PooledStore, RoundingBackend
+from specframe.contracts.cache import (
+    Dense,
+    KVBackend,
+    KVShape,
+    KVStore,
+    Placement,
+    PooledStore,
+    PrefixStore,
+    RoundingBackend,
+)
 from specframe.contracts.round import Sequence
 from specframe.errors import OptionError, literal
 from specframe.value_checks import unwrap_guards
@@ -48,6 +57,15 @@ class QuantisedStore:
     def first(self) -> int:
         """The batch's first row."""
         return self.packed.first
+
+    @property
+    def ahead(self) -> int:
+        """Tokens after a slot's own one that its keys depend on, in a store that keeps what rows begin with."""
+        return cast(PrefixStore, self.packed).ahead
+
+    @ahead.setter
+    def ahead(self, tokens: int) -> None:
+        cast(PrefixStore, self.packed).ahead = tokens
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make these sequences the rows."""
