@@ -200,10 +200,21 @@ def test_a_request_that_is_aborted_leaves_what_others_find(tmp_path: Path) -> No
     assert found[0] == (12, found[1][1])
 
 
-def test_several_mtp_layers_read_all_tokens(tmp_path: Path) -> None:
-    """Later layers are fed what earlier ones give of every token: a target with several shares nothing."""
-    target = mtp.save_target(tmp_path / "target", mtp.deepseek(2), "after", 2)
-    pipe = harness.pipeline(target, "mtp", kv=KEPT, batch_size=3, draft_length=3)
-    for _ in range(2):
-        harness.check(pipe, harness.requests(BEGINNING_ALIKE[:4], 6))
-        assert pipe.report.prefix_hit_tokens == 0
+def test_several_mtp_layers_read_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later layers are fed what earlier ones give of every token: a target with several shares nothing, and whole rows are fed to
+    its layers whatever filler is left out."""
+    prompts = [*harness.random_prompts((5, 12, 8), zoo.VOCABULARY, seed=7), *BEGINNING_ALIKE[:4]]
+    target, found = mtp.save_target(tmp_path / "target", mtp.deepseek(2), "after", 2), []
+    for least in (0, 10**12):
+        monkeypatch.setattr(unpadded, "LAYING_OUT", least)
+        drafts: dict[tuple[int, ...], Drafted] = {}
+        made: Any = strategy(registry(), "drafter", "mtp")
+        drafter = steered(
+            made, drafts, lambda request: harness.continuation(target, request.prompt_ids, 20), some_right
+        )
+        pipe = harness.pipeline(target, drafter, kv=KEPT, batch_size=3, draft_length=3)
+        for _ in range(2):
+            harness.check(pipe, harness.requests(prompts, 6))
+            assert pipe.report.prefix_hit_tokens == 0
+        found.append(drafts)
+    assert found[0] == found[1]

@@ -108,7 +108,8 @@ class Mtp(PairDrafter):
         chunk = self.cache.tokens_at_once(views[0])
         for begin in range(0, width, chunk):
             states_BTD, start = piece.features_BTD[:, begin : begin + chunk], piece.start + begin
-            counts = piece.real(begin, states_BTD.shape[1])
+            # what later layers are fed goes beyond the row's end, so that its places are not those of the features that were fed
+            counts = None if self.past else piece.real(begin, states_BTD.shape[1])
             for depth, cache in enumerate(self._caches):
                 ids_BT = following(batch, batch.lengths_B + start, states_BTD.shape[1], depth)
                 states_BTD = fed(cache, views[depth], ids_BT, start + 1 + depth, states_BTD, counts)
