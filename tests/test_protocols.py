@@ -144,7 +144,7 @@ class Curious:
         (lambda run: run.target.release(), "CachedModel declares no 'release'"),
         (lambda run: run.runner.config, "Model declares no 'config'"),
         (lambda run: run.open_cache(run.runner).runner.rope, "Model declares no 'rope'"),
-        (lambda run: setattr(run, "kv", None), "Run declares no 'kv'"),
+        (lambda run: setattr(run, "stores", None), "Run declares no 'stores'"),
     ],
 )
 def test_what_is_not_declared_is_seen(look: Callable[[Any], Any], said: str) -> None:

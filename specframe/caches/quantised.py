@@ -18,6 +18,7 @@ from specframe.contracts.cache import (
     KVStore,
     Placement,
     PooledStore,
+    PrefixStore,
     RoundingBackend,
 )
 from specframe.contracts.round import Sequence
@@ -57,6 +58,15 @@ class QuantisedStore:
     def first(self) -> int:
         """The batch's first row."""
         return self.packed.first
+
+    @property
+    def ahead(self) -> int:
+        """Tokens after a slot's own one that its keys depend on, in a store that keeps what rows begin with."""
+        return cast(PrefixStore, self.packed).ahead
+
+    @ahead.setter
+    def ahead(self, tokens: int) -> None:
+        cast(PrefixStore, self.packed).ahead = tokens
 
     def arrange(self, sequences: list[Sequence]) -> None:
         """Make these sequences the rows."""

@@ -38,6 +38,10 @@ class Written:
     stands: np.ndarray
     """How many first slots hold the row's own tokens once all layers are written, slot s the token of place s; 0: not known."""
 
+    def by_a_draft(self) -> Written:
+        """Return the same, where what is written is none of a row's own: nothing is known to stand."""
+        return attrs.evolve(self, stands=np.zeros_like(self.stands))
+
     def with_rows(self, others: Written) -> Written:
         """Return what is written in these rows, and in others after them."""
         pairs = ((getattr(self, name), getattr(others, name)) for name in ("first", "end", "stands"))
@@ -275,6 +279,14 @@ class BoundedStore(KVStore, Protocol):
         takes for a moment beside them, where it grows."""
 
 
+class PrefixStore(KVStore, Protocol):
+    """A store that keeps the first slots of rows for others that begin with the same tokens."""
+
+    ahead: int
+    """How many tokens after a slot's own one its keys depend on, 0 until it is set: 1 in the cache of a head whose keys come of a
+    token's feature and the token after it. Two rows have the same first s slots if their first s + ``ahead`` tokens are equal."""
+
+
 class KVBackend(Protocol):
     """Decides how keys and values are stored."""
 
@@ -282,10 +294,10 @@ class KVBackend(Protocol):
     offers: frozenset[str]
     """Features of the backend's stores: "scatter" (write any slot), "append" (write the next columns), "move", "grow" (take more
     columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
-    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "bounded" (it tells how much that is at most: it is
-    a :class:`BoundedStore`), "states" (it keeps those of layers as well), "rounded" (forwards read other numbers than were
-    written: it is a :class:`RoundingBackend`) and "drafts" (the caches of drafts have another backend: it is a
-    :class:`DraftsBackend`)."""
+    or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "prefix" (it keeps what rows begin with: it is a
+    :class:`PrefixStore`), "bounded" (it tells how much that is at most: it is a :class:`BoundedStore`), "states" (it keeps those of
+    layers as well), "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`) and "drafts" (the
+    caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

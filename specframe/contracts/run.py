@@ -54,8 +54,14 @@ class CachedModel(Protocol):
     def store(self) -> KVStore:
         """Its keys and values. A drafter that attends by itself writes to it at the places that :meth:`place` returns."""
 
-    def capture(self, layers: Iterable[int]) -> None:
-        """Have the scores of every later feed hold these hidden states, as transformers numbers ``hidden_states``."""
+    def capture(self, layers: Iterable[int], past: bool = True) -> None:
+        """Have the scores of every later feed hold these hidden states, as transformers numbers ``hidden_states``.
+
+        Args:
+            layers: their numbers.
+            past: whether those of all of a row's tokens are needed, so that all are fed; False: those of tokens that are fed
+                because a cache of the run lacks them.
+        """
 
     def follow(self, batch: Batch) -> None:
         """Make the batch's sequences the rows of this cache."""
@@ -147,6 +153,10 @@ class Run(Protocol):
         """The target without its cache."""
 
     @property
+    def kv(self) -> KVBackend:
+        """The backend of caches that are opened without one of their own."""
+
+    @property
     def target(self) -> CachedModel:
         """The target with its cache."""
 
@@ -170,6 +180,7 @@ class Run(Protocol):
         kv: KVBackend | None = None,
         capacity: int | None = None,
         share: CachedModel | None = None,
+        ahead: int = 0,
     ) -> CachedModel:
         """Return a model with a KV cache, which the run counts, and releases at its end.
 
@@ -181,6 +192,8 @@ class Run(Protocol):
             share: the :class:`CachedModel` whose cache it uses; None: a cache of its own. The model's layers are the first
                 layers of that one. What it feeds beyond a row's own tokens has to be forgotten, by :meth:`CachedModel.settle`,
                 before the other feeds.
+            ahead: how many tokens after a slot's own one the model's keys depend on, for stores that keep what rows begin with, see
+                :attr:`specframe.contracts.cache.PrefixStore.ahead`.
         """
 
     def close_cache(self, cached: CachedModel) -> None:

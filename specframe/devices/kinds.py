@@ -104,6 +104,13 @@ class Kind:
         """Return what has been counted; None: nothing is."""
         return None
 
+    def watch_memory(self, device: torch.device) -> None:
+        """Begin to look for the most memory in use."""
+
+    def most_memory(self, device: torch.device) -> int | None:
+        """Return the most bytes that were in use since :meth:`watch_memory`, those of models included; None: it is not known."""
+        return None
+
 
 class Cuda(Kind):
     """CUDA."""
@@ -161,6 +168,14 @@ class Cuda(Kind):
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+    def watch_memory(self, device: torch.device) -> None:
+        """Begin to look for the most memory in use."""
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def most_memory(self, device: torch.device) -> int:
+        """Return the most bytes that torch's allocator had given out."""
+        return torch.cuda.max_memory_allocated(device)
 
 
 class Meta(Kind):

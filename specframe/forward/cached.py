@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 
 import attrs
-import numpy as np
 import torch
 
 from specframe.contracts.cache import KVStore, Placement
@@ -62,6 +61,8 @@ class CachedModel:
         self._reserved: dict[int, Sequence] = {}
         """The sequences that the store has room for."""
         self._hidden: tuple[int, ...] = ()
+        self._past = False
+        """Whether hidden states of all of a row's tokens are needed."""
         self._borrowed = False
         """Whether the cache is another model's: what this one writes is never known to stand."""
         self._forward: Forward = self._execute
@@ -84,19 +85,20 @@ class CachedModel:
     def _execute(self, block: Block, placement: Placement, keep: int, hidden: tuple[int, ...] = ()) -> Scores:
         return self.runner.forward(block, placement, self.store, keep=keep, hidden=hidden, how=self._how)
 
-    def capture(self, layers: Iterable[int]) -> None:
+    def capture(self, layers: Iterable[int], past: bool = True) -> None:
         """Add these hidden states to the scores of every later feed, besides those asked for before.
 
         Args:
             layers: numbers of hidden states, as transformers has them: 0 is the embedding, the last what follows the final norm;
                 one more is what precedes that norm.
+            past: whether those of all of a row's tokens are needed, cached ones too.
 
         Raises:
             ModelError: the model has no such hidden states, or does not say which of its modules are layers.
         """
         wanted = tuple(sorted({*self._hidden, *layers}))
         self.runner.require(self._how, wanted)
-        self._hidden = wanted
+        self._hidden, self._past = wanted, self._past or (past and bool(wanted))
 
     @property
     def _recordable(self) -> bool:
@@ -114,12 +116,12 @@ class CachedModel:
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
 
-        Where hidden states are captured, or a layer keeps a state, all have to be: these are not cached.
+        Where hidden states of all tokens are needed, or a layer keeps a state, all have to be: these are not cached.
         """
         cached = self.store.reserve(sequence, tokens)
         if cached is not None:
             self._reserved[id(sequence)] = sequence
-        return 0 if cached is not None and (self._hidden or self.states is not None) else cached
+        return 0 if cached is not None and (self._past or self.states is not None) else cached
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended, or gives its room back; nothing happens where there is none for it."""
@@ -154,9 +156,8 @@ class CachedModel:
     def _feed_followed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of a block of the batch whose sequences are the rows of this cache."""
         placement = self.layout.place(batch, block)
-        if self._borrowed and (written := placement.written) is not None:
-            written = attrs.evolve(written, stands=np.zeros_like(written.stands))
-            placement = attrs.evolve(placement, written=written)
+        if self._borrowed and placement.written is not None:
+            placement = attrs.evolve(placement, written=placement.written.by_a_draft())
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)

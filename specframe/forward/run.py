@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specframe.contracts import run as contracts
 from specframe.contracts.attention import Asked
-from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore
+from specframe.contracts.cache import DraftsBackend, KVBackend, KVStore, PrefixStore
 from specframe.contracts.model import How, Model
 from specframe.contracts.roles import AcceptanceRule, Alignment
 from specframe.contracts.round import Sequence
@@ -96,6 +96,7 @@ class Run:
         kv: KVBackend | None = None,
         capacity: int | None = None,
         share: contracts.CachedModel | None = None,
+        ahead: int = 0,
     ) -> CachedModel:
         """Return a model with a KV cache, under this run's alignment and KV backend unless told otherwise.
 
@@ -105,6 +106,7 @@ class Run:
             kv: the backend of its own.
             capacity: slots per row.
             share: the cached model whose cache it uses; None: a cache of its own.
+            ahead: tokens after a slot's own one that its keys depend on.
         """
         spread = any(shape.device is not None for shape in model.kv_shapes)
         record = RECORDINGS["off" if spread else self.graphs](model.device)
@@ -117,6 +119,8 @@ class Run:
         how = attrs.evolve(how, states=opened.states)
         if layout is not None:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
+        if "prefix" in backend.offers:
+            cast(PrefixStore, opened.store).ahead = ahead
         return self._counted(self._cached(model, opened.store, layout, backend, slots, how, record), opened)
 
     def _backend(self, model: Model, own: KVBackend) -> KVBackend:

@@ -243,7 +243,8 @@ class ViewLedger(Ledger):
         return [row[: max(length, 0)].tolist() for row, length in zip(batch.tokens, batch.lengths, strict=True)]
 
     def _sharing(self, names_SN: np.ndarray, account: Account) -> dict[int, int]:
-        return {} if account.parent is None else {account.parent: len(names_SN)}
+        of_parent = {} if account.parent is None else {account.parent: len(names_SN)}
+        return super()._sharing(names_SN, account) | of_parent
 
 
 def inherited_names(names_SN: np.ndarray, account: Account, sharing: Mapping[int, int]) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
 
 from specframe.caches.quantised import rounding
-from specframe.contracts.cache import KVBackend, KVStore, Placement
+from specframe.contracts.cache import KVBackend, KVStore, Placement, PrefixStore
 from specframe.contracts.drafts import Block, Scores
 from specframe.contracts.model import How, Model
 from specframe.contracts.round import Batch, Sequence
@@ -31,6 +31,8 @@ class CheckedRun(Run):
     ) -> CachedModel:
         """Return a model that is run as it would be without checks, with a ledger beside its store."""
         names = kv.open([NAMES] * len(model.kv_shapes), self.rows, slots, model.device)
+        if "prefix" in kv.offers:
+            cast(PrefixStore, names).ahead = cast(PrefixStore, store).ahead
         shares = bool({"paged", "pooled"} & kv.offers)
         ledger = (ViewLedger if own else Ledger)(model, names, self.checks, shares, rounding(kv))
         layout = tapped_layout(own or self.alignment.layout, ledger, store, self.rows, slots)

@@ -38,6 +38,14 @@ class Piece:
     """One for each token; a row with fewer tokens than T has padding before its first."""
     start: int
     """The first of them is that of the token ``start`` places after each row's length; it is negative."""
+    counts: np.ndarray
+    """How many of the last ones of each row are of tokens that were fed; those before them mean nothing, as the caches have what
+    was made of them."""
+
+    def real(self, begin: int, width: int) -> np.ndarray:
+        """Return how many of the ``width`` features from ``begin`` on mean something, (B,); they are the last of them."""
+        real: np.ndarray = (self.counts + begin + width - self.features_BTD.shape[1]).clip(0, width)
+        return real
 
 
 @attrs.frozen(eq=False)
@@ -70,10 +78,14 @@ class Features:
         fuse: makes what is kept; None: the states side by side.
         ahead: 1 where the head needs the token after a feature's own to consume it, so that the last feature of a prompt has to
             wait; 0 where it does not.
+        past: whether features of all tokens are needed; False: the head keeps what it makes of them as long as the target keeps
+            its keys.
     """
 
-    def __init__(self, run: Run, layers: Sequence[int], fuse: Fuse | None = None, ahead: int = 1) -> None:
-        run.target.capture(layers)
+    def __init__(
+        self, run: Run, layers: Sequence[int], fuse: Fuse | None = None, ahead: int = 1, past: bool = True
+    ) -> None:
+        run.target.capture(layers, past=past)
         self._layers, self._fuse, self._ahead = tuple(layers), fuse, ahead
         self._row_map = RowMap(run.rows)
         self._consumed = np.zeros(run.rows, dtype=np.int64)
@@ -103,7 +115,9 @@ class Features:
         if waits:
             self._keep(batch.lengths, features_BTD[:, -1:])
         read_BTD = features_BTD[:, : features_BTD.shape[1] - waits]
-        return Piece(batch, read_BTD, -batch.unread) if read_BTD.shape[1] else None
+        if not read_BTD.shape[1]:
+            return None
+        return Piece(batch, read_BTD, -batch.unread, (unread(batch) - batch.left - waits).clip(0))
 
     def waiting(self, batch: Batch) -> int:
         """Return the most features that wait in any row of a batch that decodes."""
@@ -142,6 +156,12 @@ class Features:
         elif (more := width - self._kept_RWD.shape[1]) > 0:
             self._kept_RWD = F.pad(self._kept_RWD, (0, 0, 0, more))
         return self._kept_RWD
+
+
+def unread(batch: Batch) -> np.ndarray:
+    """Return how many of each row's last tokens were not cached when a batch that reads prompts was made, (B,)."""
+    found: np.ndarray = batch.lengths.clip(max=batch.unread) if batch.unreads is None else batch.unreads
+    return found
 
 
 def on_path(outcome: Outcome, states_BTD: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol, cast
 
 import attrs
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -71,6 +72,11 @@ class HeadDrafter:
         self.needs, self.offers = self.needs | self.trees.needs, self.trees.offers | {"logits", "budget"}
         self.offers |= {"stops"} if self.trees.chain else set()
 
+    @property
+    def past(self) -> bool:
+        """Whether the head needs the features of all of a row's tokens, also of those that the target and the head have cached."""
+        return False
+
     def budget(self, depth: int | None = None) -> Budget | None:
         """Return the budget of a tree; None: a chain of any length."""
         return None if self.trees.chain else self.trees.budget(depth)
@@ -89,7 +95,7 @@ class HeadDrafter:
     def start(self, run: Run) -> None:
         """Make the head for the run's target, and begin to take its features."""
         self.make(run)
-        self.features = Features(run, self.layers, self.head.fuse, self.ahead)
+        self.features = Features(run, self.layers, self.head.fuse, self.ahead, self.past)
 
     def make(self, run: Run) -> None:
         """Make the head for the run's target, once for each target."""
@@ -185,8 +191,9 @@ class PairDrafter(HeadDrafter):
     token. In a round each row is fed the pairs of the tokens that were accepted, and after them those of the tokens being drafted,
     whose features are the head's own output. The latter are overwritten in the next round by pairs with true features.
 
-    The cache is a ragged slab under every alignment: rows end in different places after the true pairs are fed, whatever the
-    target's rows do.
+    The cache has a ragged layout under every alignment: rows end in different places after the true pairs are fed, whatever the
+    target's rows do. Where the target's store keeps what rows begin with, the head's does so, too: pair t depends on the tokens up
+    to t + 1, so a row begins with the first pairs of another where one token more is the same.
     """
 
     head: PairHead
@@ -222,7 +229,7 @@ class PairDrafter(HeadDrafter):
         """Open the cache of the head's transformer."""
         if self._runner is None or self._runner.module is not self.head.backbone:  # a transformer is tried once
             self._runner = ModelRunner(self.head.backbone, "draft")
-        self.cache = open_slab(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond())
+        self.cache = open_ragged(self.run, self._runner, self.run.capacity + MOST_WAITING + self.beyond(), self.past)
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""
@@ -238,14 +245,22 @@ class PairDrafter(HeadDrafter):
         chunk = self.cache.tokens_at_once(view)
         for begin in range(0, width, chunk):
             features_BTD = piece.features_BTD[:, begin : begin + chunk]
-            end = start + begin + features_BTD.shape[1]
-            self.feed(view, view.last_tokens(features_BTD.shape[1], end), start + begin, features_BTD)
+            fed = features_BTD.shape[1]
+            ids_BT = view.last_tokens(fed, start + begin + fed)
+            self.feed(view, ids_BT, start + begin, features_BTD, counts=piece.real(begin, fed))
 
     def feed(
-        self, view: Batch, ids_BT: torch.Tensor, start: int, features_BTD: torch.Tensor, keep: int = 1
+        self,
+        view: Batch,
+        ids_BT: torch.Tensor,
+        start: int,
+        features_BTD: torch.Tensor,
+        keep: int = 1,
+        counts: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """Feed pairs to the head and return its last ``keep`` output states, (B, keep, D)."""
-        return self.cache.feed(view, Block(ids_BT, start, extra={"features": features_BTD}), keep).logits_BTV
+        """Feed pairs to the head, ``counts`` real ones of each row; return its last ``keep`` output states, (B, keep, D)."""
+        block = Block(ids_BT, start, extra={"features": features_BTD}, counts=counts)
+        return self.cache.feed(view, block, keep).logits_BTV
 
     def caught_up(self, batch: Batch, waiting: Waiting) -> torch.Tensor:
         """Feed the pairs with the features that wait; return the output state of each row's last pair, (B, 1, D).
@@ -310,12 +325,17 @@ def pairs_of(batch: Batch, first: int = 1) -> Batch:
     )
 
 
-def open_slab(run: Run, runner: ModelRunner, capacity: int) -> CachedModel:
-    """Return a head's transformer with a ragged slab of its own, which the run counts and releases.
+def open_ragged(run: Run, runner: ModelRunner, capacity: int, past: bool = False) -> CachedModel:
+    """Return a head's transformer with a ragged cache of its own, which the run counts and releases.
+
+    It is a slab, but for a run whose store keeps what rows begin with: there it is such a store, of pairs.
 
     Args:
         run: the run; forwards are recorded as its own are.
         runner: the transformer.
         capacity: slots per row.
+        past: whether all pairs are fed, cached or not.
     """
+    if not past and {"scatter", "prefix"} <= run.kv.offers:
+        return run.open_cache(runner, layout=RaggedLayout, capacity=capacity, ahead=1)
     return run.open_cache(runner, layout=RaggedLayout, kv=Slab(), capacity=capacity)

@@ -28,7 +28,9 @@ from specframe_lab.report.canvas import looks
 from specframe_lab.report.images import png, svg
 from specframe_lab.report.page import html, write_report
 from specframe_testing import zoo
+from specframe_testing.device import kind
 
+from specframe.devices import kinds
 from specframe.pipeline import Pipeline
 
 pytest.importorskip("matplotlib")
@@ -124,6 +126,48 @@ def test_captions_say_what_is_drawn():
         assert shown["latency"].drawn == "Percentiles of 4 sequences in each run; P99 is told from 100 on."
         page = html(found, shown, {"throughput": "<svg ></svg>"})
         assert page.count(words) == 2  # below the title, and for who does not see the picture
+
+
+def test_tokens_per_second_are_told_and_drawn_against_memory():
+    """By the device's memory where every run has it, else by that of caches; states and device are shown beside these."""
+    cells = [(name, size) for name in ("plain", "ragged") for size in (1, 2)]
+    for known in (4, 3):
+        lines = {}
+        for place, cell in enumerate(cells):
+            one = line(10 + place, **({"peak_device_bytes": 5_000_000 + place} if place < known else {}))
+            one["figures"] |= {"peak_kv_bytes": 2_000_000 + place, "state_bytes": 500_000 * (cell[0] == "ragged")}
+            lines[cell] = [one, one]
+        found = made(lines)
+        shown = tables(found)
+        least = 5_000_000 if known == 4 else 2_000_000
+        wanted = [(*cell, least + place, *[10.0 + place] * 3, 2) for place, cell in enumerate(cells)]
+        assert sorted(shown["memory"].rows) == sorted(wanted)
+        assert [row[2] for row in shown["state_bytes"].rows] == [500_000] * 2
+        assert len(shown["peak_device_bytes"].rows) == known
+        told = {row[:2]: row[-3:] for row in summary(found, shown)}
+        assert told["ragged", "1"] == ("2.00", "0.500", "5.00")
+        assert told["plain", "2"][1] == "-"
+        assert (told["ragged", "2"][2] == "-") == (known == 3)
+        axes = plots.draw(shown, ["plain", "ragged"])["memory"].axes[0]
+        assert axes.get_xlabel() == "most memory (MB); numbers: batch size"
+        assert {text.get_text() for text in axes.texts} == {"1", "2"}
+
+
+def test_the_most_memory_of_a_device_is_told():
+    """Of the simulated device as of CUDA: from where it was begun to be watched, whatever was in use before; of a CPU nothing."""
+    device = torch.device("sim")
+    before = torch.empty(1000, device="sim")
+    kind.SIMULATED.watch_memory(device)
+    start = kind.SIMULATED.most_memory(device)
+    more = torch.empty(3000, device="sim")
+    del more
+    assert kind.SIMULATED.most_memory(device) == start + 12_000
+    kind.SIMULATED.watch_memory(device)
+    assert kind.SIMULATED.most_memory(device) == start
+    assert len(before) == 1000
+    cpu = kinds.of(torch.device("cpu"))
+    cpu.watch_memory(torch.device("cpu"))
+    assert cpu.most_memory(torch.device("cpu")) is None
 
 
 def test_axes_are_named():
@@ -345,7 +389,8 @@ def test_curves_that_are_the_same_share_a_line():
 
 
 DRAWN = set(plots.PAINTERS) - {"bitwise_price", "request_goodput", "acceptance_by_branch", "calibration"}
-"""The figures of a comparison of chains with arrivals at no particular time."""
+DRAWN -= {"state_bytes", "peak_device_bytes"}
+"""The figures of a comparison of chains with arrivals at no particular time, of models without states, on a CPU."""
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from specframe.errors import OptionError
 from specframe.trees.options import Trees
 from specframe.value_checks import number
 from specframe_heads.blocks.block_weights import BlockHead
-from specframe_heads.blocks.cache import HeadCache
+from specframe_heads.blocks.cache import HeadCache, HeadRunner
 from specframe_heads.blocks.markov import MarkovHead, confident, scheduled
 from specframe_heads.blocks.net import sight
-from specframe_heads.features import on_path
+from specframe_heads.features import on_path, unread
 from specframe_heads.head import HeadDrafter, nothing
 from specframe_heads.place_by_place import Step, at_once, drawn
 
@@ -44,6 +44,7 @@ class DFlash(HeadDrafter):
 
     name = "dflash"
     head: BlockHead
+    _runner: HeadRunner | None = None
 
     def __init__(
         self,
@@ -59,8 +60,10 @@ class DFlash(HeadDrafter):
     def start(self, run: Run) -> None:
         """Make the head for the run's target and open its cache."""
         self.make(run)
-        run.target.capture(self.layers)
-        self._cache = HeadCache(run, self.head.net, self._kv_shapes(), self.head.facts.block)
+        run.target.capture(self.layers, past=False)
+        if self._runner is None or self._runner.module is not self.head.net:  # stores that stay open are of one head
+            self._runner = HeadRunner(self.head.net, self._kv_shapes(), run.runner.device, run.runner.vocabulary)
+        self._cache = HeadCache(run, self._runner, self.head.facts.block)
 
     def _kv_shapes(self) -> list[KVShape]:
         config, dtype = self.head.net.config, self.head.net.norm.weight.dtype
@@ -73,7 +76,8 @@ class DFlash(HeadDrafter):
         batch, features_BTF = outcome.before, torch.cat([hidden[layer] for layer in self.layers], dim=-1)
         if batch.prefill:
             width = features_BTF.shape[1]
-            block = Block(batch.last_tokens(width, -batch.left), -batch.left - width)
+            counts = (unread(batch) - batch.left).clip(0, width)
+            block = Block(batch.last_tokens(width, -batch.left), -batch.left - width, counts=counts)
         else:
             features_BTF = on_path(outcome, features_BTF)
             width = features_BTF.shape[1]
@@ -98,7 +102,7 @@ class DFlash(HeadDrafter):
         facts, net, whole = self.head.facts, self.head.net, self.head.longest
         masks_BT = batch.tokens_BS.new_full((len(batch), whole - facts.anchored), facts.mask)
         block = Block(torch.cat([batch.last_tokens(1), masks_BT], dim=1), -1)
-        placement, write = self._cache.place(batch, block)
+        placement, write = self._cache.place(batch, block, drafts=True)
         embedded_BTH = self.head.embed(block.ids_BT)
         seen = sight(placement.key_order_BS, placement.order_BT, net.windows, facts.reach, embedded_BTH.dtype)
         return net(embedded_BTH, placement.positions_BT, seen, write)[:, -whole:][:, :count]

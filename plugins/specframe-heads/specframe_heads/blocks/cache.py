@@ -73,22 +73,28 @@ class HeadCache:
 
     Args:
         run: the run.
-        model: the head.
-        kv_shapes: of its layers.
+        runner: the head.
         block: tokens of the head's block, which may end beyond the draft.
     """
 
-    def __init__(self, run: Run, model: nn.Module, kv_shapes: list[KVShape], block: int) -> None:
-        runner = HeadRunner(model, kv_shapes, run.runner.device, run.runner.vocabulary)
+    def __init__(self, run: Run, runner: HeadRunner, block: int) -> None:
         self._cache, self._watch = run.open_cache(runner, capacity=run.capacity + block), run.watch
 
     def settle(self, batch: Batch, kept: Kept) -> None:
         """Forget all tokens but those that stand."""
         self._cache.settle(batch, kept)
 
-    def place(self, batch: Batch, block: Block) -> tuple[Placement, Write]:
-        """Return the places of tokens about to be fed, and the function that writes their keys and values."""
+    def place(self, batch: Batch, block: Block, drafts: bool = False) -> tuple[Placement, Write]:
+        """Return the places of tokens about to be fed, and the function that writes their keys and values.
+
+        Args:
+            batch: the rows.
+            block: the tokens.
+            drafts: whether keys are written that are none of the rows' own.
+        """
         placement = self._cache.place(batch, block)
+        if drafts and placement.written is not None:
+            placement = attrs.evolve(placement, written=placement.written.by_a_draft())
         self._watch.forward("draft", *block.ids_BT.shape)
         self._watch.fed("draft", block.tokens, block.ids_BT.numel())
         store = self._cache.store

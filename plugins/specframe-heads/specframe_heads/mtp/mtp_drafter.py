@@ -27,7 +27,7 @@ from specframe.value_checks import whole
 from specframe_heads.checkpoint import Checkpoint
 from specframe_heads.features import Piece, Waiting
 from specframe_heads.formats.format import Format
-from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_slab, pairs_of
+from specframe_heads.head import MOST_WAITING, PairDrafter, model_of, open_ragged, pairs_of
 from specframe_heads.mtp.formats import OWN
 from specframe_heads.mtp.mtp_layers import MtpBackbone, MtpHead
 
@@ -73,6 +73,11 @@ class Mtp(PairDrafter):
             self.checkpoint = Checkpoint.open(where, "target")
         super().make(run)
 
+    @property
+    def past(self) -> bool:
+        """Whether the features of all tokens are needed: of several layers, the later ones are fed what those before them give."""
+        return len(self.head.backbones) > 1
+
     def start(self, run: Run) -> None:
         """Open a cache for each layer."""
         super().start(run)
@@ -84,7 +89,7 @@ class Mtp(PairDrafter):
         self._tails = Tails(run.rows, len(self._caches) - 1)
 
     def _another(self, run: Run, backbone: MtpBackbone) -> CachedModel:
-        return open_slab(run, ModelRunner(backbone, "draft"), run.capacity + MOST_WAITING + self.beyond())
+        return open_ragged(run, ModelRunner(backbone, "draft"), run.capacity + MOST_WAITING + self.beyond(), past=True)
 
     def beyond(self) -> int:
         """Return the slots per row needed beyond those of the target's rows."""
@@ -103,9 +108,11 @@ class Mtp(PairDrafter):
         chunk = self.cache.tokens_at_once(views[0])
         for begin in range(0, width, chunk):
             states_BTD, start = piece.features_BTD[:, begin : begin + chunk], piece.start + begin
+            # what later layers are fed goes beyond the row's end, so that its places are not those of the features that were fed
+            counts = None if self.past else piece.real(begin, states_BTD.shape[1])
             for depth, cache in enumerate(self._caches):
                 ids_BT = following(batch, batch.lengths_B + start, states_BTD.shape[1], depth)
-                states_BTD = fed(cache, views[depth], ids_BT, start + 1 + depth, states_BTD)
+                states_BTD = fed(cache, views[depth], ids_BT, start + 1 + depth, states_BTD, counts)
         self._tails.read(batch, piece.features_BTD)
 
     def draft(self, batch: Batch, waiting: Waiting, budget: Budget) -> Draft:
@@ -186,9 +193,17 @@ def at(states_BTD: torch.Tensor, places_BN: torch.Tensor) -> torch.Tensor:
     return states_BTD.gather(1, places_BN[..., None].expand(-1, -1, states_BTD.shape[-1]))
 
 
-def fed(cache: CachedModel, view: Batch, ids_BT: torch.Tensor, start: int, features_BTD: torch.Tensor) -> torch.Tensor:
-    """Feed pairs to a layer; return its output states, (B, T, D)."""
-    return cache.feed(view, Block(ids_BT, start, extra={"features": features_BTD}), keep=ids_BT.shape[1]).logits_BTV
+def fed(
+    cache: CachedModel,
+    view: Batch,
+    ids_BT: torch.Tensor,
+    start: int,
+    features_BTD: torch.Tensor,
+    counts: np.ndarray | None = None,
+) -> torch.Tensor:
+    """Feed pairs to a layer, ``counts`` real ones of each row; return its output states, (B, T, D)."""
+    block = Block(ids_BT, start, extra={"features": features_BTD}, counts=counts)
+    return cache.feed(view, block, keep=ids_BT.shape[1]).logits_BTV
 
 
 def following(

@@ -16,6 +16,7 @@ import attrs
 from specframe.cli.environment import environment
 from specframe.contracts.engine import Clock
 from specframe.contracts.roles import BudgetPolicy, CalibratedPolicy
+from specframe.devices import kinds
 from specframe.engine.encoding import Prompt
 from specframe.errors import CompositionError, PromptError, SpecframeError
 from specframe.pipeline import Pipeline
@@ -247,6 +248,9 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
     for _ in range(settings.warm_up if step.case.timed else 0):
         list(pipe.generate(prompts[: step.case.batch_size], min(WARM_UP_TOKENS, new), sampling=settings.sampling))
     gc.collect()
+    device = pipe.target_model.device
+    memory = kinds.of(device)
+    memory.watch_memory(device)
     results = list(
         pipe.generate(prompts, new, arrivals=settings.arrivals, sort=settings.sort, sampling=settings.sampling)
     )
@@ -257,6 +261,7 @@ def measure(step: Step, settings: Settings, loaded: LoadedModels) -> Line:
         "lossless": pipe.composition.lossless,
         "comparable": not settings.temperature or "draft-invariant" in pipe.composition.rule.offers,
         "figures": pipe.report.figures(),
+        "peak_device_bytes": memory.most_memory(device),
         "drafted_by_position": positions.drafted.tolist(),
         "accepted_by_position": positions.accepted.tolist(),
         "by_branch": branches.lines(),

@@ -102,6 +102,32 @@ def figure(name: str) -> Callable[[Line], float]:
     return lambda line: line["figures"].get(name, math.nan)
 
 
+MEMORY = ("scheme", "batch_size", "bytes", "median", "lowest", "highest", "repeats")
+"""The columns of :func:`memory`: the most bytes, and tokens per second."""
+
+
+def device_bytes(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the spread of the most bytes of the device in use, where the device tells them."""
+    rows = by_cell(
+        comparison, lambda line: line.get("peak_device_bytes") or math.nan
+    )  # none in results of older versions
+    return [row for row in rows if not math.isnan(row[2])]
+
+
+def state_bytes(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return the spread of the bytes of states, of cases whose models keep some."""
+    return [row for row in by_cell(comparison, figure("state_bytes")) if row[2] > 0]
+
+
+def memory(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """Return each case's median of the most bytes, those of the device or else of all caches, and its tokens per second."""
+    measured = {row[:2]: row[2] for row in device_bytes(comparison)}
+    caches = {row[:2]: row[2] for row in by_cell(comparison, figure("peak_kv_bytes"))}
+    rates = by_cell(comparison, figure("tokens_per_second"))
+    every = measured if len(measured) == len(rates) else caches  # bytes of one kind
+    return [(*row[:2], every[row[:2]], *row[2:]) for row in rates if not math.isnan(every[row[:2]])]
+
+
 def speed_ups(comparison: Comparison, case: Case) -> list[float]:
     """Return a case's tokens per second over plain decoding's at the same batch size in the same repeat."""
     plain = comparison.plain(case, case.batch_size)

@@ -23,6 +23,8 @@ COLUMNS = (
     "P99 s",
     "equal",
     "KV MB",
+    "states MB",
+    "device MB",
 )
 """The columns of the summary; all but the first hold numbers."""
 FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
@@ -101,7 +103,7 @@ def cells(found: dict[str, Any]) -> tuple[Any, ...]:
         median(found["latency"]),
         found["latency"][2] if found["latency"] else None,
         f"{found['equality'][1]}/{found['equality'][0]}" if found["equality"] else "-",
-        found["peak_kv_bytes"][0] / 1e6 if found["peak_kv_bytes"] else None,
+        *(megabytes(found[name]) for name in ("peak_kv_bytes", "state_bytes", "peak_device_bytes")),
     )
 
 
@@ -116,6 +118,11 @@ def ranged(row: Any) -> str:
 def median(row: Any) -> float | None:
     """Return the median, None where nothing was measured."""
     return row[0] if row else None
+
+
+def megabytes(row: Any) -> float | None:
+    """Return the median of bytes in megabytes, None where nothing was measured."""
+    return row[0] / 1e6 if row else None
 
 
 def share(row: Any) -> str:

@@ -237,4 +237,29 @@ def rest(comparison: Comparison) -> list[Table]:
             SPREAD,
             f.by_cell(comparison, f.figure("peak_kv_bytes")),
         ),
+        Table(
+            "state_bytes",
+            "States",
+            "bytes",
+            "The most bytes of the states of layers without keys and values, a part of the peak KV cache.",
+            SPREAD,
+            f.state_bytes(comparison),
+        ),
+        Table(
+            "peak_device_bytes",
+            "Peak device memory",
+            "bytes",
+            "The most bytes of the target's device in use during a run: models, caches, and what forwards need meanwhile.",
+            SPREAD,
+            f.device_bytes(comparison),
+        ),
+        Table(
+            "memory",
+            "Tokens per second against memory",
+            "tokens/s",
+            "Tokens per second over the most bytes in use: of the target's device where it tells them, else of all caches. A line "
+            "goes through a scheme's batch sizes: up is faster, left is smaller.",
+            f.MEMORY,
+            f.memory(comparison),
+        ),
     ]

@@ -368,6 +368,24 @@ def equality(table: Table, look: Looks) -> Figure:
     return figure
 
 
+def against_memory(table: Table, look: Looks) -> Figure:
+    """Draw tokens per second over bytes, a line through the batch sizes of each scheme, which stand beside its points."""
+    figure, (axes,) = panels(1)
+    for scheme in dict.fromkeys(row[0] for row in table.rows):
+        rows = sorted((row for row in table.rows if row[0] == scheme), key=lambda row: row[1])
+        x, y = ([row[place] for row in rows] for place in (2, 3))
+        error = np.abs(np.array([[row[4] for row in rows], [row[5] for row in rows]]) - y)
+        axes.errorbar(x, y, error, label=scheme, capsize=2, elinewidth=1, linewidth=1.2, **look[scheme])
+        for row in rows:
+            axes.annotate(str(row[1]), row[2:4], textcoords="offset points", xytext=(4, 4), fontsize=7)
+    axes.set_xlim(from_zero(max(row[2] for row in table.rows)))
+    axes.set_ylim(from_zero(max(row[5] for row in table.rows)))
+    axes.set_xlabel(f"most memory ({scale(axes.xaxis, 'bytes')}); numbers: batch size")
+    axes.set_ylabel(table.unit)
+    legend(figure, axes)
+    return figure
+
+
 Painter = Callable[[Table, Looks], Figure]
 PAINTERS: dict[str, Painter] = {
     "speed_up": speed_up,
@@ -389,5 +407,8 @@ PAINTERS: dict[str, Painter] = {
     "padding_share": against_batch_size,
     "filler_share": against_batch_size,
     "peak_kv_bytes": against_batch_size,
+    "state_bytes": against_batch_size,
+    "peak_device_bytes": against_batch_size,
+    "memory": against_memory,
 }
 """Drawing functions of the figures, in the order of the page."""

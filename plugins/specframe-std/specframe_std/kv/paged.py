@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import attrs
 import numpy as np
@@ -70,6 +71,7 @@ class Paged(Quantisable):
         self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
+            self.offers |= {"prefix"}
         if view not in ("rows", "blocks"):
             raise OptionError(f"view: expected 'rows' or 'blocks', got {literal(view)}")
         self.in_blocks = view == "blocks"
@@ -123,7 +125,7 @@ class PagedStore(PooledStore):
 
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
         super().__init__(shapes, rows, capacity, device)
-        self._how, self.block, self._share = how, how.block, how.share
+        self._how, self.block, self._share, self.ahead = how, how.block, how.share, 0
         self.blocks = Blocks(how.most(rows, capacity, self.memory.slot_bytes))
         self.host = HostCopies(self.memory, how.host) if how.host else None
         """What sequences that wait had here; None: nothing is kept of them."""
@@ -149,7 +151,7 @@ class PagedStore(PooledStore):
             needed = 1
         else:
             if self._share:
-                row.keys = [*contents(sequence.start_ids[:tokens], self.block)]
+                row.keys = self._contents(sequence.start_ids[:tokens])
                 self._keep_all()
                 found = self.blocks.holding(row.keys[: (tokens - 1) // self.block])
                 if waits and self._being_read(row, len(found)):
@@ -285,6 +287,14 @@ class PagedStore(PooledStore):
         """Return how many blocks a pool of so many has beyond them."""
         return max(blocks // GROWTH, LEAST // self.block)
 
+    def _contents(self, ids: list[int], known: Collection[bytes] = ()) -> list[bytes]:
+        """Return the keys of the blocks that a row's tokens fill, but for those of its first ones, which are known.
+
+        What a slot holds depends on the tokens up to ``ahead`` after its own one, so a block's key tells these.
+        """
+        after = [*known][-1] if known else b"".join(token.to_bytes(8, "little") for token in ids[: self.ahead])
+        return [*contents(ids[self.ahead + len(known) * self.block :], self.block, after)]
+
     def _keep_all(self) -> None:
         """Keep what live rows have read by now."""
         for row in self._rows.values():
@@ -296,8 +306,7 @@ class PagedStore(PooledStore):
         if not self._share or full <= row.kept:
             return
         if full > len(row.keys) and row.sequence.finished:  # the tokens that it has generated are known by now
-            ids, known = row.sequence.start_ids, len(row.keys) * self.block
-            row.keys += contents(ids[known:], self.block, row.keys[-1] if row.keys else b"")
+            row.keys += self._contents(row.sequence.start_ids, row.keys)
         for block, key in [*zip(row.blocks, row.keys, strict=False)][row.kept : full]:
             self.blocks.keep(block, key)
         row.kept = min(full, len(row.keys))

@@ -12,6 +12,7 @@ from torch.utils import backend_registration
 from specframe.devices.kinds import Cuda, Kind, Traffic
 from specframe_testing.device import indexed, packed
 from specframe_testing.device.counters import COPY, COUNTERS, WAIT
+from specframe_testing.device.memory import MEMORY
 from specframe_testing.device.recording import SimRecording
 from specframe_testing.device.tensor import KERNELS, PARTS, SimTensor, aten, page_locked
 
@@ -99,6 +100,14 @@ class Simulated(Kind):
     def traffic(self) -> Traffic:
         """Return what has been counted."""
         return Traffic(COUNTERS.totals[WAIT], COUNTERS.totals[COPY])
+
+    def watch_memory(self, device: torch.device) -> None:
+        """Begin to look for the most memory in use."""
+        MEMORY.peak[device.index or 0] = MEMORY.used[device.index or 0]
+
+    def most_memory(self, device: torch.device) -> int:
+        """Return the most bytes that were in use."""
+        return MEMORY.peak[device.index or 0]
 
 
 def on_sim(operator: Any) -> Any:
