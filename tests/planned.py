@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def model(name: str) -> PreTrainedModel:
     """Return a model, the same one every time."""
     kind, options = MODELS[name]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(name))
         made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options)).eval()
     return made

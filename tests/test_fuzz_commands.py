@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ def text(given: str) -> bool | None:
     return None if given else False
 
 
+def amount(given: str) -> bool | None:
+    """Return whether a text is an amount of memory; whether a run fits into it the option alone does not tell."""
+    found = re.fullmatch(r"\s*([0-9]{1,15}(\.[0-9]{1,9})?)\s*(([KMG]I?)?B)?\s*", given, re.ASCII | re.IGNORECASE)
+    return None if found and float(found[1]) > 0 else False
+
+
 def quantisation(given: str) -> bool | None:
     """Return whether a text names a quantisation: of those that need no further package there is none."""
     return True if given == "none" else None if given.startswith("none,") else False
@@ -136,6 +143,7 @@ RANGES: dict[str, Takes] = {
     "--draft-tokens": whole(1),
     "--draft-layers": whole(1),
     "--context": whole(1),
+    "--memory": amount,
 }
 """The documented range of every option that takes a value (docs/cli.md, docs/generation.md)."""
 
@@ -203,6 +211,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "--draft-tokens": ("1", "1000,2000", str(10**30)),
     "--draft-layers": ("1", "1,2"),
     "--context": ("1", str(10**30)),
+    "--memory": ("22GB", "1.5GiB", "999999999999"),
 }
 """Values inside of the range of an option, its ends among them."""
 
@@ -297,7 +306,7 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
                 yield from walk(command.get_command(context, name), *words, name)
 
 
-LASTING = {("serve",), ("heads",), ("models", "check"), ("predict",)}
+LASTING = {("serve",), ("heads",), ("models", "check"), ("predict",), ("plan",)}
 """Commands that run until they are ended, for as long as training takes, or while they measure the machine; they have tests of
 their own."""
 

@@ -55,6 +55,7 @@ takes_lengths = pytest.mark.skipif(
 def on_sim() -> Iterator[None]:
     """Have pipelines of the harness use copies of their models on the device."""
     with suite_device.running_on("sim"):
+        harness.device()  # torch knows the device from here on, whichever test is the first of a process
         yield
 
 

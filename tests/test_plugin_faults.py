@@ -534,7 +534,7 @@ def test_a_missing_member_is_told_before_anything_is_decoded(role: str, member: 
         (),
         {key: value for key, value in vars(base).items() if key not in (member, "__dict__", "__weakref__")},
     )
-    if member == "maximum":
+    if member == "maximum" or role == "KV backend":  # it is made by classes that this one has not
         lacking.__init__ = lambda self: None
     add_entry(known, "faulty-dist", role, "faulty", lacking)
     with pytest.raises(

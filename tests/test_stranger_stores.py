@@ -16,7 +16,7 @@ from specframe.contracts.attention import Attend, AttentionBackend, AttentionFac
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, KVView, Paged, Placement
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import Inputs, LayerState, Parts, StateLayer
+from specframe.contracts.states import After, Inputs, LayerState, Parts, StateLayer
 from specframe.plugins.registry import registry
 
 
@@ -115,10 +115,10 @@ class Diary:
         if len(self._pages) > 1:
             before = self._pages[-2].after[layer]
 
-        def note(inputs: Inputs, after: Parts | None) -> None:
+        def note(inputs: Inputs, after: After | None) -> None:
             page.inputs[layer] = inputs
             if after is not None:
-                page.after[layer] = after
+                page.after[layer] = after() if callable(after) else after
 
         return LayerState(before, page.order_BT >= 0, page.block.parents_BT, page.block.sees_BTT, None, note)
 

@@ -124,7 +124,7 @@ def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that decodes otherwise, and one that raises an error of its own, fail the sweep."""
     target = architectures.build("llama")
     assert outcome(target) == "exact"
-    monkeypatch.setattr(harness, "expected", lambda model, request: ([1] * 4, "length"))
+    monkeypatch.setattr(harness, "expected", lambda model, request, *_: ([1] * 4, "length"))
     with pytest.raises(AssertionError, match="parts from the reference"):
         outcome(target)
     monkeypatch.setattr(harness, "check", lambda pipe, asked: 1 // 0)

@@ -272,6 +272,11 @@ class Capped:
         self._policy, self.maximum = policy, maximum
         self.needs, self.offers = policy.needs, policy.offers
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # there is no policy yet to ask
+            raise AttributeError(name)
+        return getattr(self._policy, name)
+
     def start(self, run: Run) -> None:
         """Begin a run."""
         self._policy.start(run)

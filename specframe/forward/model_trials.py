@@ -222,9 +222,17 @@ class SelfTests:
         assert plan is not None
         attends, kernels = Watched(plan), "compiled" in backend.offers
         with_masks, without = (
-            self._call(ids_BT, placement.positions_BT, shown, store, orders_BS, 4, instead, kernels=kernels)[
-                placement.order_BT >= 0
-            ]
+            self._call(
+                ids_BT,
+                placement.positions_BT,
+                shown,
+                store,
+                orders_BS,
+                4,
+                instead,
+                kernels=kernels,
+                pages=page is not None,
+            )[placement.order_BT >= 0]
             for shown, store, instead in (
                 (self._feeder.masks(placement), Scratch(placement), None),
                 (self._feeder.unread, Scratch(placement, page), attends),

@@ -154,19 +154,19 @@ def strategy_name(registry: Registry, kind: str, given: Any, made: Any) -> str:
 
 
 def attention_backend(registry: Registry, given: Any, kv: KVBackend) -> AttentionBackend | tuple[AttentionBackend, ...]:
-    """Return the attention backend asked for; where that is left open, one for pages, or those for plain tensors.
+    """Return the attention backend asked for; where that is left open, those that "auto" chooses from.
 
-    None that reads pages may be there: the tuple is empty then, see :func:`require_views`.
+    For a store of pages alone it is the one that reads nothing else, if some plugin has one.
     """
     if not is_auto(given):
         backend: AttentionBackend = strategy(registry, "attention backend", given)
         return backend
-    views = views_of(kv)
-    reading = [entry for entry in registry.of("attention backend") if views & offered_words(entry)]
-    if "dense" in views:
-        reading = [entry for entry in reading if "masks" not in offered_words(entry)]
-        return tuple(strategy(registry, "attention backend", entry.name) for entry in reading)
-    return strategy(registry, "attention backend", reading[0].name) if reading else ()
+    words, views = {entry.name: offered_words(entry) for entry in registry.of("attention backend")}, views_of(kv)
+    own = [name for name, offers in words.items() if "dense" not in offers and views <= offers]
+    if own and "dense" not in views:
+        return strategy(registry, "attention backend", own[0])
+    reading = [name for name, offers in words.items() if "masks" not in offers and reads(offers, views)]
+    return tuple(strategy(registry, "attention backend", name) for name in reading)
 
 
 def views_of(kv: KVBackend) -> Set[str]:
