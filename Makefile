@@ -7,6 +7,8 @@ TORCHAO_SECONDS ?= 900
 JOBS ?= 2
 # of each slow test's cases every eleventh runs by default, always the same ones; 11 meets the matrix's numbers of 2 to 10 values
 EVERY ?= 11
+# one process has all tests of a file: models and workers that they share are made once
+BY_FILE := -n 2 --dist loadfile
 BOUNDS_PYTHONS ?= python3.11 python3.12
 # Python compiles the modules that are imported, and keeps them; to compile all of them takes a minute
 PIP_INSTALL := pip install --quiet --no-compile -c constraints.txt
@@ -33,7 +35,7 @@ install: .venv/installed  ## create .venv with everything in it, pinned
 	touch $@
 
 test: install  ## the fast suite; built wheels have tests of their own, which .ci/run calls
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" --ignore tests/test_wheels.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(BY_FILE) -q -m "not slow" --ignore tests/test_wheels.py
 
 wide: install  ## a part of the wide matrix: of each slow test some cases, always the same ones
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "slow and not nightly" --every $(EVERY)
@@ -114,7 +116,7 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest $(BY_FILE) -q -m "not slow" $(NUMERIC)
 
 fuzz: install  ## 1,000 inputs at random, the same ones every time: commands, prompt files, arguments, interruptions; 1,000 combinations
 	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=1000 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_commands.py tests/test_fuzz_prompts.py tests/test_fuzz_arguments.py
