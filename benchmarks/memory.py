@@ -10,7 +10,9 @@ Prompts are of the lengths of Spec-Bench's first turns, as they come: five kinds
 kind's median. With a file of questions, as Spec-Bench has them, the lengths are a quarter of the questions' characters. The target
 is the fake of the test kit, which costs next to nothing, with its draft model; all sequences have as many new tokens.
 
-*reserved* is what rows have, *held* what the store has allocated, each as a sum over all rounds, over the tokens that are cached.
+*reserved* is what rows have, *held* what the store has allocated, each as a sum over all rounds, over the tokens that are cached;
+*rows* are those of a round that decodes, on average. With as many blocks as a slab has slots, and a larger batch, that is what a
+backend gains in the same memory: --batch 64 --stores "paged;block=16;blocks=890".
 
 With ``--pair`` the models are those of ``grow.py``, and each backend decodes the same prompts once per round, in turn, after a run
 that does not count. *bytes* are ``peak_kv_bytes``; *to first* are ratios to the first backend, the median over rounds; *fed*
@@ -88,6 +90,8 @@ class Slots(Watcher):
     def __init__(self, stores: Stores) -> None:
         self._stores, self._tokens = stores, dict[int, int]()
         self.live = self.reserved = self.held = self.most = 0
+        self.rows = list[int]()
+        """Of each round that decodes."""
 
     def round(self, report: RoundReport) -> None:
         """Count the slots of a round."""
@@ -100,6 +104,8 @@ class Slots(Watcher):
         self.reserved += store.reserved() if pooled else held
         self.held += held
         self.most = max(self.most, held)
+        if not report.prefill:
+            self.rows.append(len(report.sequences))
         for one in report.finished:
             del self._tokens[one.request.index]
 
@@ -135,14 +141,14 @@ def main(
     click.echo(
         f"{len(lengths)} prompts of {sum(lengths) / len(lengths):.0f} tokens, at most {max(lengths)}; batch {batch}"
     )
-    click.echo(f"{'KV backend':<20}{'reserved':>10}{'held':>10}{'slots held at most':>20}")
+    click.echo(f"{'KV backend':<20}{'reserved':>10}{'held':>10}{'slots held at most':>20}{'rows':>7}")
     for name in stores.split(","):
         kv = Stores(registry().make("KV backend", name.replace(";", ",")))
         slots = Slots(kv)
         how: Any = {"batch_size": batch, "draft_length": 5, "observers": [slots]}
         harness.decode(harness.pipeline(target, fakes.fake_draft(target), kv=kv, **how), asked)
-        ratios = slots.reserved / slots.live, slots.held / slots.live
-        click.echo(f"{name.replace(';', ','):<20}{ratios[0]:>10.2f}{ratios[1]:>10.2f}{slots.most:>20,}")
+        reserved, held, rows = slots.reserved / slots.live, slots.held / slots.live, statistics.mean(slots.rows)
+        click.echo(f"{name.replace(';', ','):<20}{reserved:>10.2f}{held:>10.2f}{slots.most:>20,}{rows:>7.1f}")
 
 
 @attrs.define(eq=False)

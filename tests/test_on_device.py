@@ -322,7 +322,7 @@ def test_packed_attention() -> None:
 
 
 @takes_lengths
-@pytest.mark.parametrize(("page", "reads"), [(256, True), (16, False)])
+@pytest.mark.parametrize(("page", "reads"), [(256, True), pytest.param(16, False, marks=pytest.mark.slow)])
 def test_packed_attention_reads_pages(page: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a size that the kernel has are read where they lie; others are gathered. The tokens are those of a slab."""
     shape = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -18,7 +18,7 @@ from specframe.engine.guards.calls import longest_running
 from specframe.forward import compiled, current_forward, rope
 from specframe.forward.runner import ModelRunner
 
-PATIENCE = 5.0
+PATIENCE = 2.0
 """Seconds that one thread waits inside a forward for the other, which has none left at its end."""
 LENGTHS = [9, 14, 3, 12, 7]
 
@@ -65,7 +65,7 @@ def graphs_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     "ways",
     [
         ({"attention": "masked"}, {"attention": "flex"}),
-        ({"attention": "flex"}, {"attention": "flex"}),
+        pytest.param(({"attention": "flex"}, {"attention": "flex"}), marks=pytest.mark.slow),
         pytest.param(({"layers": "compiled"}, {"attention": "flex"}), marks=pytest.mark.slow),
         pytest.param(({"layers": "compiled"}, {"layers": "compiled"}), marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
