@@ -20,7 +20,7 @@ from specframe_lab.comparison.compare import Settings, compare
 from specframe_lab.comparison.digits import texts
 from specframe_lab.comparison.results import RESULTS, Comparison
 from specframe_lab.comparison.schemes import Case, explicit
-from specframe_lab.comparison.summary import COLUMNS, findings, requests, summary
+from specframe_lab.comparison.summary import COLUMNS, columns, findings, requests, summary
 from specframe_lab.comparison.tables import tables
 from specframe_lab.grid import checked, expand
 from specframe_lab.report import pdf, plots
@@ -144,10 +144,10 @@ def test_tokens_per_second_are_told_and_drawn_against_memory():
         assert sorted(shown["memory"].rows) == sorted(wanted)
         assert [row[2] for row in shown["state_bytes"].rows] == [500_000] * 2
         assert len(shown["peak_device_bytes"].rows) == known
-        told = {row[:2]: row[-3:] for row in summary(found, shown)}
-        assert told["ragged", "1"] == ("2.00", "0.500", "5.00")
-        assert told["plain", "2"][1] == "-"
-        assert (told["ragged", "2"][2] == "-") == (known == 3)
+        told = {row[:2]: row[-1] for row in summary(found, shown)}
+        assert told["ragged", "1"] == "2.00 / 5.00"
+        assert told["ragged", "2"] == ("2.00 / 5.00" if known == 4 else "2.00")
+        assert columns(found)[-1] == "KV/device MB"
         axes = plots.draw(shown, ["plain", "ragged"])["memory"].axes[0]
         assert axes.get_xlabel() == "most memory (MB); numbers: batch size"
         assert {text.get_text() for text in axes.texts} == {"1", "2"}

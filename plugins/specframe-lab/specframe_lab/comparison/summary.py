@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specframe_lab.comparison.digits import texts
-from specframe_lab.comparison.figures import ENOUGH_FOR_P99, Table
+from specframe_lab.comparison.figures import ENOUGH_FOR_P99, Table, device_bytes
 from specframe_lab.comparison.results import Comparison
 from specframe_lab.comparison.schemes import BETWEEN, is_plain
 
@@ -23,10 +23,8 @@ COLUMNS = (
     "P99 s",
     "equal",
     "KV MB",
-    "states MB",
-    "device MB",
 )
-"""The columns of the summary; all but the first hold numbers."""
+"""The columns of the summary; all but the first hold numbers. Where the device's memory is known the last one has that, too."""
 FEW_FOR_P99 = f"P99 is told from {ENOUGH_FOR_P99} sequences on"
 FAILED = "failed"
 """Text shown in place of the figures of a case that could not be run."""
@@ -35,7 +33,8 @@ FAILED = "failed"
 def columns(comparison: Comparison) -> tuple[str, ...]:
     """Return the columns with the unit of a comparison's clock: seconds, or passes of the target."""
     unit = clock_unit(comparison)
-    return tuple(f"{column[:-1]}{unit}" if column.endswith(" s") else column for column in COLUMNS)
+    names = [f"{column[:-1]}{unit}" if column.endswith(" s") else column for column in COLUMNS]
+    return (*names[:-1], "KV/device MB" if device_bytes(comparison) else names[-1])
 
 
 def clock_unit(comparison: Comparison) -> str:
@@ -103,7 +102,7 @@ def cells(found: dict[str, Any]) -> tuple[Any, ...]:
         median(found["latency"]),
         found["latency"][2] if found["latency"] else None,
         f"{found['equality'][1]}/{found['equality'][0]}" if found["equality"] else "-",
-        *(megabytes(found[name]) for name in ("peak_kv_bytes", "state_bytes", "peak_device_bytes")),
+        megabytes(found["peak_kv_bytes"], found["peak_device_bytes"]),
     )
 
 
@@ -120,9 +119,10 @@ def median(row: Any) -> float | None:
     return row[0] if row else None
 
 
-def megabytes(row: Any) -> float | None:
-    """Return the median of bytes in megabytes, None where nothing was measured."""
-    return row[0] / 1e6 if row else None
+def megabytes(caches: Any, device: Any) -> Any:
+    """Return the medians of bytes in megabytes: of caches, and of the device where they are known; None: nothing is."""
+    known = [row[0] / 1e6 for row in (caches, device) if row]
+    return tuple(known) if len(known) > 1 else known[0] if known else None
 
 
 def share(row: Any) -> str:
