@@ -257,7 +257,8 @@ class DryRun:
         self._hold(counter)
         with counter, contextlib.closing(self._make(recipe, parts, HandClock())) as engine:
             live = use.scheduler.rows(load.rows)  # some have more live than they decode together
-            rows = Rounds(engine, counter, load.longest, like or (Request(0, [0], 1),), math.ceil(live / load.rows))
+            turns, vocabulary = math.ceil(live / load.rows), self._parts.runner.vocabulary
+            rows = Rounds(engine, counter, load.longest, like or (Request(0, [0], 1),), turns, vocabulary)
             engine.make_room(room)
             rows.decode([load.prompt] * live)
             near = max(load.prompt, load.longest - most.depth - 1 - ROUNDS)
@@ -298,9 +299,16 @@ class Rounds:
     """Rounds of sequences that come one batch after the other, and the most bytes that were in use in those of each."""
 
     def __init__(
-        self, engine: CountedEngine, counter: Allocations, longest: int, like: Rows[Request], turns: int
+        self,
+        engine: CountedEngine,
+        counter: Allocations,
+        longest: int,
+        like: Rows[Request],
+        turns: int,
+        vocabulary: int,
     ) -> None:
         self._engine, self._counter, self._longest, self._like, self._turns = engine, counter, longest, like, turns
+        self._vocabulary = vocabulary
         self._cached = self._states = 0
         self._late = False
         self._rounds: list[Peak] = []
@@ -330,7 +338,7 @@ class Rounds:
             request = attrs.evolve(
                 one,
                 index=index,
-                prompt_ids=[0] * tokens,
+                prompt_ids=told_apart(index, tokens, self._vocabulary),
                 max_new_tokens=self._longest - tokens,
                 stop_token_ids=frozenset(),
                 stop_checks=(),
@@ -381,6 +389,11 @@ class Rounds:
         held, states = self._engine.held_bytes
         self._cached = max(self._cached, held - states)
         self._states = self._states if self._late else max(self._states, states)
+
+
+def told_apart(index: int, tokens: int, vocabulary: int) -> list[int]:
+    """Return the tokens of a prompt that begins as no other does: what several begin with might be read once for all."""
+    return [index // vocabulary**place % vocabulary for place in range(min(tokens, 4))] + [0] * (tokens - 4)
 
 
 @contextlib.contextmanager
