@@ -17,7 +17,7 @@ from specframe_testing import zoo
 
 from specframe.cli import cli
 
-FAST = {"README.md", "docs/output.md", "docs/trees.md", "plugins/specframe-std/README.md"}
+FAST = {"README.md", "docs/output.md", "plugins/specframe-std/README.md"}
 """Pages whose commands take a few seconds."""
 
 SMALL = {
@@ -28,6 +28,10 @@ SMALL = {
     "COMPARE_WARM_UP": "0",
     "VERIFY_LIMIT": "2",
     "VERIFY_MAX_NEW_TOKENS": "4",
+    "PLAN_PROMPT_TOKENS": "16",
+    "PLAN_MAX_NEW_TOKENS": "4",
+    "PLAN_BATCH_SIZE": "1,2",
+    "PLAN_DRAFT_LENGTH": "2",
     "TRACE_LIMIT": "2",
     "TRACE_MAX_NEW_TOKENS": "4",
     "REPRODUCE_LIMIT": "2",
