@@ -116,7 +116,7 @@ test-torchao: .venv-torchao/installed  ## models that torchao quantises, in an e
 	touch $@
 
 kernels: install  ## the fast tests of what models compute, with the kernels of a CPU that has no vector instructions
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest $(BY_FILE) -q -m "not slow" $(NUMERIC)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q -m "not slow" $(NUMERIC)
 
 fuzz: install  ## 1,000 inputs at random, the same ones every time: commands, prompt files, arguments, interruptions; 1,000 combinations
 	OMP_NUM_THREADS=1 SPECFRAME_FUZZ=1000 SPECFRAME_FUZZ_SEED=0 $(BIN)/pytest -n 2 -q tests/test_fuzz_commands.py tests/test_fuzz_prompts.py tests/test_fuzz_arguments.py
