@@ -5,8 +5,8 @@ RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
 JOBS ?= 2
-# of each slow test's cases every eleventh runs by default, always the same ones; 11 meets the matrix's numbers of 2 to 10 values
-EVERY ?= 11
+# of each slow test's cases every nineteenth runs by default, always the same ones; 19 meets the matrix's numbers of 2 to 18 values
+EVERY ?= 19
 # one process has all tests of a file: models and workers that they share are made once
 BY_FILE := -n 2 --dist loadfile
 BOUNDS_PYTHONS ?= python3.11 python3.12

@@ -1,4 +1,4 @@
-"""The option ``--every N``, with which a run takes a part of the slow tests' cases; collections that pass libraries over."""
+"""The marker ``sampled`` and the option ``--every``, which take a part of tests' cases; collections that pass libraries over."""
 
 from __future__ import annotations
 
@@ -13,6 +13,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every", metavar="N", type=int, default=1, help="of each slow test's cases run every N-th, the first included"
     )
+
+
+class Sampled:
+    """Marks the cases of tests that are ``sampled(N)`` as slow, but for each N-th."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Mark them before others look for the marker ``slow``."""
+        before: Counter[str] = Counter()
+        for item in items:
+            sampled = item.get_closest_marker("sampled")
+            if sampled is None or item.get_closest_marker("slow"):
+                continue
+            test = item.nodeid.partition("[")[0]
+            if before[test] % sampled.args[0]:
+                item.add_marker("slow")
+            before[test] += 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part a second time: slow cases are known before they are counted."""
+    config.pluginmanager.register(Sampled())
 
 
 @pytest.hookimpl(trylast=True)

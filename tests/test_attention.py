@@ -69,6 +69,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return calls
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize(
     "options",

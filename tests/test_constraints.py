@@ -126,6 +126,7 @@ def drafter_of(name: str) -> Any:
     return scripts[name](harness.truth(TARGET, asked(None))) if name in scripts else name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "drafter", "align"), by_turns(2, [*CONSTRAINTS], DRAFTERS, ("ragged", "eqspec", "exspec"))
 )
@@ -165,6 +166,7 @@ def test_rows_that_do_not_draft(drafter: str) -> None:
     assert tokens(harness.decode(pipe, requests)) == expected("digit-sum")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("drafter", DRAFTERS[:5])
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_sampling_equals_plain_decoding(name: str, drafter: str) -> None:
@@ -205,6 +207,7 @@ RULES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accept", "drafter"), RULES)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_rules_that_draw_drafts(name: str, accept: str, drafter: str) -> None:
@@ -388,6 +391,7 @@ def test_an_aborted_row_leaves_the_others_as_they_are() -> None:
     assert [ended[index] for index in range(len(PROMPTS))] == expected("digit-sum", 40)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("check", [False, True], ids=["", "check"])
 @pytest.mark.parametrize("drafter", ["none", "model", "prompt-lookup", "model,tree=static"])
 @pytest.mark.parametrize("member", ["begin", "advance", "nothing"])
@@ -462,6 +466,7 @@ class Acting(DigitSum):
 ACTS = ("memory", "error", "exit", "abort", "close")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore::specframe.errors.SpecframeWarning")
 @pytest.mark.parametrize("when", ["first", "middle", "last"])
 @pytest.mark.parametrize("member", ["begin", "masks", "advance"])

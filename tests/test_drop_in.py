@@ -60,6 +60,7 @@ def common_tokens(count):
     return [token for token, _ in found.most_common(count)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_tokens_are_those_without_an_assistant(name):
     """Left-padded batches of eight, with the pad id as eos id inside prompts, give the same tokens in every architecture."""
@@ -112,6 +113,7 @@ PROCESSORS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_processors_see_what_they_see_in_generate(processors):
     """Every processor that ``generate`` makes, and one's own, is applied at each place to the prefix it would see there."""
@@ -207,6 +209,7 @@ def keys_and_values(cache):
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("new", [1, 2, NEW])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral", "phi3"])
 def test_what_forwards_gave(name, new):

@@ -136,6 +136,7 @@ NOT_DRAFTED = {
 """Kinds in which nothing is drafted: a static cache among them for the sake of the attention weights."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "kind"), by_turns(2, NAMES, [*KINDS]))
 def test_a_call_gives_what_it_gives_without_the_drop_in(name, kind, recwarn):
     """Tokens are equal; scores, hidden states, attention weights and the cache have the same shapes and nearly the same values."""

@@ -7,10 +7,12 @@ import pytest
 import torch
 from planned import CASES
 
+from specframe.devices import kinds
 from specframe.devices.allocations import Allocations
-from specframe.engine.dry_run import CACHE, LOGITS, MASKS, STATES, TARGET, hollow
+from specframe.engine.dry_run import CACHE, LOGITS, MASKS, META, STATES, TARGET, hollow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_memory_is_told_beforehand(name: str) -> None:
     """Caches take as many bytes as was told, to the byte, and all together no more, and less by 3% at most."""
@@ -91,3 +93,14 @@ def test_a_limit_raises_a_lack_of_memory() -> None:
     ):
         torch.zeros(30)
     assert counter.used == 0
+
+
+def test_a_copy_on_the_host_takes_no_memory_of_the_device() -> None:
+    """It has a shape, which is copied back as that of any other."""
+    counter = Allocations(hollow=True)
+    with counter:
+        held = torch.zeros(64, 3, device=META)
+        before = counter.used
+        copied = kinds.of(META).to_host(held)
+        assert counter.used - before <= held.itemsize
+        held[1:].copy_(copied[1:].to(META))

@@ -158,6 +158,7 @@ def outcome(order: list[int], **options: Any) -> dict[int, tuple[list[int], str]
     return {place: (result.token_ids, result.finish_reason) for place, result in zip(order, results, strict=True)}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", SCHEDULERS)
 @pytest.mark.parametrize(("align", "kv"), LAYOUTS)
 def test_same_tokens_in_any_setting(align: str, kv: str, schedule: str) -> None:

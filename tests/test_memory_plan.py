@@ -207,6 +207,23 @@ def test_a_bound_is_kept_by_drafting_less_and_by_no_drafter() -> None:
     assert few <= more < all_alone
 
 
+def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
+    """Where rows give way and their keys and values go to the host, a run takes what it takes where they are read again."""
+    few = "paged,block=4,blocks=15"  # for less than both rows, so that one gives way in the dry run, too
+    footprints, tokens = [], []
+    for host in ("", ",host=1MB"):
+        load, options = Workload(2, 24, 29), {"draft_length": 2, "kv": few + host}
+        case = attrs.evolve(CASES["slab"], load=load, options=options)
+        pipe = case.pipeline(memory=10**9)
+        tokens.append([one.token_ids for one in pipe.generate(case.prompts[:2], 5)])
+        ((_, step),) = pipe.parts.ladders[True]._known.items()
+        footprints.append(step.footprint)
+    assert tokens[0] == tokens[1]
+    assert footprints[1].total <= footprints[0].total
+    assert footprints[1].kv_bytes == footprints[0].kv_bytes
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:
     """A run within its bound asks for no byte more, and greedy tokens are those of the run without a bound."""

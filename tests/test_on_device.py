@@ -90,6 +90,7 @@ if FULL:
     CELLS = list(itertools.product(zoo.NAMES, LAYOUTS, (1, 3, 8), ("on", "off")))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize(("name", "align", "batch_size", "graphs"), CELLS[:: 1 if FULL else 2], ids=str)
 def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, device: str) -> None:
@@ -132,6 +133,7 @@ BUDGETS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", by_turns(2, [*BUDGETS]))
 def test_one_wait_per_round(name: str) -> None:
     """In every round, those that read prompts included, the host waits once; a round of the same rows has few copies, or none."""
@@ -187,6 +189,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:attention 'flex'")
 @pytest.mark.parametrize("kind", by_turns(2, [*KINDS]))
 def test_as_on_the_cpu(kind: str) -> None:

@@ -158,6 +158,7 @@ def test_a_cached_beginning_is_not_fed_for_a_neighbour(
     assert 13 in computed or not laid or "schedule" in options
 
 
+@pytest.mark.slow
 def test_compiled_layers_read_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator that compiled layers attend by hands the layer's pages to the backend."""
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, _inputs: graph.forward)
@@ -176,6 +177,7 @@ def test_views_that_nobody_reads_are_refused() -> None:
         harness.pipeline(zoo.build("llama"), None, attention=Gathering())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("attention", ["auto", "masked", "flex"])
 @pytest.mark.filterwarnings("ignore:attention 'flex' holds all scores")

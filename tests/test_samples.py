@@ -76,6 +76,7 @@ def test_samples_are_those_of_requests_decoded_alone(rule, storage, schedule):
     assert ids(pipe, asked()) == ALONE[rule]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", SCHEDULES[1:3])
 @pytest.mark.parametrize("align", ["ragged", "eqspec", "exspec", "masking,positions=content", "rollback"])
 def test_every_invariant_holds(align, schedule):

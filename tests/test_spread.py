@@ -60,6 +60,7 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     return parts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "scheme"), by_turns(2, ("qwen3", "gemma3"), [*SCHEMES]))
 def test_equals_reference(name: str, scheme: str) -> None:
     """A target on two devices decodes to the tokens of the same target on a CPU, in every scheme."""

@@ -189,6 +189,7 @@ def assert_the_references(ended: dict[int, Sequence], asked: list[Request]) -> N
         assert one.token_ids == harness.continuation(TARGET, asked[index].prompt_ids, NEW), index
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("steps", "align"), by_turns(2, range(5), ["ragged", "eqspec", "rollback"]))
 def test_aborted_rows_leave_nothing(steps: int, align: str) -> None:
     """Whoever is aborted after whichever step: who takes the row begins with an empty state, and the others go on."""

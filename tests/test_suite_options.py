@@ -23,11 +23,20 @@ def test_other(): pass
 
 @pytest.mark.parametrize("case", range(3))
 def test_fast(case): pass
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), *range(1, 6)])
+def test_part(case): pass
 """
 
 
-@pytest.mark.parametrize(("every", "cases"), [("1", [0, 1, 2, 3, 4, 5, 6]), ("3", [0, 3, 6]), ("9", [0])])
-def test_every_nth_case_of_each_slow_test_runs(every: str, cases: list[int], pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("every", "cases", "parts"),
+    [("1", [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5]), ("3", [0, 3, 6], [0, 1, 3, 5]), ("9", [0], [0, 1, 3, 5])],
+)
+def test_every_nth_case_of_each_slow_test_runs(
+    every: str, cases: list[int], parts: list[int], pytester: pytest.Pytester
+) -> None:
     """The first case of every slow test runs, then each N-th; fast tests all run."""
     pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(SUITE)
@@ -36,7 +45,17 @@ def test_every_nth_case_of_each_slow_test_runs(every: str, cases: list[int], pyt
     assert ran == [f"test_wide[{case}]" for case in cases] + [
         "test_other",
         *(f"test_fast[{case}]" for case in range(3)),
+        *(f"test_part[{case}]" for case in parts),
     ]
+
+
+def test_a_sampled_test_s_cases_are_slow_but_for_some(pytester: pytest.Pytester) -> None:
+    """Of those that are not slow anyway each n-th is fast, the first included."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess("-m", "not slow", "--collect-only", "-q", "-p", "no:xdist")
+    ran = [line.partition("::")[2] for line in result.outlines if "::test_part" in line]
+    assert ran == [f"test_part[{case}]" for case in (1, 3, 5)]
 
 
 def test_no_case_at_all_is_refused(pytester: pytest.Pytester) -> None:

@@ -44,6 +44,7 @@ def samplings(after: int, fault: str, temperature: float = 0.0) -> list[Sampling
     return [usual, broken, usual, usual]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("after", "fault", "align"), by_turns(2, (0, 1, 5), [*FAULTS], ("ragged", "eqspec", "exspec", "rollback"))
 )

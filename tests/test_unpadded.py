@@ -88,6 +88,7 @@ def test_logits_of_the_last_places(keep: int, takes: bool) -> None:
     assert found_BKV[real_BK].equal(logits_BTV[:, -keep:][real_BK])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture reads the real tokens alone, and decodes what the reference decoder does."""
@@ -97,6 +98,7 @@ def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> Non
     assert fed[0] == (1, sum(LENGTHS[:3]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -129,6 +131,7 @@ def drafting(fed: list[tuple[int, ...]]) -> list[int]:
     return [tokens for rows, tokens in fed if rows == 1 and tokens < 20]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", by_turns(2, zoo.NAMES))
 def test_drafts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> None:
     """Every architecture verifies the tokens alone that rows were to draft, and decodes what the reference decoder does."""
@@ -154,6 +157,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
 """What attends, stores and judges, and with which drafts it runs by default; the others are slow."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "tree"),
     [

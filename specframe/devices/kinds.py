@@ -100,6 +100,10 @@ class Kind:
         """Return memory of the host for the numbers of a tensor, to which the device copies while the host goes on."""
         return torch.empty(like.shape, dtype=like.dtype)
 
+    def to_host(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy in the host's memory, which the device writes while the host goes on."""
+        return self.host_buffer(values).copy_(values, non_blocking=True)
+
     def traffic(self) -> Traffic | None:
         """Return what has been counted; None: nothing is."""
         return None
@@ -184,6 +188,10 @@ class Meta(Kind):
     called = "no device"
     queues = True
     values = False
+
+    def to_host(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this shape, of a single number: a copy on the host takes no memory of a device."""
+        return values.new_empty(1).expand_as(values)
 
 
 class Unknown(Kind):

@@ -427,6 +427,7 @@ def judged(name: str, align: str, folder: Path) -> None:
     assert_the_formulas(seen, reference)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MADE)
 def test_every_draft_is_the_formulas(name: str, tmp_path: Path) -> None:
     """In a ragged batch, whatever is accepted, the logits of draft tokens are those of an independent implementation."""
@@ -449,6 +450,7 @@ def quick(*names: str) -> list[Any]:
     return [one if one in names else pytest.param(one, marks=pytest.mark.slow) for one in SOME]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SOME)
 def test_prompts_in_pieces_and_places_that_change(name: str, tmp_path: Path) -> None:
     """Heads read prompts in the target's pieces; rows that come, end and trade places keep what is theirs."""

@@ -174,6 +174,7 @@ def assert_exact(cell: Cell, folder: Path) -> None:
     assert check(cell, folder) > (1.0 if cell.align == "rollback" and cell.batch_size > 1 else 1.3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", by_turns(2, cells(1)), ids=str)
 def test_every_family_is_exact(cell: Cell, saved: Callable[[str, str], Path]) -> None:
     """Chains and trees of every family give the target's own tokens, greedily and with shared noise."""
@@ -286,6 +287,7 @@ def ways() -> list[Any]:
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "shape", "way"), ways())
 @pytest.mark.filterwarnings("ignore:memory ran out")
 def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any, alone: Any) -> None:

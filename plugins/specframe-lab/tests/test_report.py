@@ -602,6 +602,7 @@ LOOK = """() => {
 }"""
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_page_in_a_browser(folder: Path):
     """It renders without a word on the console, on a screen of 360 px only tables scroll, in their own boxes, and it breaks no rule

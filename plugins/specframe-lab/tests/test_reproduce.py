@@ -142,6 +142,7 @@ def test_without_prompts_the_page_says_whose_they_are(pair: list[str], tmp_path:
     assert "built-in" not in (tmp_path / "given" / reproduction.PAGE).read_text("utf-8")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_in_a_browser(whole: Path) -> None:
     """On wide and narrow screens, light and dark, it is no wider than the screen and breaks no rule of accessibility."""

@@ -426,6 +426,7 @@ onload = () => {{
 </script>"""
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     """It renders without a word on the console, steps by button, key and slider, fits a screen of 360 px, and its slots are
@@ -628,6 +629,7 @@ def test_trees_are_on_the_page() -> None:
     assert len(score["sees"]) == len(score["queries"])
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_page_of_trees_in_a_browser(tmp_path: Path) -> None:
     """At a round with trees, with the slots that a node sees, it fits other screens and breaks no rule of accessibility."""

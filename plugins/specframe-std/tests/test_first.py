@@ -160,6 +160,7 @@ def test_the_cache_of_a_drafter_follows_rows_that_others_drafted_for(align: str,
     assert all(gain >= min(drafted, room - 1, 2) for gain, drafted, room in gained)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("accept", "drafter"),
     by_turns(3, ["greedy", "rejection", "traversal", "gumbel", "block"], ["first,of=suffix|model,match=2", TREES]),

@@ -47,6 +47,7 @@ def played(curve: str, rows: int) -> list[World]:
     return worlds
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("curve", CURVES)
 def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
@@ -57,6 +58,7 @@ def test_near_the_best_fixed_length(curve: str, rows: int) -> None:
     assert min(world.ratio() for world in worlds) >= 0.93
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_single_row(curve: str) -> None:
     """With one row a round tells little of acceptance: within 3 percent in most runs."""
@@ -72,6 +74,7 @@ def test_changes_are_few(curve: str) -> None:
         assert changes <= (6 if "never" in curve or "compute" in curve else 50)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("costs", "rate"), by_turns(4, [(1, 0.35, 0.23), (4, 0.2, 0.3), (8, 0.2, 0.32), (32, 0.1, 0.4)], [0.35, 0.6, 0.8])
 )

@@ -69,6 +69,7 @@ def piped(model: PreTrainedModel, skip: str = "attn:0+mlp:1", **options: Any) ->
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("place", "name"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] % 2)) for case in enumerate(zoo.NAMES)],
@@ -133,6 +134,7 @@ def continued(model: PreTrainedModel, draft: PreTrainedModel, given: list[int], 
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -176,6 +178,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("align", "graphs"), by_turns(2, ("ragged", "exspec"), ("on", "off")))
 def test_on_the_device(align: str, graphs: str) -> None:
     """The simulated device, with and without recorded forwards, gives the same tokens with one wait per round."""

@@ -125,6 +125,7 @@ def test_reading_prompts_proposes_nothing() -> None:
     assert proposed([[1, 2, 1], [4]], 0) == [[], []]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accept", ["greedy", "rejection", "traversal", "gumbel"])
 def test_trees_are_exact_under_every_rule_for_them(accept: str) -> None:
     """Rules that compare distributions take the nodes of a tree as certain, and the output stays the target's."""

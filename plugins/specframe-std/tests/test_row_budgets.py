@@ -107,6 +107,7 @@ class Ended(Watcher):
             self.uneven += len(set(report.drafted.tolist())) > 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("align", "policy"),
     by_turns(3, ALIGNMENTS, ["implicit,maximum=5,least=0.3", "explicit,maximum=5,least=0.3", "goodput,maximum=5"]),

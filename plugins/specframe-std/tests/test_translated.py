@@ -124,6 +124,7 @@ def ragged_prompts(tokenizer: Any, seed: int = 0) -> list[list[int]]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("align", "batch_size", "draft_length"),
     [

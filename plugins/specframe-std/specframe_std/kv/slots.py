@@ -95,7 +95,7 @@ class Slots:
         places = {device: to_device(slots, device) for device in self.devices}
         for part in self._parts:
             chosen = part.index_select(0, places[part.device])
-            copied.append(kinds.of(part.device).host_buffer(chosen).copy_(chosen, non_blocking=True))
+            copied.append(kinds.of(part.device).to_host(chosen))
 
     def from_host(self, slots: np.ndarray, copied: list[torch.Tensor]) -> None:
         """Copy what :meth:`to_host` has copied to slots, without a wait."""
