@@ -57,7 +57,7 @@ test-ray: .venv-ray/installed  ## the tests of specframe-ray, in an environment 
 
 bounds:  ## the fast tests with the lowest versions that are declared; BOUNDS="torch==2.13.0" takes another where one cannot be had
 	@for python in $(BOUNDS_PYTHONS); do \
-		if command -v $$python >/dev/null; then $(MAKE) bounds-$$python || exit 1; \
+		if $$python -c "" 2>/dev/null; then $(MAKE) bounds-$$python || exit 1; \
 		else echo "bounds: there is no $$python on this machine, so nothing is tested with it" >&2; fi; \
 	done
 

@@ -126,6 +126,19 @@ def test_policies_draw_from_the_target(policy: str, rule: str) -> None:
     assert lengths.uneven
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+@pytest.mark.parametrize("policy", ["explicit", "goodput"])
+def test_policies_of_trees_draw_from_the_target(policy: str, rule: str) -> None:
+    """Under policies that decide over trees rows draft unequal numbers of nodes, and draw from the target."""
+    lengths = Lengths()
+    drafter = ModelDrafter(branch=TREE)
+    options = {"drafter": drafter, "batch_size": 24, "draft_length": POLICIES[policy](), "observers": [lengths]}
+    assert judged(Cell(rule, "ragged", 3, "t1"), 1000, **options) > LEAST
+    assert max(lengths.seen) > 3, "more nodes than levels"
+    assert lengths.uneven
+
+
 @pytest.mark.parametrize("rule", by_turns(2, ["traversal", "rejection"]))
 def test_budgets_of_trees_draw_from_the_target(rule: str) -> None:
     """Trees of which each row has a part that its past tells draw from the target."""

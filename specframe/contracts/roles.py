@@ -154,6 +154,13 @@ class BudgetPolicy(Started, Protocol):
         """Learn from a finished round that used this policy's budget."""
 
 
+class TreePolicy(BudgetPolicy, Protocol):
+    """A policy that decides over the nodes of trees, too. It offers "trees"."""
+
+    def draft_trees(self, budget: Budget) -> None:
+        """Draft up to as many levels and nodes as this: the drafter's own tree, no deeper than ``maximum`` was."""
+
+
 class CalibratedPolicy(BudgetPolicy, Protocol):
     """A policy that predicts how likely draft tokens are to stand, and compares that with what stood. It offers "calibration"."""
 

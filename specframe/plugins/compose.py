@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -19,7 +19,16 @@ from specframe.value_checks import of_type, unwrap_guards
 if TYPE_CHECKING:
     from specframe.contracts.attention import AttentionBackend
     from specframe.contracts.cache import KVBackend
-    from specframe.contracts.roles import AcceptanceRule, Alignment, BudgetPolicy, Drafter, Scheduler, Verifier
+    from specframe.contracts.drafts import Budget
+    from specframe.contracts.roles import (
+        AcceptanceRule,
+        Alignment,
+        BudgetPolicy,
+        Drafter,
+        Scheduler,
+        TreePolicy,
+        Verifier,
+    )
 
 OPTIONS: Mapping[str, str] = {
     "drafter": "drafter",
@@ -299,7 +308,17 @@ def draft_length_policy(registry: Registry, given: Any, drafter: Any = None) -> 
     if policy.maximum.depth < 0:
         name = strategy_name(registry, "draft-length policy", given, policy)
         raise PluginError(f"draft-length policy {name!r}: expected a maximum of at least 0, got {policy.maximum.depth}")
+    if "trees" in policy.offers and (tree := own_tree(drafter, policy.maximum.depth)) and tree != policy.maximum:
+        cast("TreePolicy", policy).draft_trees(tree)
     return policy
+
+
+def own_tree(drafter: Any, deepest: int) -> Budget | None:
+    """Return the budget of a drafter's own trees, as deep as they are and no deeper than so; None: its drafts are chains."""
+    own = own_budget(drafter)
+    if own is not None and own.depth > deepest:
+        own = own_budget(drafter, deepest)
+    return own if own is not None and own.nodes > own.depth else None
 
 
 def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:

@@ -34,7 +34,7 @@ OFFERED: Mapping[str, Mapping[str, type]] = {
     "drafter": {"budget": roles.SizedDrafter, "match": roles.MatchingDrafter},
     "acceptance rule": {"tree": roles.TreeRule},
     "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
-    "draft-length policy": {"calibration": roles.CalibratedPolicy},
+    "draft-length policy": {"calibration": roles.CalibratedPolicy, "trees": roles.TreePolicy},
     "executor": engine.ABILITIES,
 }
 """The larger protocols of kinds, by the word that an object of them offers."""

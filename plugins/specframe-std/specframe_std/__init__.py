@@ -323,6 +323,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
             "Drafts for each row as many tokens as are likely to stand, by which tokens of its own drafts stood in the "
             "rounds before."
         ),
+        offers={"trees"},
     )
     register(
         "implicit",
@@ -341,7 +342,7 @@ def specframe_register_draft_length_policies(register: Register) -> None:
             "Drafts for each row as many tokens as give most tokens per second over the batch; none where plain decoding "
             "is faster."
         ),
-        offers={"calibration"},
+        offers={"calibration", "trees"},
     )
 
 

@@ -16,6 +16,7 @@ from specframe_std.policies.confidence import Calibration, ConfidenceStop, Evide
 from specframe_std.policies.explicit import Explicit
 from specframe_std.policies.goodput import Plans
 from specframe_std.policies.implicit import Implicit
+from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds, Speed, pass_seconds, weights
 from specframe_testing import fakes, harness, zoo
 from specframe_testing.conformance import DraftLengthPolicySuite
@@ -50,21 +51,21 @@ def test_rows_draft_as_much_as_stands_of_their_own() -> None:
 
 def test_what_is_cut_at_an_end_is_not_a_rejection() -> None:
     """Where a row ends, tokens that it could not take say nothing of the draft."""
-    acceptance = Acceptance(4)
+    acceptance = Acceptance(Levels(Budget(4)))
     for _ in range(100):
         report = round_report(np.array([4, 1, 2]), 4)
         report.sequences[1].limit = 12  # room for one draft token
         report.sequences[2].finished = True  # stopped by what it said
         acceptance.add(report)
     assert acceptance.rates().tolist() == pytest.approx([1, 1, 1, 1], abs=0.03)
-    assert Acceptance(4).rates().tolist() == [0.6] * 4
-    assert (Acceptance(4).rates(1.0) > Acceptance(4).rates()).all()
+    assert Acceptance(Levels(Budget(4))).rates().tolist() == [0.6] * 4
+    assert (Acceptance(Levels(Budget(4))).rates(1.0) > Acceptance(Levels(Budget(4))).rates()).all()
 
 
 def test_rows_that_differ_by_chance_are_taken_to_be_alike() -> None:
     """Where all rows have one rate, each is held to be near it; where they differ, each is known by its own drafts."""
     for rates_B, near in ((np.full(8, 0.6), 0.12), (np.array([0.95] * 4 + [0.2] * 4), 0.15)):
-        acceptance, rows, noise = Acceptance(4), Rows(8), np.random.default_rng(1)
+        acceptance, rows, noise = Acceptance(Levels(Budget(4))), Rows(8), np.random.default_rng(1)
         for _ in range(60):
             acceptance.add(round_report((noise.random((8, 4)) < rates_B[:, None]).cumprod(1).sum(1), 4, rows))
         assert np.abs(acceptance.rates_of(rows.sequences)[:, 0] - rates_B).max() < near
@@ -73,7 +74,7 @@ def test_rows_that_differ_by_chance_are_taken_to_be_alike() -> None:
 def test_nothing_is_planned_beyond_a_rows_end() -> None:
     """A token that a row has no room for stands with probability 0, and what has ended is forgotten."""
     assert survival(np.full((2, 3), 0.5), np.array([5, 1])).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
-    acceptance, rows = Acceptance(2), Rows(2)
+    acceptance, rows = Acceptance(Levels(Budget(2))), Rows(2)
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
     rows.sequences[0].finished = True
     acceptance.add(round_report(np.array([2, 2]), 2, rows))
@@ -311,7 +312,7 @@ def test_confidence_learns_in_a_run() -> None:
 
 def test_seconds_of_what_was_not_measured() -> None:
     """Depths and batch sizes in between and beyond follow from those measured; the first round of each pair does not count."""
-    seconds, depths = RoundSeconds(8), np.arange(9)
+    seconds, depths = RoundSeconds(Levels(Budget(8))), np.arange(9)
     for rows, depth in ((8, 0), (8, 2), (8, 6), (4, 2)):
         seconds.add(rows, depth, rows * (depth + 1), 1e6)
         for _ in range(5):
@@ -326,7 +327,7 @@ def test_seconds_of_what_was_not_measured() -> None:
 
 def test_steps_and_tokens_are_told_apart() -> None:
     """Where rows draft unequal numbers of tokens, the cost of a step of the draft and that of a token of the target are found."""
-    seconds, noise = RoundSeconds(8), np.random.default_rng(3)
+    seconds, noise = RoundSeconds(Levels(Budget(8))), np.random.default_rng(3)
     for _ in range(40):
         for depth in (0, 2, 4, 8):
             tokens = 8 + int(noise.integers(0, 8 * depth + 1) * 0.2) if depth in (2, 8) else 8 * (depth + 1)
@@ -338,7 +339,7 @@ def test_steps_and_tokens_are_told_apart() -> None:
 
 def test_what_is_not_used_becomes_uncertain() -> None:
     """A depth that was measured long ago is as good as one that was not."""
-    seconds = RoundSeconds(4)
+    seconds = RoundSeconds(Levels(Budget(4)))
     for _ in range(10):
         seconds.add(4, 3, 16, 2.0)
     for number in (1, 3000):
@@ -350,7 +351,7 @@ def test_what_is_not_used_becomes_uncertain() -> None:
 
 def test_one_slow_round_moves_no_estimate() -> None:
     """A round that took ten times as long among usual ones changes the seconds of no depth."""
-    one, other = RoundSeconds(4), RoundSeconds(4)
+    one, other = RoundSeconds(Levels(Budget(4))), RoundSeconds(Levels(Budget(4)))
     for number in range(9):
         for depth in (0, 4):
             one.add(4, depth, 4 * (depth + 1), 1 + 0.1 * depth)
@@ -379,7 +380,7 @@ def test_the_first_cost_curve_comes_from_shapes() -> None:
 
 def test_two_timed_rounds_give_the_first_curve() -> None:
     """One plain round and one draft, timed, put depths that were never tried within a fifth of their true seconds."""
-    seconds = RoundSeconds(8)
+    seconds = RoundSeconds(Levels(Budget(8)))
     seconds.prepare(Prior(0.2, 0.02))
     for depth in (0, 4):
         for _ in range(2):
@@ -396,7 +397,7 @@ def curve(step: float, token: float) -> Curve:
 def test_plans_take_the_tokens_that_pay() -> None:
     """Of each depth those tokens are taken that raise tokens per second: by exhaustive search the best ones."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1], [0.05, 0.02, 0.01]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.4), lambda rows, depth: rows * (depth + 1))
+    plans = Plans.best(stands_BK, curve(0.05, 0.4), lambda rows, depth: rows * (depth + 1), Levels(Budget(3)))
 
     def rate(own: tuple[int, ...]) -> float:
         gained = 3 + sum(float(stands_BK[row, :length].sum()) for row, length in enumerate(own))
@@ -413,7 +414,7 @@ def test_plans_take_the_tokens_that_pay() -> None:
 def test_plans_of_a_rectangle_take_all_of_it() -> None:
     """Where forwards do not leave out filler, every row drafts as deep as the deepest: its places are computed anyway."""
     stands_BK = np.array([[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]])
-    plans = Plans.best(stands_BK, curve(0.05, 0.2), lambda rows, depth: 0)
+    plans = Plans.best(stands_BK, curve(0.05, 0.2), lambda rows, depth: 0, Levels(Budget(3)))
     assert plans.budget(3).depths_B.tolist() == [3, 3]
     assert plans.tokens_C.tolist() == [0, 1, 2, 3]
 

@@ -1,5 +1,7 @@
 """The probability that draft tokens stand: of each place over all rows, and of each row by itself.
 
+A place of a tree is a level: one of its nodes stands there, or none does.
+
 Tensor names carry their shape: B rows, K places of a draft.
 """
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from specframe.contracts.reports import Progress
 from specframe.contracts.round import Sequence
+from specframe_std.policies.levels import Levels
 
 LONGEST = 64
 """The greatest maximum of a policy: what is noted for each place grows with it."""
@@ -65,16 +68,19 @@ class Acceptance:
     Counts fade with the rounds seen, in rounds without a draft too: a row that drafts nothing comes to be taken for one like the
     others again. A place that few drafts reached is taken to be like all places together, a row of which little was seen to be
     like all rows.
+
+    Args:
+        levels: of the drafts.
     """
 
-    def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        self._all_2K = np.zeros((2, maximum))
-        self._rows = RowCounts(maximum)
+    def __init__(self, levels: Levels) -> None:
+        self._levels, self._maximum = levels, levels.most.depth
+        self._all_2K = np.zeros((2, self._maximum))
+        self._rows = RowCounts(self._maximum)
 
     def add(self, report: Progress) -> None:
         """Take in the accepted tokens of a round. Where a row ended, what came after its end says nothing."""
-        most_B = np.minimum(report.drafted, self._maximum)
+        most_B = np.minimum(self._levels.of(report.drafted), report.depth)
         limits_B = np.array([sequence.limit for sequence in report.sequences])
         ended_B = np.array([sequence.finished for sequence in report.sequences])
         stood_B = np.minimum(report.accepted, most_B)

@@ -8,26 +8,31 @@ from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
 from specframe.value_checks import number, whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
+from specframe_std.policies.levels import Levels
 
 
 class Explicit:
     """Drafts for each row as many tokens as are likely to stand, by which tokens of its own drafts stood in the rounds before.
 
     What was seen of a row fades, and counts beside what was seen of all rows. Every row drafts one token at least, so that it is
-    seen when its drafts become better.
+    seen when its drafts become better. Of a tree each row drafts as many levels, with their nodes.
 
     Options:
-        maximum: the longest draft, from 1 to 64.
+        maximum: the longest draft, from 1 to 64; the deepest tree.
         least: the least probability that a token stands, with all before it, for it to be drafted.
     """
 
     needs: frozenset[str] = frozenset()
-    offers: frozenset[str] = frozenset()
+    offers = frozenset({"trees"})
 
     def __init__(self, maximum: int = 8, least: float = 0.4) -> None:
-        self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
         self._least = number("least", least, 0, 1, above=True)
-        self._acceptance = Acceptance(maximum)
+        self.draft_trees(Budget(whole("maximum", maximum, 1, LONGEST)))
+
+    def draft_trees(self, budget: Budget) -> None:
+        """Draft up to as many levels, and nodes, as the budget has."""
+        self.maximum, self._levels = budget, Levels(budget)
+        self._acceptance = Acceptance(self._levels)
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
@@ -35,8 +40,7 @@ class Explicit:
     def budget(self, batch: Batch) -> Budget:
         """Return each row's own length."""
         stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
-        depths_B = (stands_BK >= self._least).sum(1).clip(min=1)
-        return Budget(int(depths_B.max()), depths_B=depths_B)
+        return self._levels.budget((stands_BK >= self._least).sum(1).clip(min=1))
 
     def observe(self, report: RoundReport) -> None:
         """Note which tokens of each row stood."""

@@ -20,6 +20,7 @@ from specframe.errors import OptionError, literal
 from specframe.value_checks import whole
 from specframe_std.policies.acceptance import LONGEST, Acceptance, survival
 from specframe_std.policies.confidence import PRIOR_OF_BOTH, Calibration, ConfidenceStop, logit
+from specframe_std.policies.levels import Levels
 from specframe_std.policies.round_seconds import Curve, Prior, RoundSeconds
 
 PLAIN_FIRST = 3
@@ -71,25 +72,34 @@ class Goodput:
     With ``confidence``, a row's draft ends before the plan says where the drafter is less sure than that pays for: what stood of
     the row and the drafter's distribution are one estimate then (:mod:`specframe_std.policies.confidence`).
 
+    Of trees the tokens are levels, with as many nodes each as the drafter's own tree has.
+
     Options:
-        maximum: the longest draft, from 1 to 64.
+        maximum: the longest draft, from 1 to 64; the deepest tree.
         confidence: "on" or "off": whether the drafter's distributions end drafts, where the drafter offers "stops" and looking at
             them takes no wait for the device.
     """
 
     needs: frozenset[str] = frozenset()
-    offers = frozenset({"calibration"})
+    offers = frozenset({"calibration", "trees"})
 
     def __init__(self, maximum: int = 8, confidence: str = "on") -> None:
-        self.maximum = Budget(whole("maximum", maximum, 1, LONGEST))
         if confidence not in ("on", "off"):
             raise OptionError(f"confidence: expected 'on' or 'off', got {literal(confidence)}")
         self._confident = confidence == "on"
-        self.calibration = Calibration(maximum, PRIOR_OF_BOTH)
-        self._stop: ConfidenceStop | None = None
         self.clock: Callable[[], float] = time.perf_counter
         """Tells the time, in seconds."""
-        self._seconds, self._acceptance = RoundSeconds(maximum), Acceptance(maximum)
+        self._stop: ConfidenceStop | None = None
+        self._started: float | None = None
+        self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
+        self._fits: dict[tuple[int, int], int] = {}
+        self.draft_trees(Budget(whole("maximum", maximum, 1, LONGEST)))
+
+    def draft_trees(self, budget: Budget) -> None:
+        """Draft up to as many levels, and nodes, as the budget has; nothing is known of them yet."""
+        self.maximum, self._levels = budget, Levels(budget)
+        self.calibration = Calibration(budget.depth, PRIOR_OF_BOTH)
+        self._seconds, self._acceptance = RoundSeconds(self._levels), Acceptance(self._levels)
         self._choices: dict[int, Choice] = {}
         self._plans: Plans | None = None
         self._planned: list[Sequence] = []
@@ -97,9 +107,6 @@ class Goodput:
         self._curves: dict[int, Curve] = {}
         """The seconds of rounds, by batch size, since a depth was last chosen for it."""
         self._round = self._drafted = 0
-        self._started: float | None = None
-        self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
-        self._fits: dict[tuple[int, int], int] = {}
 
     def calibrated(self) -> np.ndarray:
         """Return by bins what the calibration predicted, and what stood."""
@@ -144,7 +151,7 @@ class Goodput:
     def _parts(self, batch: Batch, depth: int) -> Budget:
         """Return each row's part of a plan, and the rule that ends drafts of which the drafter is not sure."""
         if self._plans is None:  # nothing was drafted yet
-            return Budget(depth)
+            return Budget(depth, int(self._levels.nodes_D[depth]))
         budget = self._plans.budget(depth)
         if not (self._confident and budget.depth and self._curves[len(batch)].step > LOOKS * LOOK):
             return budget
@@ -160,22 +167,22 @@ class Goodput:
         """Plan for a batch; before anything was drafted there is no plan."""
         if self._seconds.longest:
             stands_BK = survival(self._acceptance.rates_of(batch.sequences), batch.limits - batch.lengths - 1)
-            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit)
+            self._plans = Plans.best(stands_BK, self._curves[len(batch)], self._fit, self._levels)
         self._planned = batch.sequences
 
     def _uneven(self, depth: int) -> bool:
         """Return whether rows have parts of their own in the plan of a depth."""
-        return self._plans is not None and bool(self._plans.tokens_C[depth] < depth)
+        return self._plans is not None and self._plans.uneven(depth)
 
     def _paid(self, rows: int, depth: int, computed: int) -> int:
         """Return the tokens whose time a round took: leaving out filler takes the time of the least filler that is left out."""
-        places = rows * (depth + 1)
+        places = rows * (int(self._levels.nodes_D[depth]) + 1)
         return computed if computed >= places else min(places, computed + places - self._fit(rows, depth))
 
     def _fit(self, rows: int, depth: int) -> int:
         """Return the most tokens of a block of drafts of which forwards leave out the filler."""
         if (rows, depth) not in self._fits:
-            places = rows * (depth + 1)
+            places = rows * (int(self._levels.nodes_D[depth]) + 1)
             low, high = 0, places
             while low < high:
                 middle = (low + high + 1) // 2
@@ -218,27 +225,29 @@ NOTHING = Budget(0)
 
 @attrs.frozen(eq=False)
 class Plans:
-    """For every depth from 0 on, the tokens of the batch that are best drafted."""
+    """For every depth from 0 on, the tokens of the batch that are best drafted; of trees, the levels."""
 
+    levels: Levels
     stands_BK: np.ndarray
     """The probability of each row's tokens to stand."""
     least_C: np.ndarray
     """The least probability of a plan's tokens; it has all that are as likely and within its depth."""
     tokens_C: np.ndarray
-    """Tokens of the drafts whose time the target takes, for each row; fewer than the depth where filler is left out."""
+    """Nodes of the drafts whose time the target takes, for each row; fewer than those of the depth where filler is left out."""
     gains_C: np.ndarray
     """Tokens that all rows gain, expected."""
     curve: Curve
     """Tells the seconds of rounds."""
 
     @classmethod
-    def best(cls, stands_BK: np.ndarray, curve: Curve, fit: Callable[[int, int], int]) -> Plans:
+    def best(cls, stands_BK: np.ndarray, curve: Curve, fit: Callable[[int, int], int], levels: Levels) -> Plans:
         """Return the plans with the most expected tokens per second.
 
         Args:
             stands_BK: the probability of each row's tokens to stand.
             curve: tells the seconds of rounds.
             fit: returns the most tokens, of so many rows that draft up to a depth, with which filler is left out.
+            levels: of the drafts.
         """
         rows, places = stands_BK.shape
         worth_KB = np.ascontiguousarray(stands_BK.T)
@@ -250,9 +259,9 @@ class Plans:
         depths_C1 = depths_C[:, None]
         within_CN = (depth_N <= depths_C1) & (worth_N > 0)
         gains_CN = rows + (within_CN * worth_N).cumsum(1)
-        real_CN = rows + within_CN.cumsum(1)
+        real_CN = rows + levels.width * within_CN.cumsum(1)
         fits_C1 = np.array([fit(rows, depth) for depth in range(places + 1)])[:, None]
-        places_C1 = rows * (depths_C1 + 1)
+        places_C1 = rows * (levels.nodes_D[:, None] + 1)
         # leaving out filler takes as long as the least filler that is left out
         paid_CN = np.where(real_CN <= fits_C1, real_CN + places_C1 - fits_C1, places_C1)
         tokens_CN = paid_CN / rows - 1
@@ -261,7 +270,7 @@ class Plans:
         least_C, tokens_C, gains_C = worth_N[at_C[1]], tokens_CN[at_C], gains_CN[at_C]
         none_C = ~within_CN.any(1)
         least_C[none_C], tokens_C[none_C], gains_C[none_C] = np.inf, 0.0, rows
-        return cls(stands_BK, least_C, tokens_C, gains_C, curve)
+        return cls(levels, stands_BK, least_C, tokens_C, gains_C, curve)
 
     @property
     def depths_C(self) -> np.ndarray:
@@ -274,12 +283,15 @@ class Plans:
         Where filler is computed anyway a token costs nothing beside those of other rows, and a step as much as one of all rows.
         """
         rate = float(self.gains_C[depth]) / float(self.curve.seconds(np.array(depth), self.tokens_C[depth]))
-        if self.tokens_C[depth] < depth:
+        if self.uneven(depth):
             return min(rate * self.curve.token / len(self.stands_BK), 1.0), rate * self.curve.step
         return 0.0, rate * (self.curve.step + self.curve.token)
+
+    def uneven(self, depth: int) -> bool:
+        """Return whether rows have parts of their own in the plan of a depth."""
+        return bool(self.tokens_C[depth] < self.levels.nodes_D[depth])
 
     def budget(self, depth: int) -> Budget:
         """Return the plan of a depth."""
         depths_B = (self.stands_BK[:, :depth] >= self.least_C[depth]).sum(1)
-        deepest = int(depths_B.max())
-        return NOTHING if not deepest else Budget(deepest, depths_B=depths_B)
+        return self.levels.budget(depths_B) if depths_B.any() else NOTHING

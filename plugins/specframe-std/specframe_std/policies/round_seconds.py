@@ -12,6 +12,8 @@ import attrs
 import numpy as np
 from torch import nn
 
+from specframe_std.policies.levels import Levels
+
 if TYPE_CHECKING:
     from specframe.contracts.run import Run
 
@@ -164,11 +166,11 @@ class RoundSeconds:
     compile or capture.
 
     Args:
-        maximum: the greatest depth.
+        levels: of the drafts.
     """
 
-    def __init__(self, maximum: int) -> None:
-        self._maximum, self._prior = maximum, Prior()
+    def __init__(self, levels: Levels) -> None:
+        self._levels, self._maximum, self._prior = levels, levels.most.depth, Prior()
         self._measured: dict[tuple[int, int], Measured] = {}
         self._rounds = 0
 
@@ -200,7 +202,7 @@ class RoundSeconds:
         known = self._measured.get((rows, depth))
         if known is None or known.seconds:
             return False
-        return seconds > SURPRISE * float(self.curve(rows).seconds(np.array(depth), np.array(depth)))
+        return seconds > SURPRISE * float(self.curve(rows).seconds(np.array(depth), self._levels.nodes_D[depth]))
 
     @property
     def longest(self) -> int:
@@ -211,7 +213,7 @@ class RoundSeconds:
         """Return the seconds of rounds of so many rows; before anything was measured the unit is arbitrary."""
         timed = {pair: one for pair, one in self._measured.items() if one.seconds}
         step, token, depths_K = self._prior.step, self._prior.token(rows), np.arange(self._maximum + 1)
-        guess_K = 1 + (step + token) * depths_K
+        guess_K = 1 + step * depths_K + token * self._levels.nodes_D
         if not timed:
             mean_F = np.concatenate([[1, step, token, 0], 0 * guess_K])
             return Curve(mean_F, np.diag(np.concatenate([[NOISE**2, 0, 0, 0], (NOISE * (guess_K - 1)) ** 2])), 0.0)
