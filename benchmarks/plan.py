@@ -32,11 +32,13 @@ from specframe_lab.planning.candidates import KNEE, Candidate, Plan
 from specframe import Pipeline
 from specframe.devices.allocations import Allocations
 from specframe.engine.constraints import Constraints
-from specframe.engine.dry_run import DRAFT, TARGET, Workload, hollow_of
 from specframe.engine.engine import hollow_engine
-from specframe.engine.memory_plan import hollow_parts, ladder_of
+from specframe.engine.footprint import DRAFT, TARGET, Workload
+from specframe.engine.hollow_parts import hollow_parts
+from specframe.engine.memory_plan import ladder_of
 from specframe.engine.parts import Parts, compose_recipe
 from specframe.forward.runner import ModelRunner
+from specframe.models.hollow import hollow_of
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 

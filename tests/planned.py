@@ -11,11 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specframe import Pipeline
 from specframe.devices.allocations import Allocations
-from specframe.engine.dry_run import DryRun, Footprint, Workload, hollow
+from specframe.engine.dry_run import DryRun
 from specframe.engine.engine import Engine
+from specframe.engine.footprint import Footprint, Workload
 from specframe.engine.local_executor import Local
 from specframe.engine.parts import parts_of
 from specframe.errors import ModelError
+from specframe.models.hollow import hollow
 
 VOCABULARY = 1500
 WIDE = {
@@ -105,7 +107,7 @@ class Case:
     def planned(self) -> Footprint:
         """Return what a run takes at most, as it is told beforehand."""
         recipe = self.pipeline().recipe
-        draft = None if self.draft is None else hollow(model(self.draft))
+        draft = self.draft if self.drafting is None else hollow(self.drafting)
         parts = parts_of(attrs.evolve(recipe, target=hollow(model(self.target)), drafter=draft))
         run = DryRun(recipe, parts, lambda *given: Engine(*given[:2], (), given[2], Local(), installed=False))
         return run.footprint(self.load)

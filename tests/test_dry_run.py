@@ -9,7 +9,8 @@ from planned import CASES
 
 from specframe.devices import kinds
 from specframe.devices.allocations import Allocations
-from specframe.engine.dry_run import CACHE, LOGITS, MASKS, META, STATES, TARGET, hollow
+from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET
+from specframe.models.hollow import META, hollow
 
 
 @pytest.mark.sampled(3)

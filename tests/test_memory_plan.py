@@ -15,8 +15,9 @@ from planned import CASES, Case, model
 from specframe import Pipeline, Sampling
 from specframe.contracts.drafts import Budget
 from specframe.devices.allocations import Allocations
-from specframe.engine.dry_run import Footprint, Workload
-from specframe.engine.memory_plan import Capped, Form, Ladder, most
+from specframe.engine.capped_drafts import Capped
+from specframe.engine.footprint import Footprint, Workload
+from specframe.engine.memory_plan import Form, Ladder, most
 from specframe.errors import ModelError, OptionError
 
 PLANS = 100

@@ -24,13 +24,14 @@ from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
-from specframe.engine.dry_run import Workload
 from specframe.engine.encoding import duplicate_key, require_ids
+from specframe.engine.footprint import Workload
 from specframe.engine.guards.base import of_part
 from specframe.engine.guards.observers import installed_observers
 from specframe.engine.guards.roles import guard, guard_all, numbers_check
+from specframe.engine.hollow_parts import hollow_parts
 from specframe.engine.memory_limits import Limits, too_small
-from specframe.engine.memory_plan import Ladder, Step, capped, hollow_parts, ladder_of
+from specframe.engine.memory_plan import Ladder, Step, ladder_of
 from specframe.engine.open_run import Opened, leaves_nan, share_memory
 from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
@@ -302,7 +303,7 @@ class Engine:
         if self._recipe.memory is not None:
             prompt = longest - 1 if self._joined else min(pool.longest_start, longest - 1)
             step = self._affordable(pool, greedy, prompt, longest)
-            use, size = capped(use, step), step.rows
+            use, size = step.strategies(use), step.rows
         use = guard_all(use, self._recipe.check)
         kind = kinds.of(self._parts.runner.device)
         check = numbers_check(use) if kind.queues and kind.values else None

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Any
 
 import attrs
-import numpy as np
-import torch
-from torch.nn import Module
-from transformers import PreTrainedModel
 
 from specframe.contracts.drafts import Budget
 from specframe.contracts.engine import Clock
-from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
-from specframe.contracts.roles import BudgetPolicy
-from specframe.contracts.round import Batch
-from specframe.contracts.run import Run
 from specframe.engine.budgets import NOTHING
-from specframe.engine.constraints import Constraints
-from specframe.engine.dry_run import CountedEngine, DryRun, Footprint, Workload, hollow, hollow_of
-from specframe.engine.parts import Parts, compose_recipe, of_transformers
-from specframe.errors import ModelError, OptionError, SpecframeError
-from specframe.forward.runner import ModelRunner
-from specframe.models.loading import read_config
-from specframe.models.precision import stored_dtype
-from specframe.plugins.compose import OPTIONS, Composition, strategy
+from specframe.engine.capped_drafts import capped
+from specframe.engine.dry_rounds import CountedEngine
+from specframe.engine.dry_run import DryRun
+from specframe.engine.footprint import Footprint, Workload
+from specframe.engine.parts import Parts
+from specframe.errors import ModelError, SpecframeError
+from specframe.plugins.compose import Composition, strategy
 from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.value_checks import bytes_told
@@ -68,6 +58,10 @@ class Step:
     """The most that is drafted."""
     form: Form
     footprint: Footprint
+
+    def strategies(self, use: Composition) -> Composition:
+        """Return the strategies of a run at this step."""
+        return capped(self.form.change(use), self.budget)
 
 
 class Ladder:
@@ -198,107 +192,3 @@ def undrafted(use: Composition) -> Composition:
     """Return the strategies of a run without its drafter."""
     name = registry().default("plain decoding")
     return attrs.evolve(use, drafter=strategy(registry(), "drafter", name), names={**use.names, "drafter": name})
-
-
-def hollow_parts(recipe: Recipe, parts: Parts) -> Parts:
-    """Return copies of models without weights, and strategies of their own, for the same options.
-
-    Raises:
-        OptionError: a strategy is an object that cannot be copied, or the target is no model of transformers.
-    """
-    target = of_transformers(parts.target, "memory")
-    _, _, _, use = compose_recipe(fresh(recipe))
-    if type(use.drafter) is not type(parts.composition.drafter):  # a draft model of another vocabulary
-        name = registry().default("draft model of another vocabulary")
-        use = attrs.evolve(use, drafter=strategy(registry(), "drafter", name))
-    empty = hollow(target)
-    draft = None if parts.draft is None else empty if parts.draft is target else hollow(parts.draft)
-    made = Parts(ModelRunner(empty, "target"), parts.tokenizer, use, parts.constraints, draft)
-    made.draft_tokenizer, made.draft_context = parts.draft_tokenizer, parts.draft_context
-    return made
-
-
-def named_parts(recipe: Recipe, dtype: torch.dtype | None) -> Parts:
-    """Return the models that a recipe names, made of their configurations without weights, and its strategies.
-
-    Args:
-        recipe: the options of a run.
-        dtype: of both models; None: each in the one that it was saved in, or else in bfloat16.
-
-    Raises:
-        SpecframeError: one sentence on what cannot be found, made or combined.
-    """
-    target, _, draft, use = compose_recipe(recipe)
-    made = [
-        None if name is None else empty_model(name, role, dtype)
-        for name, role in ((target, "target"), (draft, "draft"))
-    ]
-    assert made[0] is not None
-    runner = ModelRunner(made[0], "target")
-    return Parts(runner, None, use, Constraints(None, runner.vocabulary, None), made[1])
-
-
-def empty_model(name: str, role: str, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Return the model of a name without weights."""
-    config = read_config(name, role)
-    return hollow_of(config, dtype or stored_dtype(config) or torch.bfloat16)
-
-
-def fresh(recipe: Recipe) -> Recipe:
-    """Return options with copies of the strategies that were given as objects: a dry run leaves its marks on them."""
-    given: dict[str, Any] = {}
-    for kind, option in OPTIONS.items():
-        one = getattr(recipe, option)
-        if kind == "executor" or one is None or isinstance(one, str | int | Module):
-            continue
-        try:
-            given[option] = copy.deepcopy(one)
-        except Exception as error:  # whatever a stranger's object raises
-            raise OptionError(
-                f"memory: expected {kind} by name, or an object that can be copied, got {type(one).__name__}"
-            ) from error
-    return attrs.evolve(recipe, **given)
-
-
-class Capped:
-    """A draft-length policy whose drafts are no longer, and have no more nodes, than memory suffices for.
-
-    Args:
-        policy: decides how much of that is drafted.
-        maximum: the most.
-    """
-
-    def __init__(self, policy: BudgetPolicy, maximum: Budget) -> None:
-        self._policy, self.maximum = policy, maximum
-        self.needs, self.offers = policy.needs, policy.offers
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # there is no policy yet to ask
-            raise AttributeError(name)
-        return getattr(self._policy, name)
-
-    def start(self, run: Run) -> None:
-        """Begin a run."""
-        self._policy.start(run)
-
-    def budget(self, batch: Batch) -> Budget:
-        """Return the policy's budget, as far as there is memory for it."""
-        found, most = self._policy.budget(batch), self.maximum
-        own: dict[str, Any] = {}
-        if found.depths_B is not None:
-            own["depths_B"] = np.minimum(found.depths_B, most.depth)
-        if found.nodes_B is not None:
-            own["nodes_B"] = np.minimum(found.nodes_B, most.nodes)
-        return attrs.evolve(found, depth=min(found.depth, most.depth), nodes=min(found.nodes, most.nodes), **own)
-
-    def observe(self, report: RoundReport) -> None:
-        """Tell the policy of a round."""
-        self._policy.observe(report)
-
-
-def capped(use: Composition, step: Step) -> Composition:
-    """Return the strategies of a run at a step of the ladder."""
-    use = step.form.change(use)
-    if step.budget.nodes >= use.policy.maximum.nodes:
-        return use
-    return attrs.evolve(use, policy=Capped(use.policy, step.budget))

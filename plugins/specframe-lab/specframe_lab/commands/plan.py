@@ -96,9 +96,10 @@ def plan(
     No weights are loaded: the bytes are those of a dry run, in which tensors have shapes alone. Tokens per second are modelled
     as by `specframe predict`, or those of --measured. The knee is the least memory that keeps 96% of the greatest speed.
     """
-    from specframe.engine.dry_run import Workload
     from specframe.engine.engine import hollow_engine
-    from specframe.engine.memory_plan import ladder_of, named_parts
+    from specframe.engine.footprint import Workload
+    from specframe.engine.hollow_parts import named_parts
+    from specframe.engine.memory_plan import ladder_of
     from specframe.plugins.recipe import Recipe
     from specframe.plugins.registry import registry
     from specframe_lab.planning.candidates import Plan, candidates

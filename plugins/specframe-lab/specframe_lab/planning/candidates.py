@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from specframe.engine.dry_run import Workload
+from specframe.engine.footprint import Workload
 from specframe.engine.memory_plan import Ladder, Step
 from specframe.errors import ModelError, OptionError, sentence
 from specframe.value_checks import bytes_told
