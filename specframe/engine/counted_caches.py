@@ -48,15 +48,21 @@ class CountedKV:
     def of_drafts(self, own: KVBackend) -> KVBackend:
         """Return the backend of a draft's cache, counted with this one, where it decides for drafts."""
         inner = own._kv if isinstance(own, CountedKV) else own
-        made = CountedKV(cast(DraftsBackend, self._kv).of_drafts(inner), self._counter, self._beyond)
+        return self.beside(cast(DraftsBackend, self._kv).of_drafts(inner))
+
+    def beside(self, own: KVBackend) -> KVBackend:
+        """Return the backend of another cache of the run, counted with this one."""
+        made = CountedKV(own, self._counter, self._beyond)
         made.most = self.most
         return cast(KVBackend, made)
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
-        """Return a store."""
+        """Return a store. Slots beyond those of the run are for rows that share memory."""
+        own = capacity - self._beyond
         with self._counter.part(CACHE):
-            store = self._kv.open(shapes, rows, capacity, device)
-        if "bounded" in self._kv.offers:
-            of_store = cast(BoundedStore, store).most_bytes(rows, capacity - self._beyond)
+            store = self._kv.open(shapes, rows, capacity if "pooled" in self._kv.offers else own, device)
+        if "bounded" in self._kv.offers or self.most:
+            bounded = "bounded" in self._kv.offers
+            of_store = cast(BoundedStore, store).most_bytes(rows, own) if bounded else (store.nbytes, 0)
             self.most[:] = [sum(both) for both in zip(self.most or (0, 0), of_store, strict=True)]
         return cast(KVStore, CountedStore(store, self._counter, "grow" in self._kv.offers))

@@ -15,7 +15,7 @@ from specframe.contracts.engine import Engine
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.requests import Request
 from specframe.devices.allocations import NOTHING, OTHERS, Allocations, Peak
-from specframe.engine.footprint import CACHE, FEW, LOGITS, PASSING, SHARE, Footprint, of_some, with_part
+from specframe.engine.footprint import CACHE, FEW, HEAD, LOGITS, PASSING, SHARE, Footprint, of_some, with_part
 
 ROUNDS = 3
 """Rounds that are decoded at the end of sequences: by the third, whatever a round keeps for the next one is there."""
@@ -103,7 +103,7 @@ class Rounds:
         Args:
             most: the most bytes that the caches' stores hold, and those that they take where they grow, where the backend tells;
                 they are then in the place of what was counted. Empty: it does not.
-            trials: what was counted when each model was tried, without caches.
+            trials: what was counted when each model was tried, without caches and heads.
         """
         held, growth = most or (self._cached, 0)
         found = [*self._rounds, *self._growths]
@@ -111,6 +111,7 @@ class Rounds:
             found = [with_part(one, CACHE, held) for one in self._rounds]
             found += [with_part(one, CACHE, held + growth) for one in self._growths]
         for one in trials:  # some a model goes through when it is first asked, with caches open and a report at hand
+            one = with_part(one, HEAD, max(known.parts.get(HEAD, 0) for known in self._rounds))
             found.append(with_part(with_part(one, CACHE, held), LOGITS, one.parts.get(LOGITS, 0) + self._reported))
         peak = max(found, key=lambda one: one.total)
         spare = FEW + sum(nbytes for name, nbytes in peak.parts.items() if name in PASSING) // SHARE

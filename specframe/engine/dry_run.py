@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
@@ -21,15 +22,17 @@ from specframe.contracts.cache import KVBackend
 from specframe.contracts.drafts import Budget
 from specframe.contracts.engine import Clock
 from specframe.contracts.requests import Request
-from specframe.contracts.roles import BudgetPolicy
+from specframe.contracts.roles import BudgetPolicy, Drafter
 from specframe.devices.allocations import Allocations, Peak
 from specframe.engine.arrivals import HandClock
 from specframe.engine.counted_caches import CountedKV
+from specframe.engine.counted_drafters import CountedDrafter, unstarted
 from specframe.engine.dry_rounds import ROUNDS, CountedEngine, Rounds
-from specframe.engine.footprint import DRAFT, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
+from specframe.engine.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
 from specframe.engine.full_drafts import Looks, Steady
 from specframe.engine.parts import Parts
 from specframe.forward.runner import ModelRunner
+from specframe.models.hollow import META
 from specframe.plugins.compose import Composition
 from specframe.plugins.recipe import Recipe
 
@@ -54,6 +57,7 @@ class DryRun:
         layers = parts.runner.state_layers.values()
         self._states = {tuple(size) for layer in layers for size in layer.shape.sizes}
         self._most = parts.composition.policy.maximum
+        self._drafting: DryRun | None = None
         self._trials = [self._tried(parts.runner)]
         if parts.draft is not None:
             self._trials.append(self._tried(ModelRunner(parts.draft, "draft")))
@@ -64,6 +68,17 @@ class DryRun:
         made._parts = attrs.evolve(self._parts, composition=use)
         made._most = use.policy.maximum
         return made
+
+    def undrafted(self, use: Composition) -> DryRun:
+        """Return one with strategies that draft nothing. The head of this one's drafter stays in memory."""
+        made = self.composed(use)
+        made._drafting = self
+        return made
+
+    @functools.cached_property
+    def head_bytes(self) -> int:
+        """The bytes of the drafter's head."""
+        return self.footprint(Workload(1, 2, 2 + 2 * ROUNDS), Budget(1)).parts.get(HEAD, 0)
 
     def footprint(self, load: Workload, budget: Budget | None = None, like: Rows[Request] = ()) -> Footprint:
         """Return the memory of a run.
@@ -85,10 +100,14 @@ class DryRun:
         # rows that share memory are all to be live at their ends, whoever would have to wait there
         room = load.longest if "pooled" not in use.kv.offers else min(2 * load.longest, self._parts.runner.context)
         kv = CountedKV(use.kv, counter, max(0, room - load.longest))
-        use = attrs.evolve(use, kv=cast(KVBackend, kv), policy=cast(BudgetPolicy, Steady(most, looks)), attention=())
+        drafter = cast(Drafter, CountedDrafter(unstarted(use.drafter), counter, kv))
+        policy = cast(BudgetPolicy, Steady(most, looks))
+        use = attrs.evolve(use, drafter=drafter, kv=cast(KVBackend, kv), policy=policy, attention=())
         parts = attrs.evolve(self._parts, composition=use)
         recipe = attrs.evolve(self._recipe, batch_size=load.rows, accept=use.rule, check=False, observers=())
         self._hold(counter)
+        left = torch.empty(self._drafting.head_bytes if self._drafting else 0, dtype=torch.uint8, device=META)
+        counter.hold([left], HEAD)
         with counter, contextlib.closing(self._make(recipe, parts, HandClock())) as engine:
             live = use.scheduler.rows(load.rows)  # some have more live than they decode together
             turns, vocabulary = math.ceil(live / load.rows), self._parts.runner.vocabulary

@@ -324,11 +324,11 @@ class Engine:
 
     def _affordable(self, pool: Pool, greedy: bool, prompt: int, longest: int) -> Step:
         """Return how the requests can be decoded within the bound of memory."""
-        if greedy not in self._parts.ladders:
-            self._parts.ladders[greedy] = ladder_of(
-                self._recipe, hollow_parts(self._recipe, self._parts), greedy, hollow_engine
-            )
-        ladder: Ladder = self._parts.ladders[greedy]
+        parts = self._parts
+        if greedy not in parts.ladders:
+            parts.hollow = parts.hollow or hollow_parts(self._recipe, parts)
+            parts.ladders[greedy] = ladder_of(self._recipe, parts.hollow, greedy, hollow_engine)
+        ladder: Ladder = parts.ladders[greedy]
         rows = self._limits.batch_size if self._joined else min(self._limits.batch_size, pool.unfinished)
         asked = [*itertools.islice(pool.requests, rows)]
         return ladder.choose(self._recipe.memory, Workload(rows, prompt, longest), asked)

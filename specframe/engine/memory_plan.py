@@ -175,7 +175,7 @@ def ladder_of(recipe: Recipe, hollow: Parts, greedy: bool, make: Make) -> Ladder
         return Ladder([Form(run, drafts=False)], use.policy.maximum)
     changes = [change for change in (eight_bits(recipe, use),) if change and hollow.draft is not None]
     forms = [Form(run), *(Form(run.composed(change(use)), change=change) for change in changes)]
-    return Ladder([*forms, Form(run.composed(undrafted(use)), drafts=False, change=undrafted)], use.policy.maximum)
+    return Ladder([*forms, Form(run.undrafted(undrafted(use)), drafts=False, change=undrafted)], use.policy.maximum)
 
 
 def eight_bits(recipe: Recipe, use: Composition) -> Change | None:

@@ -51,6 +51,8 @@ class Parts:
     stores: Stores = attrs.field(factory=Stores, init=False)
     """The caches' stores between two runs; an engine that is open has taken them out."""
 
+    hollow: Parts | None = attrs.field(default=None, init=False)
+    """The same without weights, with strategies that were copied before any run has started them."""
     ladders: dict[bool, Any] = attrs.field(factory=dict, init=False)
     """What runs under a bound of memory take, see :mod:`specframe.engine.memory_plan`: of greedy requests alone, and of others."""
 

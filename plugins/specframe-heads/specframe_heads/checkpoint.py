@@ -10,7 +10,7 @@ import json
 import math
 import pickletools
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +98,12 @@ class Checkpoint:
         """The shape of every tensor; a pickle file is read for that, by torch's loader for weights alone."""
         return {name: shape for path in self.files for name, shape in self._read(path, _shapes)}
 
-    def load(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, torch.Tensor]:
+    def load(self, wanted: Callable[[str], bool] = lambda name: True, hollow: bool = False) -> dict[str, torch.Tensor]:
         """Return the tensors with wanted names, on the CPU, in their own precision.
+
+        Args:
+            wanted: whether a tensor is, by its name.
+            hollow: those of floating point numbers have shapes alone; in a safetensors file, only its header is read for them.
 
         Raises:
             ModelError: there is no file with tensors, or one that is cut off, not what its name says, or has more than tensors.
@@ -108,7 +112,7 @@ class Checkpoint:
             raise ModelError(f"{self} has no tensors: expected a .safetensors or .bin file in {str(self.folder)!r}")
         found: dict[str, torch.Tensor] = {}
         for path in self.files:
-            found |= self._read(path, lambda path: [*_tensors(path, wanted)])
+            found |= self._read(path, lambda path: [*(_hollow if hollow else _tensors)(path, wanted)])
         return found
 
     def _read(self, path: Path, reader: Callable[[Path], Any]) -> Any:
@@ -173,6 +177,26 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, t
     if tensors is None or not all(isinstance(one, torch.Tensor) for one in tensors.values()):
         raise ValueError("a file with something else than named tensors")
     yield from ((name, tensor) for name, tensor in tensors.items() if wanted(name))
+
+
+def _hollow(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    def emptied(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            for name in filter(wanted, file.keys()):
+                part = file.get_slice(name)
+                shape = part.get_shape()
+                first = part[:0] if shape else file.get_tensor(name)  # of the type, and none of the numbers
+                yield name, emptied(first.dtype, shape) if first.is_floating_point() else file.get_tensor(name)
+        return
+    for name, tensor in _tensors(path, wanted):
+        yield name, emptied(tensor.dtype, tensor.shape) if tensor.is_floating_point() else tensor
 
 
 def number(config: Mapping[str, Any], *keys: str) -> int | None:

@@ -36,10 +36,11 @@ class Ledger:
     Args:
         checkpoint: the checkpoint.
         unused: the tensors that the format's heads do not need, beside :data:`NEVER_USED`. They are not loaded.
+        hollow: whether the target has no numbers, so that weights need none.
     """
 
-    def __init__(self, checkpoint: Checkpoint, unused: Unused) -> None:
-        self._checkpoint, self._read = checkpoint, set[str]()
+    def __init__(self, checkpoint: Checkpoint, unused: Unused, hollow: bool = False) -> None:
+        self._checkpoint, self._read, self._hollow = checkpoint, set[str](), hollow
         self._rules: list[tuple[Callable[[str], object], str]] = [
             (re.compile(pattern).fullmatch, why) for pattern, why in (*NEVER_USED, *unused)
         ]
@@ -51,7 +52,7 @@ class Ledger:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors but those that are not needed, by their names in the file. They are loaded when they are first asked for."""
         if self._tensors is None:
-            self._tensors = self._checkpoint.load(self._wanted)
+            self._tensors = self._checkpoint.load(self._wanted, self._hollow)
         return self._tensors
 
     def leave(self, unneeded: Callable[[str], object], why: str) -> None:
@@ -97,9 +98,9 @@ class Tensors(Mapping[str, "torch.Tensor"]):
         self.ledger, self._given, self._borrowed = ledger, places, dict(borrowed or {})
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, unused: Unused = ()) -> Tensors:
+    def of(cls, checkpoint: Checkpoint, unused: Unused = (), hollow: bool = False) -> Tensors:
         """Return the tensors of a checkpoint under the names of its files."""
-        return cls(Ledger(checkpoint, unused))
+        return cls(Ledger(checkpoint, unused, hollow))
 
     @property
     def _places(self) -> Mapping[str, str]:

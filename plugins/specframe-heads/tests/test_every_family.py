@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from specframe_heads import checkpoint
 from specframe_testing import harness, zoo
 from specframe_testing.heads import blocks, checkpoints, mtp, stepwise
 from specframe_testing.heads.scripted import Cramped, Drafted, steered
@@ -23,7 +25,12 @@ from transformers import PreTrainedModel
 from turns import by_turns
 
 from specframe.contracts.requests import Request
+from specframe.engine.engine import hollow_engine
+from specframe.engine.footprint import HEAD, Workload
+from specframe.engine.hollow_parts import named_parts
+from specframe.engine.memory_plan import ladder_of
 from specframe.plugins.compose import strategy
+from specframe.plugins.recipe import Recipe
 from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 
@@ -298,3 +305,22 @@ def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any
     assert len(whole) >= 12
     for key in whole:
         assert here[key] == there[key], key
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_planned_without_its_numbers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a safetensors file the header suffices, and whole numbers, which map tokens."""
+    target = target_of(fitting(family, "qwen3"))
+    target.save_pretrained(tmp_path / "target")
+    name, save, _ = FAMILIES[family]
+    save(tmp_path / "head", target)
+    if not list((tmp_path / "head").glob("*.pt")):
+        monkeypatch.setattr(checkpoint, "_tensors", None)
+    shape = SHAPES["dynamic"]
+    recipe = Recipe(str(tmp_path / "target"), f"{name},checkpoint={tmp_path / 'head'}{shape}").checked()
+    recipe = recipe.named(registry())
+    ladder = ladder_of(recipe, named_parts(recipe, torch.bfloat16), True, hollow_engine)
+    found = ladder.step(Workload(2, 9, 16), 7).footprint
+    assert found.parts[HEAD] > 0

@@ -19,9 +19,11 @@ from specframe.contracts.drafts import Block, Budget, Draft
 from specframe.contracts.reports import Outcome
 from specframe.contracts.round import Batch, Kept
 from specframe.contracts.run import Run
+from specframe.devices import kinds
 from specframe.errors import CompositionError, ModelError
 from specframe.forward.runner import ModelRunner
-from specframe.models.loading import load_model, load_tokenizer
+from specframe.models.hollow import hollow_of
+from specframe.models.loading import load_model, load_tokenizer, read_config
 from specframe.models.vocabulary import check_vocabularies
 from specframe.row_map import RowMap
 from specframe.trees.options import Trees
@@ -47,12 +49,19 @@ def pard(checkpoint: Checkpoint, form: Format, target: Target, tensors: Tensors)
     """Return the model of a checkpoint on the target's device, in its precision."""
     tensors.ledger.leave(lambda name: True, "transformers reads the model")
     mask = number(checkpoint.config, "pard_token")
-    model = load_model(str(checkpoint.folder), "draft", target.device, target.dtype)
+    model = model_for(str(checkpoint.folder), target)
     known = cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0]
     if mask is None or not 0 <= mask < known:
         found = checkpoint.config.get("pard_token")
         raise ModelError(f"{checkpoint} has pard_token {found!r}: expected an id that is embedded, 0 to {known - 1}")
     return PardHead(model, mask, DraftVocabulary(None, target.vocabulary))
+
+
+def model_for(folder: str, target: Target) -> PreTrainedModel:
+    """Return the model in a folder, without weights where the target has none."""
+    if kinds.of(target.device).values:
+        return load_model(folder, "draft", target.device, target.dtype)
+    return hollow_of(read_config(folder, "draft"), target.dtype)
 
 
 class Pard(HeadDrafter):

@@ -61,10 +61,12 @@ class Format:
 
     def read(self, checkpoint: Checkpoint, target: Any) -> tuple[Any, Tensors]:
         """Return the head of a checkpoint as :meth:`made` does, and the tensors that it was made of."""
+        from specframe.devices import kinds  # it imports torch
+
         module, _, name = self.build.partition(":")
         for keys in self.keys:
             keys.check(checkpoint)
-        tensors = Tensors.of(checkpoint, self.unused)
+        tensors = Tensors.of(checkpoint, self.unused, hollow=not kinds.of(target.device).values)
         head = getattr(importlib.import_module(module), name)(checkpoint, self, target, tensors)
         tensors.ledger.require_all_read()
         return head, tensors

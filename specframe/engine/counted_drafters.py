@@ -1,0 +1,61 @@
+"""A drafter whose head is counted as one part, and whose caches are counted as those of the run."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from specframe.contracts.cache import KVBackend
+from specframe.contracts.run import CachedModel, Run
+from specframe.devices.allocations import Allocations
+from specframe.engine.counted_caches import CountedKV
+from specframe.engine.footprint import HEAD
+
+
+class CountedDrafter:
+    """A drafter: what it makes when it starts is its head.
+
+    What reading the head's file takes for a moment is not counted, as that of the models is not.
+
+    Args:
+        drafter: the drafter, which no run has started yet.
+        counter: counts.
+        kv: the run's backend.
+    """
+
+    def __init__(self, drafter: Any, counter: Allocations, kv: CountedKV) -> None:
+        self._drafter, self._counter, self._kv = drafter, counter, kv
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def start(self, run: Run) -> None:
+        """Begin a run."""
+        with self._counter.part(HEAD):
+            self._drafter.start(CountedRun(run, self._kv))
+        self._counter.begin()
+
+
+def unstarted(drafter: Any) -> Any:
+    """Return a copy of a drafter that no run has started, or the drafter itself where it cannot be copied.
+
+    A head that an earlier dry run has made would not be counted as made in this one.
+    """
+    try:
+        return copy.deepcopy(drafter)
+    except Exception:  # whatever a stranger's object raises
+        return drafter
+
+
+class CountedRun:
+    """A run whose caches are counted, those in a backend of their own, too."""
+
+    def __init__(self, run: Run, kv: CountedKV) -> None:
+        self._run, self._kv = run, kv
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def open_cache(self, model: Any, *, kv: KVBackend | None = None, **options: Any) -> CachedModel:
+        """Return a model with a cache, as :meth:`specframe.contracts.run.Run.open_cache` does."""
+        return self._run.open_cache(model, kv=kv and self._kv.beside(kv), **options)
