@@ -7,35 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import Bytes, File, OneOf, Strategy, Text, WholeNumber
-from specframe.cli.options import DTYPES, MODELS, PROMPTS_FILE, whole, with_options
+from specframe.cli.option_types import Bytes, File, Strategy
+from specframe.cli.options import PROMPTS_FILE, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.modelled_options import modelled
 from specframe_lab.commands.predict import configurations, precision_of
 
 if TYPE_CHECKING:
     from specframe_lab.planning.candidates import Candidate, Plan, Speed
 
-NUMBERS = ListOf(WholeNumber(1))
 CONTEXT = 512
 """Tokens of a prompt where nothing else is said: those of `specframe predict`."""
 
 
 @click.command()
-@with_options(MODELS)
+@with_options(modelled("1,2,4,8", "1,3,5,8"))
 @click.option("--memory", metavar="BYTES", type=Bytes(), help="Bytes that there are, as 22GB.")
-@click.option(
-    "--batch-size", metavar="N,...", type=NUMBERS, default="1,2,4,8", show_default=True, help="Rows decoded together."
-)
-@click.option(
-    "--draft-length",
-    metavar="K,...",
-    type=NUMBERS,
-    default="1,3,5,8",
-    show_default=True,
-    help="Tokens drafted per round.",
-)
 @click.option(
     "--kv",
     metavar="B",
@@ -46,28 +34,6 @@ CONTEXT = 512
 @whole("--prompt-tokens", f"Tokens of the longest prompt, {CONTEXT} where there are no --prompts.")
 @with_options([PROMPTS_FILE])
 @whole("--max-new-tokens", "Tokens generated per prompt.", 128)
-@click.option(
-    "--dtype",
-    metavar="T",
-    type=OneOf(*DTYPES),
-    default="auto",
-    show_default=True,
-    help="Precision; auto: that of the files.",
-)
-@click.option(
-    "--device-profile",
-    metavar="P",
-    type=Text(),
-    default="h100",
-    show_default=True,
-    help="a100, b200, h100, h200, or a JSON file that `specframe predict --measure` has written.",
-)
-@click.option(
-    "--acceptance",
-    metavar="X|FILE",
-    type=Text(),
-    help="Chance that a draft token is accepted, or figures to take it from.  [default: all are accepted]",
-)
 @click.option(
     "--measured",
     metavar="FILE",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specframe.cli.option_types import Device, File, OneOf, Text, WholeNumber
-from specframe.cli.options import DTYPES, MODELS, names, whole, with_options
+from specframe.cli.option_types import Device, File
+from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError, literal
-from specframe_lab.commands.option_types import ListOf
+from specframe_lab.commands.modelled_options import modelled
 
 if TYPE_CHECKING:
     import torch
@@ -19,46 +19,10 @@ if TYPE_CHECKING:
     from specframe_lab.prediction.model_costs import ModelCosts
     from specframe_lab.prediction.predict import Prediction
 
-NUMBERS = ListOf(WholeNumber(1))
-
 
 @click.command()
-@with_options(MODELS)
-@click.option(
-    "--batch-size", metavar="N,...", type=NUMBERS, default="1,8,32", show_default=True, help="Rows decoded together."
-)
-@click.option(
-    "--draft-length",
-    metavar="K,...",
-    type=NUMBERS,
-    default="1,2,3,5,8",
-    show_default=True,
-    help="Tokens drafted per round.",
-)
+@with_options(modelled("1,8,32", "1,2,3,5,8"))
 @whole("--context", "Tokens of each row in the cache.", 512)
-@click.option(
-    "--dtype",
-    metavar="T",
-    type=OneOf(*DTYPES),
-    default="auto",
-    show_default=True,
-    help="Precision; auto: that of the files.",
-)
-@click.option(
-    "--device-profile",
-    metavar="P",
-    type=Text(),
-    default="h100",
-    show_default=True,
-    help="a100, b200, h100, h200, or a JSON file with flops, bandwidth and layer_overhead.",
-)
-@click.option(
-    "--acceptance",
-    metavar="X|FILE",
-    type=Text(),
-    help="Chance that a draft token is accepted, or figures to take it from: a report of `specframe run`, or a results.jsonl of "
-    "`specframe compare`.  [default: all are accepted, which is the most there can be]",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each prediction.")
 @click.option(
     *names("--measure"),
