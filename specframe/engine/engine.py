@@ -380,9 +380,9 @@ class Engine:
         warnings.warn(f"the device's memory ran out: {how}", SpecframeWarning, stacklevel=4)
 
 
-def hollow_engine(recipe: Recipe, parts: Parts, clock: Clock) -> Engine:
-    """Return an engine that nobody watches, for a dry run."""
-    return Engine(attrs.evolve(recipe, memory=None), parts, (), clock, Alone(), installed=False)
+def hollow_engine(recipe: Recipe, parts: Parts, clock: Clock, observers: Rows[Observer] = ()) -> Engine:
+    """Return an engine for a dry run, watched by nobody but these observers."""
+    return Engine(attrs.evolve(recipe, memory=None), parts, observers, clock, Alone(), installed=False)
 
 
 class Alone:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from specframe_lab.prediction import profiles
+from specframe_lab.prediction.forwards import FreeDrafts
 from specframe_lab.prediction.model_costs import ModelCosts, costs_of
 from specframe_lab.prediction.predict import (
     acceptance_rate,
@@ -90,9 +91,9 @@ def test_a_forward_takes_its_reads_or_its_operations() -> None:
 def test_a_round_is_a_target_forward_and_one_of_the_draft_model_a_token() -> None:
     """The target is fed the draft and a token, the draft model two tokens first; without one, drafts cost nothing."""
     wanted = SLOW.seconds(COSTS.forward(2, 4, 9))
-    assert round_seconds(COSTS, None, SLOW, 2, 3, 9) == wanted
+    assert round_seconds(COSTS, FreeDrafts().drafting(2, 3, 9), SLOW, 2, 9) == wanted
     wanted += SLOW.seconds(DRAFT.forward(2, 2, 9)) + 2 * SLOW.seconds(DRAFT.forward(2, 1, 9))
-    assert round_seconds(COSTS, DRAFT, SLOW, 2, 3, 9) == pytest.approx(wanted)
+    assert round_seconds(COSTS, DRAFT.drafting(2, 3, 9), SLOW, 2, 9) == pytest.approx(wanted)
 
 
 def test_predictions_break_even_where_the_speed_is_one() -> None:
@@ -167,7 +168,7 @@ def invoked(*arguments: str) -> Any:
     return CliRunner().invoke(cli, ["predict", *arguments])
 
 
-def test_the_command_prints_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for plain decoding and each draft length, at each batch size; no weights are loaded."""
     monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
     pair = ("--target", "tiny", "--drafter", "tiny-draft", "--batch-size", "1,8", "--draft-length", "3")
@@ -179,11 +180,12 @@ def test_the_command_prints_predictions(monkeypatch: pytest.MonkeyPatch) -> None
     table = invoked(*pair)
     assert len(table.stdout.splitlines()) == 5
     assert "every draft token is taken to be accepted" in table.stderr
+    zoo.build("qwen3").save_pretrained(tmp_path)
     plain = invoked("--target", "tiny", "--drafter", "none", "--json")
     assert {json.loads(line)["draft_length"] for line in plain.stdout.splitlines()} == {0}
-    other = invoked("--target", "tiny", "--drafter", "early-exit,layers=1")
+    other = invoked("--target", str(tmp_path), "--drafter", "model")
     assert other.exit_code != 0
-    assert "--drafter: expected a draft model, 'none' or 'prompt-lookup', whose costs are known" in other.output
+    assert "--drafter: expected a draft model, got 'model', for which none is known" in other.output
 
 
 def test_the_command_writes_what_it_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

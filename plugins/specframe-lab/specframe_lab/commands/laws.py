@@ -13,7 +13,6 @@ from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe.value_checks import LARGEST_SEED
 from specframe_lab.commands.option_types import ListOf
-from specframe_lab.commands.predict import configurations, precision_of
 
 if TYPE_CHECKING:
     from specframe_lab.laws.acceptance_laws import Acceptance
@@ -130,15 +129,16 @@ def chosen(
     """Return the fastest drafts on a device."""
     from specframe_lab.laws.draft_choice import choose_drafts, with_layers
     from specframe_lab.prediction.model_costs import costs_of
+    from specframe_lab.prediction.pair import configurations, precision_of
     from specframe_lab.prediction.profiles import read_profile
 
     profile = read_profile(device_profile)
-    of_target, of_draft, _ = configurations(target, drafter)
+    of_target, of_draft = configurations(target, drafter)
     if of_draft is None:
         raise OptionError(
             "--drafter: expected a draft model, whose shape the drafts have but for their layers, got none"
         )
-    precision = None if dtype == "auto" else precision_of(dtype)
+    precision = precision_of(dtype)
     return choose_drafts(
         acceptance,
         costs_of(of_target, precision),

@@ -12,7 +12,6 @@ from specframe.cli.options import PROMPTS_FILE, whole, with_options
 from specframe.cli.tables import show_table
 from specframe.errors import OptionError
 from specframe_lab.commands.modelled_options import modelled
-from specframe_lab.commands.predict import configurations, precision_of
 
 if TYPE_CHECKING:
     from specframe_lab.planning.candidates import Candidate, Plan, Speed
@@ -66,9 +65,10 @@ def plan(
     from specframe.engine.footprint import Workload
     from specframe.engine.hollow_parts import named_parts
     from specframe.engine.memory_plan import ladder_of
-    from specframe.plugins.recipe import Recipe
+    from specframe.plugins.recipe import Recipe, own_budget
     from specframe.plugins.registry import registry
     from specframe_lab.planning.candidates import Plan, candidates
+    from specframe_lab.prediction.pair import precision_of
 
     if prompts is not None and prompt_tokens is not None:
         raise OptionError("--prompt-tokens: expected it or --prompts, got both")
@@ -78,10 +78,15 @@ def plan(
     recipe = Recipe(target, drafter, kv=kv, batch_size=max(batch_size), draft_length=str(max(draft_length))).checked()
     recipe = recipe.named(registry())
     tokens = prompt_tokens or (CONTEXT if prompts is None else longest_prompt(target, drafter, prompts))
-    parts = named_parts(recipe, None if dtype == "auto" else precision_of(dtype))
+    parts = named_parts(recipe, precision_of(dtype))
     load = Workload(max(batch_size), tokens, tokens + max_new_tokens)
     ladder = ladder_of(recipe, parts, True, hollow_engine)
-    found = Plan([*candidates(ladder, load, batch_size, draft_length, speed)], memory)
+
+    def nodes(length: int) -> int:
+        own = own_budget(parts.composition.drafter, length) if length else None
+        return length if own is None else own.nodes
+
+    found = Plan([*candidates(ladder, load, batch_size, draft_length, speed, nodes)], memory)
     if not found.candidates:
         raise OptionError("--measured: expected runs of these batch sizes and draft lengths, got none")
     chosen = found.chosen
@@ -106,20 +111,17 @@ def speed_of(
     if measured is not None:
         found = measured_speeds(measured)
         return lambda rows, length: found.get((rows, length))
-    from specframe_lab.prediction.model_costs import costs_of
+    from specframe_lab.prediction.pair import read_pair
     from specframe_lab.prediction.predict import predictions, read_acceptance
     from specframe_lab.prediction.profiles import read_profile
 
     profile, rate = read_profile(device_profile), None if acceptance is None else read_acceptance(acceptance)
-    target_config, draft_config, _ = configurations(target, drafter)
-    precision = None if dtype == "auto" else precision_of(dtype)
-    costs = costs_of(target_config, precision)
-    draft = draft_config and costs_of(draft_config, precision)
+    pair = read_pair(target, drafter, dtype)
 
     def modelled(rows: int, length: int) -> float:
         *_, one = predictions(
-            costs,
-            draft,
+            pair.target,
+            pair.drafts,
             profile,
             batch_sizes=[rows],
             draft_lengths=[length] if length else [],

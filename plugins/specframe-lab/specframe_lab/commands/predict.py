@@ -10,13 +10,9 @@ import click
 from specframe.cli.option_types import Device, File
 from specframe.cli.options import names, whole, with_options
 from specframe.cli.tables import show_table
-from specframe.errors import OptionError, literal
 from specframe_lab.commands.modelled_options import modelled
 
 if TYPE_CHECKING:
-    import torch
-
-    from specframe_lab.prediction.model_costs import ModelCosts
     from specframe_lab.prediction.predict import Prediction
 
 
@@ -59,19 +55,20 @@ def predict(
     if measure is not None:
         write_measured(measure, device, dtype)
         return
+    from specframe_lab.prediction.pair import read_pair
     from specframe_lab.prediction.predict import predictions, read_acceptance
     from specframe_lab.prediction.profiles import read_profile
 
     profile = read_profile(device_profile)
     rate = None if acceptance is None else read_acceptance(acceptance)
-    costs, draft, drafts = models(target, drafter, dtype)
+    pair = read_pair(target, drafter, dtype)
     found = [
         *predictions(
-            costs,
-            draft,
+            pair.target,
+            pair.drafts,
             profile,
             batch_sizes=batch_size,
-            draft_lengths=draft_length if drafts else [],
+            draft_lengths=draft_length,
             context=context,
             acceptance=rate,
         )
@@ -83,60 +80,16 @@ def predict(
         show(found, rate)
 
 
-def models(target: str | None, drafter: str, dtype: str) -> tuple[ModelCosts, ModelCosts | None, bool]:
-    """Return the costs of the target and of the draft model, if there is one, and whether anything drafts.
-
-    Raises:
-        OptionError: the drafter is neither a draft model, nor one without a cost, nor none.
-    """
-    from specframe_lab.prediction.model_costs import costs_of
-
-    target_config, draft_config, drafts = configurations(target, drafter)
-    precision = None if dtype == "auto" else precision_of(dtype)
-    return costs_of(target_config, precision), draft_config and costs_of(draft_config, precision), drafts
-
-
-def configurations(target: str | None, drafter: str) -> tuple[Any, Any, bool]:
-    """Return the configurations of the target and of the draft model, None where there is none, and whether anything drafts.
-
-    Raises:
-        OptionError: the drafter is neither a draft model, nor one without a cost, nor none.
-    """
-    from specframe.models.loading import read_config
-    from specframe.models.pairs import by_model, choose
-    from specframe.plugins.registry import registry
-
-    known = registry()
-    target, strategy, draft = choose(target, drafter)
-    name = strategy.partition(",")[0]
-    free = {known.default("plain decoding"), known.default("prompt lookup")}
-    if name not in {by_model(), *free} or (name == by_model() and draft is None):
-        raise OptionError(
-            f"--drafter: expected a draft model, {' or '.join(map(repr, sorted(free)))}, whose costs are known, "
-            f"got {literal(drafter)}"
-        )
-    config = read_config(draft, "draft") if draft else None
-    return read_config(target, "target"), config, name != known.default("plain decoding")
-
-
-def precision_of(dtype: str) -> torch.dtype:
-    """Return the precision of a name."""
-    import torch
-
-    from specframe.models.loading import pick_dtype
-
-    return pick_dtype(dtype, torch.device("cpu"))
-
-
 def write_measured(file: str, device: str, dtype: str) -> None:
     """Write the profile of a device."""
     import torch
 
     from specframe.files import Output
     from specframe.models.loading import pick_device
+    from specframe_lab.prediction.pair import precision_of
     from specframe_lab.prediction.profiles import measured, write_profile
 
-    precision = torch.float32 if dtype == "auto" else precision_of(dtype)
+    precision = precision_of(dtype) or torch.float32
     Output(file).replace(write_profile(measured(pick_device(device), precision)))
 
 

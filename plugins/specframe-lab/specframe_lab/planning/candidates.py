@@ -29,7 +29,7 @@ class Candidate:
 
     batch_size: int
     draft_length: int
-    """Tokens drafted per round, or nodes of a tree; 0: there is no drafter."""
+    """The draft length that is asked for; 0: there is no drafter."""
     total: int
     """Bytes that a run takes at most."""
     kv_bytes: int
@@ -37,10 +37,10 @@ class Candidate:
     tokens_per_second: float
 
     @classmethod
-    def of(cls, step: Step, speed: float) -> Candidate:
-        """Return a step of the ladder with its speed."""
+    def of(cls, step: Step, length: int, speed: float) -> Candidate:
+        """Return a step of the ladder with the draft length that asks for it, and its speed."""
         found = step.footprint
-        return cls(step.rows, step.budget.nodes, found.total, found.kv_bytes, found.parts, speed)
+        return cls(step.rows, length, found.total, found.kv_bytes, found.parts, speed)
 
 
 @attrs.frozen
@@ -102,14 +102,28 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate:
 
 
 def candidates(
-    ladder: Ladder, load: Workload, batch_sizes: Iterable[int], draft_lengths: Iterable[int], speed: Speed
+    ladder: Ladder,
+    load: Workload,
+    batch_sizes: Iterable[int],
+    draft_lengths: Iterable[int],
+    speed: Speed,
+    nodes: Callable[[int], int] = lambda length: length,
 ) -> Iterator[Candidate]:
-    """Yield a candidate for each batch size and draft length whose speed is known, and for plain decoding at each batch size."""
+    """Yield a candidate for each batch size and draft length whose speed is known, and for plain decoding at each batch size.
+
+    Args:
+        ladder: tells what each takes.
+        load: the sequences, whatever their rows.
+        batch_sizes: rows decoded together.
+        draft_lengths: those that are asked for.
+        speed: of each.
+        nodes: returns the nodes of a draft of a length, which are more where it is a tree.
+    """
     lengths = [0, *draft_lengths] if ladder.drafts else [0]
     for rows in batch_sizes:
         for length in lengths:
             if (found := speed(rows, length)) is not None:
-                yield Candidate.of(ladder.step(attrs.evolve(load, rows=rows), length), found)
+                yield Candidate.of(ladder.step(attrs.evolve(load, rows=rows), nodes(length)), length, found)
 
 
 def measured_speeds(file: str) -> dict[tuple[int, int], float]:

@@ -11,23 +11,7 @@ from transformers import AutoModelForCausalLM
 from specframe.errors import ModelError, sentence
 from specframe.models.loading import silent
 from specframe.models.precision import stored_dtype
-
-
-@attrs.frozen
-class Load:
-    """What one forward reads and computes."""
-
-    tokens: int
-    """Tokens fed, over all rows."""
-    weights: float
-    """Weights read."""
-    bytes: float
-    """Bytes read and written: weights, keys and values, logits."""
-    operations: float
-    """Operations, a product and a sum being two."""
-    weight_bytes: float
-    """The bytes of the weights."""
-    layers: int
+from specframe_lab.prediction.forwards import Drafting, Load
 
 
 @attrs.frozen
@@ -68,6 +52,14 @@ class ModelCosts:
         weights = self.weights + taken
         weight_bytes = weights * self.itemsize
         return Load(fed, weights, weight_bytes + others * self.itemsize, operations, weight_bytes, self.layers)
+
+    def drafting(self, rows: int, length: int, context: int) -> Drafting:
+        """Return how this model drafts a chain: by one forward a token.
+
+        The first is fed two tokens, since the last of a draft that was accepted is not in its cache yet.
+        """
+        fed = (2 if place == 0 else 1 for place in range(length))
+        return Drafting(length, length, [self.forward(rows, tokens, context) for tokens in fed])
 
 
 def costs_of(config: Any, dtype: torch.dtype | None = None) -> ModelCosts:

@@ -11,6 +11,7 @@ import attrs
 
 from specframe.errors import OptionError, literal, sentence
 from specframe.value_checks import number_within, parse_value
+from specframe_lab.prediction.forwards import Drafting, Drafts
 from specframe_lab.prediction.model_costs import ModelCosts
 from specframe_lab.prediction.profiles import DeviceProfile
 
@@ -41,7 +42,7 @@ class Prediction:
 
 def predictions(
     target: ModelCosts,
-    draft: ModelCosts | None,
+    drafts: Drafts | None,
     profile: DeviceProfile,
     *,
     batch_sizes: Sequence[int],
@@ -53,7 +54,7 @@ def predictions(
 
     Args:
         target: the target's costs.
-        draft: the draft model's; None: drafts cost nothing.
+        drafts: those of what drafts; None: nothing does.
         profile: the device.
         batch_sizes: rows decoded together.
         draft_lengths: tokens drafted in a round.
@@ -61,25 +62,20 @@ def predictions(
         acceptance: chance that a draft token is accepted, if those before it are; None: all are.
     """
     for rows in batch_sizes:
-        plain = round_seconds(target, draft, profile, rows, 0, context)
-        for length in (0, *draft_lengths):
-            seconds = round_seconds(target, draft, profile, rows, length, context)
-            gained = expected_length(1 if acceptance is None else acceptance, length)
+        plain = profile.seconds(target.forward(rows, 1, context))
+        yield Prediction(rows, 0, plain, 1.0, 1.0, 1.0)
+        for length in draft_lengths if drafts is not None else ():
+            assert drafts is not None
+            drafting = drafts.drafting(rows, length, context)
+            seconds = round_seconds(target, drafting, profile, rows, context)
+            gained = expected_length(1 if acceptance is None else acceptance, drafting.depth)
             yield Prediction(rows, length, seconds, seconds / plain, gained, gained * plain / seconds)
 
 
-def round_seconds(
-    target: ModelCosts, draft: ModelCosts | None, profile: DeviceProfile, rows: int, length: int, context: int
-) -> float:
-    """Return the time of a round: the target's forward over the draft and the token before it, and one of the draft model a token.
-
-    The draft model's first forward is fed two tokens, since the last of a draft that was accepted is not in its cache yet.
-    """
-    seconds = profile.seconds(target.forward(rows, length + 1, context))
-    for place in range(length if draft is not None else 0):
-        assert draft is not None
-        seconds += profile.seconds(draft.forward(rows, 2 if place == 0 else 1, context))
-    return seconds
+def round_seconds(target: ModelCosts, drafting: Drafting, profile: DeviceProfile, rows: int, context: int) -> float:
+    """Return the time of a round: the target's forward over the draft and the token before it, and the forwards of the draft."""
+    seconds = profile.seconds(target.forward(rows, drafting.nodes + 1, context))
+    return seconds + sum(profile.seconds(load) for load in drafting.loads)
 
 
 def expected_length(acceptance: float, length: float) -> float:

@@ -1,0 +1,145 @@
+"""Predicted speeds of drafters whose forwards are counted: heads, which read their weights once a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from specframe_heads import checkpoint
+from specframe_heads.eagle.eagle_drafter import Eagle
+from specframe_lab.prediction.counted_drafts import CountedDrafts
+from specframe_lab.prediction.pair import read_pair
+from specframe_testing import zoo
+from specframe_testing.heads import blocks, checkpoints, stepwise
+
+from specframe.cli import cli
+from specframe.models import loading
+from specframe.plugins.recipe import Recipe
+from specframe.plugins.registry import registry
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, and a head of each kind for it."""
+    made = tmp_path_factory.mktemp("heads")
+    zoo.save_pair(made)
+    target = zoo.build("qwen3")
+    target.save_pretrained(made / "model")
+    checkpoints.eagle3(made / "eagle3", target, drafted=70)
+    stepwise.overfitted(made / "medusa", "medusa", target, [[1, 2]], tokens=4, steps=1)
+    blocks.speculators(made / "dflash", target, drafted=70)
+    return made
+
+
+def matrices(folder: Path) -> dict[str, int]:
+    """Return the numbers of each matrix of a head, without the embedding, of which rows are looked up."""
+    tensors = checkpoint.Checkpoint.open(str(folder)).load()
+    return {name: one.numel() for name, one in tensors.items() if one.ndim == 2 and "embed" not in name}
+
+
+def of(weights: dict[str, int], *parts: str) -> int:
+    """Return the numbers of matrices with one of these parts in their names."""
+    return sum(count for name, count in weights.items() if any(part in name for part in parts))
+
+
+def eagle3(weights: dict[str, int], length: int) -> tuple[int, int]:
+    """Return the weights that EAGLE-3 reads in a round: features are fused once, the layer and the head are run once a token."""
+    return of(weights, "fc.") + length * of(weights, "layers.", "lm_head"), length
+
+
+def medusa(weights: dict[str, int], length: int) -> tuple[int, int]:
+    """Return those of Medusa: each of its three heads once, if the draft is so long."""
+    places = min(length, 3)
+    return sum(of(weights, f"{place}.0.linear", f"{place}.1.weight") for place in range(places)), places
+
+
+def dflash(weights: dict[str, int], length: int) -> tuple[int, int]:
+    """Return those of DFlash: all of it once, however long the draft, and keys and values of the context once more."""
+    return of(weights, "fc.", "layers.", "lm_head") + of(weights, "k_proj", "v_proj"), min(length, 5)
+
+
+@pytest.mark.parametrize("wanted", [eagle3, medusa, dflash])
+def test_a_head_reads_its_weights_once_a_pass(folder: Path, wanted: Callable[..., Any]) -> None:
+    """Weights are those of the products in a round, to the number; rows share them, and each has its operations and its cache."""
+    drafts = read_pair(str(folder / "model"), f"{folder / wanted.__name__},tree=chain", "float32").drafts
+    assert isinstance(drafts, CountedDrafts)
+    for length in (1, 4, 7):
+        one, four = (drafts.drafting(rows, length, 24) for rows in (1, 4))
+        assert (sum(load.weights for load in one.loads), one.depth) == wanted(
+            matrices(folder / wanted.__name__), length
+        )
+        assert one.nodes == one.depth
+        for alone, together in zip(one.loads, four.loads, strict=True):
+            assert (together.weights, together.tokens) == (alone.weights, 4 * alone.tokens)
+            assert together.weight_bytes == alone.weight_bytes == 4 * alone.weights
+            assert together.operations == 4 * alone.operations >= 8 * alone.weights
+            assert together.bytes - together.weight_bytes == 4 * (alone.bytes - alone.weight_bytes)
+
+
+def test_keys_and_values_are_read_by_the_context(folder: Path) -> None:
+    """Each pass of a head reads the keys and values of its context once."""
+    drafts = CountedDrafts(recipe(folder / "model", folder / "eagle3"), torch.float32)
+    few, many = (sum(load.bytes for load in drafts.drafting(1, 2, context).loads) for context in (10, 30))
+    keys_and_values = 2 * 8 * 4  # one head of half of 16 numbers, in four bytes each
+    assert many - few == 2 * 20 * keys_and_values
+
+
+def test_a_tree_is_fed_to_the_target_whole(folder: Path) -> None:
+    """A row gains no more than the depth, and the target is fed all nodes."""
+    drafts = CountedDrafts(recipe(folder / "model", f"{folder / 'eagle3'},tree=dynamic,nodes=9,top=3"), torch.float32)
+    found = drafts.drafting(1, 3, 20)
+    assert (found.depth, found.nodes) == (3, 9)
+
+
+def test_a_draft_model_is_counted_as_it_is_computed() -> None:
+    """What is counted of a draft model is what its shapes give: weights but for norms, bytes but for results of layers."""
+    pair = read_pair("tiny", "tiny-draft", "float32")
+    counted = CountedDrafts(recipe("tiny", "tiny-draft"), torch.float32)
+    assert pair.drafts is not None
+    computed, found = (one.drafting(4, 3, 300).loads for one in (pair.drafts, counted))
+    for name, share in (("weights", 0.002), ("bytes", 0.02), ("layers", 0.1)):
+        sums = [sum(getattr(load, name) for load in loads) for loads in (computed, found)]
+        assert sums[1] == pytest.approx(sums[0], rel=share)
+
+
+def recipe(target: Any, drafter: Any) -> Recipe:
+    """Return the options of a run."""
+    return Recipe(str(target), str(drafter)).checked().named(registry())
+
+
+def invoked(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, [*arguments])
+
+
+def test_the_commands_take_heads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both commands name a head as a run does; no weights are loaded, and a tree's nodes are planned."""
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(checkpoint, "_tensors", lambda *_: pytest.fail("a head was loaded"))
+    pair = ("--target", str(folder / "model"), "--drafter", f"{folder / 'eagle3'},tree=dynamic,nodes=9,top=3")
+    found = invoked("predict", *pair, "--batch-size", "2", "--draft-length", "3", "--context", "20", "--json")
+    assert found.exit_code == 0, found.output
+    plain, drafting = [json.loads(line) for line in found.stdout.splitlines()]
+    assert (drafting["draft_length"], drafting["acceptance_length"]) == (3, 4)
+    assert drafting["round_seconds"] > plain["round_seconds"]
+    sizes = ("--batch-size", "1", "--draft-length", "3", "--prompt-tokens", "20", "--max-new-tokens", "8")
+    found = invoked("plan", *pair, *sizes, "--json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)["candidates"]
+    assert [one["draft_length"] for one in told] == [0, 3]
+    assert told[0]["parts"]["head's weights"] == told[1]["parts"]["head's weights"] > 0
+    assert told[1]["kv_bytes"] > told[0]["kv_bytes"]
+
+
+def test_a_drafter_that_looks_at_numbers_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says why."""
+    monkeypatch.setattr(Eagle, "draft", lambda self, batch, *_: batch.tokens_BS.max().item())
+    found = invoked(
+        "predict", "--target", str(folder / "model"), "--drafter", str(folder / "eagle3"), "--context", "20"
+    )
+    assert found.exit_code != 0
+    assert "--drafter: expected one that drafts for this target without looking at numbers, got '" in found.stderr
