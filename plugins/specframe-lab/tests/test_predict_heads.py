@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from specframe_heads import checkpoint
 from specframe_heads.eagle.eagle_drafter import Eagle
 from specframe_lab.prediction.counted_drafts import CountedDrafts
+from specframe_lab.prediction.counted_products import Products
 from specframe_lab.prediction.pair import read_pair
 from specframe_testing import zoo
 from specframe_testing.heads import blocks, checkpoints, stepwise
@@ -105,6 +106,18 @@ def test_a_draft_model_is_counted_as_it_is_computed() -> None:
     for name, share in (("weights", 0.002), ("bytes", 0.02), ("layers", 0.1)):
         sums = [sum(getattr(load, name) for load in loads) for loads in (computed, found)]
         assert sums[1] == pytest.approx(sums[0], rel=share)
+
+
+def test_experts_are_read_as_tokens_take_them() -> None:
+    """Each state computes with the expert that it takes; many states read nearly all of them."""
+    with Products() as counted, torch.inference_mode():
+        states, experts = torch.ones(2, 16, dtype=torch.bfloat16), torch.ones(4, 16, 8, dtype=torch.bfloat16)
+        torch._grouped_mm(states.to("meta"), experts.to("meta"), torch.ones(4, dtype=torch.int32, device="meta"))
+    (few,), (many,) = counted.loads(1), counted.loads(50)
+    assert few.operations == 2 * 2 * 16 * 8
+    assert few.weights == pytest.approx((1 - 0.75**2) * experts.numel())
+    assert many.weights == pytest.approx(experts.numel(), rel=1e-6)
+    assert many.weight_bytes == 2 * many.weights
 
 
 def recipe(target: Any, drafter: Any) -> Recipe:

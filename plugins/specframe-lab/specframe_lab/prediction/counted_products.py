@@ -19,6 +19,10 @@ WITH_WEIGHTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}
 """The products of states with weights, and the place of the states among their arguments."""
 
 
+EXPERTS = torch.ops.aten._grouped_mm.default
+"""The product of states with the weights of the expert that each of them takes."""
+
+
 @attrs.define
 class Part:
     """The products of all forwards that were fed so many tokens of one row."""
@@ -29,12 +33,18 @@ class Part:
     operations: int = 0
     others: int = 0
     """Bytes of keys and values that were read, and of results, which are those of each row."""
+    experts: list[tuple[int, torch.Tensor]] = attrs.Factory(list)
+    """The times that tokens of a row have taken an expert, beside the weights of all of them, (E, ...)."""
 
     def load(self, tokens: int, rows: int) -> Load:
-        """Return what that is of so many rows."""
-        nbytes = self.weight_bytes + rows * self.others
+        """Return what that is of so many rows. Experts are read that one of the tokens takes, as if they chose at random."""
+        weights, weight_bytes = float(self.weights), float(self.weight_bytes)
+        for times, matrices in self.experts:
+            taken = 1 - (1 - 1 / len(matrices)) ** (times * rows)
+            weights, weight_bytes = weights + taken * matrices.numel(), weight_bytes + taken * matrices.nbytes
+        nbytes = weight_bytes + rows * self.others
         layers = self.products / LAYER
-        return Load(tokens * rows, self.weights, nbytes, rows * self.operations, self.weight_bytes, layers)
+        return Load(tokens * rows, weights, nbytes, rows * self.operations, weight_bytes, layers)
 
 
 class Products(TorchDispatchMode):
@@ -59,6 +69,11 @@ class Products(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
+        if func is EXPERTS:
+            part, (states, matrices) = self._part, args[:2]
+            part.experts.append((states.shape[0], matrices))
+            part.operations += 2 * states.shape[0] * matrices[0].numel()
+            part.products, part.others = part.products + 1, part.others + result.nbytes
         if (place := WITH_WEIGHTS.get(func)) is not None:
             states, weights = args[place : place + 2]
             self._tokens = states.shape[0]
