@@ -58,6 +58,8 @@ RANGES: dict[tuple[str, str, str], tuple[float, float] | tuple[str, ...]] = {
     ("KV backend", "paged", "block"): (1, 10**9),
     ("KV backend", "paged", "blocks"): (1, 10**9),
     ("KV backend", "paged", "share"): ("on", "off"),
+    ("KV backend", "paged", "states"): (0, 10**9),
+    ("KV backend", "paged", "stride"): (1, 10**9),
     ("KV backend", "paged", "view"): ("rows", "blocks"),
     **dict.fromkeys(
         [

@@ -296,8 +296,8 @@ class KVBackend(Protocol):
     columns than the capacity), "gather" (hand out the slots of ``Placement.attended_BS`` alone), the kind of their views, "dense"
     or "paged", "pooled" (rows share the memory: it is a :class:`PooledStore`), "prefix" (it keeps what rows begin with: it is a
     :class:`PrefixStore`), "bounded" (it tells how much that is at most: it is a :class:`BoundedStore`), "states" (it keeps those of
-    layers as well), "rounded" (forwards read other numbers than were written: it is a :class:`RoundingBackend`) and "drafts" (the
-    caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
+    layers as well, with "prefix" those of what rows begin with, too), "rounded" (forwards read other numbers than were written: it
+    is a :class:`RoundingBackend`) and "drafts" (the caches of drafts have another backend: it is a :class:`DraftsBackend`)."""
 
     def open(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> KVStore:
         """Return a store for ``rows`` sequences of up to ``capacity`` slots."""

@@ -46,7 +46,8 @@ class LayerState:
     before: Parts
     """Each row's state after the tokens before its first real one of the block. Not to be written to."""
     real_BT: torch.Tensor
-    """Which places of the block hold a token, (B, T), bool; the others leave no trace. In a row they come before the tokens."""
+    """Which places of the block hold a token, (B, T), bool; the others leave no trace, and neither decay the state nor move its
+    window. In a row they come before the tokens."""
     parents_BT: torch.Tensor | None
     """Place in the block of the token that each token follows, -1: the one that ``before`` ends with; None: a chain."""
     sees_BTT: torch.Tensor | None
@@ -57,6 +58,9 @@ class LayerState:
     note: Callable[[Inputs, After | None], None]
     """Takes what the state takes in of each token, and the rows' states after the block's last token, or what computes them (None:
     the block branches). Called once."""
+    apart: bool = False
+    """Whether a place without a token may come after a state that is not all zeros, as where of one row more is cached than of
+    another. Else such places come before a row's first token of all."""
 
 
 class StateKind(Protocol):
@@ -132,8 +136,25 @@ class StateStore(Protocol):
         """Bytes held."""
 
 
+class PrefixStates(StateStore, Protocol):
+    """A store that keeps copies of states for rows that begin with the same tokens, and serves runs of any size."""
+
+    def begin_after(self, sequence: Sequence, tokens: int) -> int:
+        """Return after how many of its first tokens a sequence can begin, at most so many; 0: with the first.
+
+        It is asked when keys and values of so many tokens are cached, and again with fewer tokens where another model can begin
+        after fewer. The row begins with the state after as many tokens as were told last.
+        """
+
+    def widen(self, rows: int) -> None:
+        """Serve a run of so many sequences. No sequence is live; copies stay."""
+
+
 class StateBackend(KVBackend, Protocol):
-    """A KV backend that keeps states as well. It offers "states". Those of other backends are kept row by row by the core."""
+    """A KV backend that keeps states as well. It offers "states". Those of other backends are kept row by row by the core.
+
+    One that offers "prefix" as well opens a :class:`PrefixStates`.
+    """
 
     def open_states(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> StateStore:
         """Return the store of the states of a model whose keys and values were opened last; it may be the same object.

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from specframe.contracts.cache import BoundedStore, DraftsBackend, KVBackend, KVShape, KVStore
+from specframe.contracts.states import StateBackend, StateStore
 from specframe.devices.allocations import Allocations
 from specframe.engine.footprint import CACHE, VIEWS
 
@@ -66,3 +67,7 @@ class CountedKV:
             of_store = cast(BoundedStore, store).most_bytes(rows, own) if bounded else (store.nbytes, 0)
             self.most[:] = [sum(both) for both in zip(self.most or (0, 0), of_store, strict=True)]
         return cast(KVStore, CountedStore(store, self._counter, "grow" in self._kv.offers))
+
+    def open_states(self, *given: Any) -> StateStore:
+        """Return the store of states of a backend that keeps them."""
+        return cast(StateBackend, self._kv).open_states(*given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 import attrs
 import torch
@@ -14,6 +15,7 @@ from specframe.contracts.layout import Layout
 from specframe.contracts.model import PLAIN, How, Model
 from specframe.contracts.round import Batch, Kept, Sequence
 from specframe.contracts.run import Choose, Watch
+from specframe.contracts.states import PrefixStates
 from specframe.errors import ModelError
 from specframe.forward.graphs import Forward, Recorded, Recording
 from specframe.forward.mixed_batch import Joined, piece_of
@@ -65,6 +67,8 @@ class CachedModel:
         """Whether hidden states of all of a row's tokens are needed."""
         self._borrowed = False
         """Whether the cache is another model's: what this one writes is never known to stand."""
+        self.keeps_states = False
+        """Whether states, where there are any, are :class:`specframe.contracts.states.PrefixStates`."""
         self._forward: Forward = self._execute
         self._chain: RecordedChain | None = None
         if record is not None and (slots := store.slots) is not None:
@@ -116,12 +120,22 @@ class CachedModel:
     def reserve(self, sequence: Sequence, tokens: int) -> int | None:
         """Make room for a sequence that begins with ``tokens`` tokens; return how many of them need not be fed, None without room.
 
-        Where hidden states of all tokens are needed, or a layer keeps a state, all have to be: these are not cached.
+        Where hidden states of all tokens are needed, or a layer keeps a state that is not cached, all have to be.
         """
         cached = self.store.reserve(sequence, tokens)
         if cached is not None:
             self._reserved[id(sequence)] = sequence
-        return 0 if cached is not None and (self._past or self.states is not None) else cached
+        if cached is None or (self.states is None and not self._past):
+            return cached
+        if self._past or not self.keeps_states:
+            return 0
+        return cached if self.runner.kv_shapes else tokens
+
+    def begin_after(self, sequence: Sequence, tokens: int) -> int:
+        """Return after how many tokens, at most so many, a sequence can begin whose keys and values are cached up to there."""
+        if self.states is None or not self.keeps_states:
+            return tokens
+        return cast(PrefixStates, self.states).begin_after(sequence, tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended, or gives its room back; nothing happens where there is none for it."""
@@ -262,7 +276,7 @@ class CachedModel:
             scores = self.feed(batch, piece_of(batch, ahead, step))
             pieces.append(scores.hidden)
             if self.states is not None:
-                self.settle(batch, Kept(-ahead))
+                self.settle(batch, Kept(-ahead if batch.unreads is None else -batch.unreads.clip(max=ahead)))
             self._remember(batch, forks and ahead == 1)
         if len(pieces) < 2 or not self._hidden:
             return scores

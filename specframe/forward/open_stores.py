@@ -10,7 +10,7 @@ import torch
 
 from specframe.contracts.cache import KVBackend, KVShape, KVStore, PooledStore
 from specframe.contracts.model import Model
-from specframe.contracts.states import StateStore
+from specframe.contracts.states import PrefixStates, StateStore
 from specframe.value_checks import unwrap_guards
 
 
@@ -46,12 +46,14 @@ class OpenStore:
         if (rows, capacity) == (self.rows, self.capacity):
             return self
         cast(PooledStore, self.store).widen(rows, capacity)
+        if self.states is not None:
+            cast(PrefixStates, self.states).widen(rows)
         return attrs.evolve(self, rows=rows, capacity=capacity)
 
     @property
     def any_size(self) -> bool:
-        """Whether runs of any size can have it: rows share its memory, and it has no states, of which each row has its own."""
-        return "pooled" in self.kv.offers and self.states is None
+        """Whether runs of any size can have it: rows share its memory, and states, of which each row has its own, are of any."""
+        return "pooled" in self.kv.offers and (self.states is None or keeps_prefixes(self.kv))
 
 
 class Stores:
@@ -101,6 +103,11 @@ class Stores:
     def clear(self) -> None:
         """Let go of all stores."""
         self._kept = []
+
+
+def keeps_prefixes(kv: KVBackend) -> bool:
+    """Return whether a backend keeps states of what rows begin with, beside keys and values."""
+    return {"prefix", "states"} <= kv.offers
 
 
 def weights(model: Model) -> list[tuple[int, int]]:

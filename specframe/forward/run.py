@@ -20,7 +20,7 @@ from specframe.contracts.run import MakesLayout, Watch
 from specframe.contracts.states import StateBackend, StateLayer, StateStore
 from specframe.forward.cached import CachedModel
 from specframe.forward.graphs import RECORDINGS
-from specframe.forward.open_stores import OpenStore, Stores
+from specframe.forward.open_stores import OpenStore, Stores, keeps_prefixes
 from specframe.forward.states import RowStates
 from specframe.value_checks import unwrap_guards
 
@@ -121,7 +121,9 @@ class Run:
             how = How(self.attention if isinstance(self.attention, tuple) else ())
         if "prefix" in backend.offers:
             cast(PrefixStore, opened.store).ahead = ahead
-        return self._counted(self._cached(model, opened.store, layout, backend, slots, how, record), opened)
+        cached = self._cached(model, opened.store, layout, backend, slots, how, record)
+        cached.keeps_states = keeps_prefixes(backend)
+        return self._counted(cached, opened)
 
     def _backend(self, model: Model, own: KVBackend) -> KVBackend:
         """Return the backend of a model's cache, which the run's may decide for drafts."""
@@ -135,7 +137,7 @@ class Run:
             return left
         store = kv.open(model.kv_shapes, self.rows, slots, model.device)
         layers = model.state_layers if states else {}
-        kept = self._states(layers, model.device) if layers else None
+        kept = self._states(kv, layers, model.device) if layers else None
         return OpenStore(unwrap_guards(model), unwrap_guards(kv), self.rows, slots, store, kept)
 
     def _counted(self, cached: CachedModel, opened: OpenStore) -> CachedModel:
@@ -146,10 +148,10 @@ class Run:
             cached.reserve(sequence, tokens)
         return cached
 
-    def _states(self, layers: Mapping[int, StateLayer], device: torch.device) -> StateStore:
+    def _states(self, kv: KVBackend, layers: Mapping[int, StateLayer], device: torch.device) -> StateStore:
         """Return a store of states: the KV backend's own, if it keeps states."""
-        if "states" in self.kv.offers:
-            return cast(StateBackend, self.kv).open_states(layers, self.rows, device)
+        if "states" in kv.offers:
+            return cast(StateBackend, kv).open_states(layers, self.rows, device)
         return RowStates(layers, self.rows, device)
 
     def close_cache(self, cached: contracts.CachedModel) -> None:
@@ -186,9 +188,15 @@ class Run:
                 if (count := cached.reserve(sequence, tokens)) is None:
                     return None
                 least = min(least, count)
+            least = self._begin_after(sequence, least)
             unless_all_have.pop_all()
         self._reserved[id(sequence)] = sequence, tokens
         return least
+
+    def _begin_after(self, sequence: Sequence, tokens: int) -> int:
+        """Return after how many tokens, at most so many, all models can begin: where each has the state, if it keeps any."""
+        found = min((cached.begin_after(sequence, tokens) for cached in self.caches), default=tokens)
+        return found if found == tokens else self._begin_after(sequence, found)
 
     def forget_finished(self) -> None:
         """Have the caches forget the sequences whose rows are no longer needed."""

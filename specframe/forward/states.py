@@ -33,6 +33,9 @@ Result = TypeVar("Result")
 LONG = 64
 """Tokens of a row beyond which a block of its own tokens is a piece of its prompt: strategies feed fewer of them again."""
 
+PADDING = -1
+"""The order of a place of a block that holds no token, or one that the row's state has taken in before."""
+
 UNKNOWN = -1
 """The number of tokens of a row's state where it is known on the device alone."""
 
@@ -125,6 +128,8 @@ class Fed:
     """Number of first places that hold rows' own tokens; in a tree the nodes follow them."""
     padded: bool = True
     """Whether a place may hold no token."""
+    apart: bool = False
+    """Whether such a place may come after tokens that a row's state has taken in."""
     whole: bool = False
     """Whether all of it will stand, so that nothing is kept to take in: a piece of prompts. Of these there would be gigabytes."""
     asked: list[int] = attrs.Factory(list)
@@ -152,15 +157,8 @@ class RowStates:
     """
 
     def __init__(self, layers: Mapping[int, states.StateLayer], rows: int, device: torch.device) -> None:
-        self._layers, self._row_map = layers, RowMap(rows, anywhere=True)
-        self._held: dict[int, Parts] = {}
-        for number, layer in layers.items():
-            shape = layer.shape
-            self._held[number] = tuple(
-                torch.zeros(rows, *size, dtype=dtype, device=shape.device or device)
-                for size, dtype in zip(shape.sizes, shape.dtypes, strict=True)
-            )
-        self._count = np.zeros(rows, dtype=np.int64)
+        self._layers, self._device = layers, device
+        self._furnish(rows)
         self._starts: dict[int, tuple[Sequence, list[torch.Tensor]]] = {}
         """Copies of the states that forks start with, by their parent."""
         self._fed: list[Fed] = []
@@ -168,6 +166,21 @@ class RowStates:
         self._most = self._unsettled = 0
         self._prompts: tuple[list[int], torch.Tensor] = [], torch.zeros(0)
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
+
+    def _furnish(self, rows: int) -> None:
+        """Allocate the states of so many rows."""
+        self._row_map, self._count = RowMap(rows, anywhere=True), np.zeros(rows, dtype=np.int64)
+        self._held = self._zeros(rows)
+
+    def _zeros(self, count: int) -> dict[int, Parts]:
+        """Return so many states of each layer, all zeros."""
+        return {
+            number: tuple(
+                torch.zeros(count, *size, dtype=dtype, device=layer.shape.device or self._device)
+                for size, dtype in zip(layer.shape.sizes, layer.shape.dtypes, strict=True)
+            )
+            for number, layer in self._layers.items()
+        }
 
     @property
     def _tensors(self) -> list[torch.Tensor]:
@@ -207,8 +220,8 @@ class RowStates:
 
     def begin(self, batch: Batch, block: Block) -> None:
         """Begin a forward of the batch's rows."""
-        begins = batch.lengths + block.start
-        first = np.maximum(begins, 0)
+        begins = np.maximum(batch.lengths + block.start, 0)
+        first = self._first_of(batch, block)
         if self._fed:
             goes_on = block.parents_BT is None and self._fed[-1].parents_BT is None
             if not goes_on or not np.array_equal(first, self._end):
@@ -222,12 +235,26 @@ class RowStates:
                     "was settled at the tokens before the block"
                 )
             self._first = first
-        self._end = np.maximum(batch.lengths + block.end, 0)
+        self._end = np.maximum(batch.lengths + block.end, first)
         order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
+        if apart := bool((first > begins).any()):
+            order_BT = order_BT.masked_fill(order_BT < on_device(first, order_BT.device)[:, None], PADDING)
         prompt_BT = order_BT < self._prompts_B1(order_BT.device)
-        own, padded = max(-block.start, 0), bool((begins < 0).any())
+        own, padded = max(-block.start, 0), bool((first > batch.lengths + block.start).any())
         whole = block.end <= 0 and block.width > LONG
-        self._fed.append(Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded, whole))
+        self._fed.append(
+            Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded, apart=apart, whole=whole)
+        )
+
+    def _first_of(self, batch: Batch, block: Block) -> np.ndarray:
+        """Return the order of each row's first token in a block: a row of which more is cached begins later than others.
+
+        A row that has none in a piece of prompts begins where its state ends.
+        """
+        if block.counts is None or block.end > 0:
+            return np.maximum(batch.lengths + block.start, 0)
+        first = np.maximum(batch.lengths + block.end - block.counts, 0)
+        return np.where(block.counts > 0, first, np.maximum(self._count[self._rows], first))
 
     def feed(self, order_BT: torch.Tensor) -> None:
         """Begin a forward of the first rows: of tokens with these orders, of which the last is no part of a prompt."""
@@ -247,16 +274,18 @@ class RowStates:
         before = self._now(layer) if len(self._fed) == 1 else self._fed[-2].states_after(layer)
         fed.asked.append(layer)
 
-        def note(inputs: Inputs, after: After | None) -> None:
-            fed.inputs[layer] = () if fed.whole else inputs
-            if callable(after):
-                after = functools.partial(call_kind, str(self._layers[layer]), "forward", after)
-            if after is not None:
-                fed.after[layer] = after
-            if fed.whole:
-                fed.states_after(layer)  # what computes them holds the tokens of the whole piece
+        note = functools.partial(self._note, fed, layer, before)
+        return LayerState(before, fed.order_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note, fed.apart)
 
-        return LayerState(before, fed.order_BT >= 0, fed.parents_BT, fed.sees_BTT, fed.prompt_BT, note)
+    def _note(self, fed: Fed, layer: int, before: Parts, inputs: Inputs, after: After | None) -> None:
+        """Take what a layer has noted in a forward, whose rows had these states before it."""
+        fed.inputs[layer] = () if fed.whole else inputs
+        if callable(after):
+            after = functools.partial(call_kind, str(self._layers[layer]), "forward", after)
+        if after is not None:
+            fed.after[layer] = after
+        if fed.whole:
+            fed.states_after(layer)  # what computes them holds the tokens of the whole piece
 
     def _now(self, layer: int) -> Parts:
         """Return a layer's states of the batch, as views."""

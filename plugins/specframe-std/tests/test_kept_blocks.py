@@ -8,7 +8,7 @@ import pytest
 import torch
 from specframe_std.kv.blocks import contents
 from specframe_std.verifiers.chain import ChainVerifier
-from specframe_testing import fakes, harness, states, zoo
+from specframe_testing import fakes, harness, zoo
 
 from specframe.contracts.drafts import Budget, Draft
 from specframe.contracts.reports import Outcome
@@ -121,17 +121,6 @@ def test_a_drafter_with_features_has_all_tokens_read() -> None:
     prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in BEGINNING_ALIKE]
     for _ in range(2):
         assert hits(pipe, prompts) == 0
-
-
-def test_a_model_with_states_has_all_tokens_read() -> None:
-    """A state is not kept with blocks either."""
-    with states.known():
-        target = states.fake_state_target()
-        pipe = harness.pipeline(
-            target, states.fake_state_draft(target), kv="paged,block=4,share=on", batch_size=3, draft_length=3
-        )
-        for _ in range(2):
-            assert hits(pipe, BEGINNING_ALIKE) == 0
 
 
 OWN_CACHE = ("early-exit,layers=1", "layer-skip,skip=attn:1", "window,sink=1,recent=3")

@@ -16,5 +16,8 @@ READING_IN_PIECES = "continuous,piece=4"
 ALWAYS_THE_SAME = "gumbel"
 """An acceptance rule whose sampled tokens are the same whatever was drafted."""
 
+KEEPING = "paged,block=2,stride=2,share=on"
+"""A KV backend that keeps keys, values and states of what prompts begin with."""
+
 STORE = "slab"
 """A KV backend that writes any slot, and whose memory never moves."""

@@ -13,7 +13,7 @@ from specframe.contracts.cache import Dense, KVBackend, KVShape, KVStore, KVView
 from specframe.contracts.drafts import Block, Draft, Numbers, Transfer
 from specframe.contracts.layout import Layout
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import StateStore
+from specframe.contracts.states import PrefixStates, StateStore
 from specframe.engine.error_words import value_words
 from specframe.engine.guards.base import STORES, Guard, GuardedPart, members_of, on_host, readable
 from specframe.engine.guards.numbers import verdict_fault
@@ -113,7 +113,7 @@ class GuardedBackend(Guard):
     def open_states(self, *given: Any) -> StateStore:
         """Return the backend's store of states after looking for its members."""
         store: StateStore = self._call("open_states", *given)
-        self._require("open_states", store, StateStore)
+        self._require("open_states", store, PrefixStates if "prefix" in self.offers else StateStore)
         return store
 
     def _require(self, member: str, store: Any, protocol: type, called: str = "a store") -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection
+import operator
+import weakref
+from collections.abc import Collection, Mapping
 
 import attrs
 import numpy as np
@@ -12,11 +15,13 @@ import torch
 from specframe.caches.quantised import EXACT, Quantisable
 from specframe.contracts.cache import KVShape
 from specframe.contracts.round import Sequence
+from specframe.contracts.states import StateLayer, StateStore
 from specframe.devices.memory import out_of_memory
 from specframe.errors import OptionError, literal
+from specframe.forward.kept_states import KeptStates
 from specframe.value_checks import byte_count, whole
 from specframe_std.kv.block_views import BlockViews
-from specframe_std.kv.blocks import Blocks, contents
+from specframe_std.kv.blocks import Blocks, contents, keys_of
 from specframe_std.kv.host_memory import HostCopies
 from specframe_std.kv.pooled import PooledStore, Row
 from specframe_std.kv.slots import FILLER
@@ -27,6 +32,12 @@ as many at its end without a user is made smaller."""
 
 LEAST = 128
 """Slots that a pool grows by, at least: a small one would be copied for every block."""
+
+STATES = 16
+"""Copies of states by default: about as many bytes as the states of two batches of eight rows."""
+
+STRIDE = 512
+"""Tokens before the first copy of a state by default: one weighs as much as the keys and values of hundreds."""
 
 
 class Paged(Quantisable):
@@ -40,6 +51,10 @@ class Paged(Quantisable):
             the least recently used ones go first. "off": a block is one row's, but for samples of one prompt.
         host: the most bytes of the host's memory, as 2GB, for what sequences that gave way had in each model's cache: they come
             back from there and are not read again. Without it they are.
+        states: with "on", of models whose layers keep a state, how many copies of a state are kept after some of a prompt's blocks,
+            since a row goes on from there alone; the least recently used ones go first, and 0 keeps none.
+        stride: tokens of a prompt before its first copy; more are taken after twice as many, four times as many and so on, where
+            prompts part, and at the prompt's end.
         view: "rows": attention is handed a copy of each row's keys and values. "blocks": it is handed the blocks, which "packed"
             reads where torch's kernel takes blocks of their size, multiples of 256; they are copied for others.
         dtype: of the target's keys and values: "int8" or "fp8" with one scale for each token and head, "model": the model's.
@@ -56,6 +71,8 @@ class Paged(Quantisable):
         memory: str | int | None = None,
         share: str = "off",
         host: str | int | None = None,
+        states: int = STATES,
+        stride: int = STRIDE,
         view: str = "rows",
         dtype: str = EXACT,
         draft_dtype: str = EXACT,
@@ -71,7 +88,10 @@ class Paged(Quantisable):
         self.share = share == "on"
         if self.share:
             self.offers -= {"append"}  # a row of columns has padding before its tokens, which blocks would hold as well
-            self.offers |= {"prefix"}
+            self.offers |= {"prefix", "states"}
+        self.states, self.stride = whole("states", states, 0), whole("stride", stride, 1)
+        self._latest: weakref.ref[PagedStore] | None = None
+        """The store that was opened last."""
         if view not in ("rows", "blocks"):
             raise OptionError(f"view: expected 'rows' or 'blocks', got {literal(view)}")
         self.in_blocks = view == "blocks"
@@ -86,7 +106,17 @@ class Paged(Quantisable):
     def open_packed(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device) -> PagedStore:
         """Return a store without a block."""
         store = BlockStore if self.in_blocks else PagedStore
-        return store(shapes, rows, capacity, device, self)
+        opened = store(shapes, rows, capacity, device, self)
+        self._latest = weakref.ref(opened)
+        return opened
+
+    def open_states(self, layers: Mapping[int, StateLayer], rows: int, device: torch.device) -> StateStore:
+        """Return the store of the states of the model whose keys and values were opened last."""
+        keys = functools.partial(keys_of, block=self.block)
+        opened = KeptStates(layers, rows, device, self.states, self.block, self.stride, keys)
+        if (store := self._latest() if self._latest else None) is not None:
+            store.states = opened
+        return opened
 
     def most(self, rows: int, capacity: int, slot_bytes: int) -> int:
         """Return how many blocks there may be.
@@ -126,6 +156,9 @@ class PagedStore(PooledStore):
     def __init__(self, shapes: list[KVShape], rows: int, capacity: int, device: torch.device, how: Paged) -> None:
         super().__init__(shapes, rows, capacity, device)
         self._how, self.block, self._share, self.ahead = how, how.block, how.share, 0
+        self.states: KeptStates | None = None
+        """The states of the model's rows; None: no layer keeps one. With states, blocks of prompts alone are kept: layers may take
+        in generated tokens in another way."""
         self.blocks = Blocks(how.most(rows, capacity, self.memory.slot_bytes))
         self.host = HostCopies(self.memory, how.host) if how.host else None
         """What sequences that wait had here; None: nothing is kept of them."""
@@ -151,7 +184,7 @@ class PagedStore(PooledStore):
             needed = 1
         else:
             if self._share:
-                row.keys = self._contents(sequence.start_ids[:tokens])
+                row.keys = self._contents(self._ids(sequence)[:tokens])
                 self._keep_all()
                 found = self.blocks.holding(row.keys[: (tokens - 1) // self.block])
                 if waits and self._being_read(row, len(found)):
@@ -187,10 +220,17 @@ class PagedStore(PooledStore):
             self.host.keep(waiting, self._slots_of(row.blocks)[: row.stands])
 
     def _being_read(self, row: Table, found: int) -> bool:
-        """Return whether more of a prompt's first blocks are being read for another row: it is worth waiting for them."""
+        """Return whether more of a prompt's first blocks are being read for another row: it is worth waiting for them.
+
+        A state is kept where they end, so that the row can begin there.
+        """
         readers = (one for one in self._rows.values() if not one.sequence.ready and one.sequence.parent is None)
         wanted = row.keys[: (row.tokens - 1) // self.block]
-        return any(len(wanted) > found < len(one.keys) and one.keys[found] == wanted[found] for one in readers)
+        ahead = [one for one in readers if len(wanted) > found < len(one.keys) and one.keys[found] == wanted[found]]
+        if self.states is not None:
+            for one in ahead:
+                self.states.keep_after(one.sequence, sum(map(operator.eq, one.keys, wanted)))
+        return bool(ahead)
 
     def _begin(self, row: Row, parent: Row) -> None:
         assert isinstance(row, Table)
@@ -287,6 +327,10 @@ class PagedStore(PooledStore):
         """Return how many blocks a pool of so many has beyond them."""
         return max(blocks // GROWTH, LEAST // self.block)
 
+    def _ids(self, sequence: Sequence) -> list[int]:
+        """Return those of a sequence's tokens whose blocks may be another's."""
+        return sequence.start_ids if self.states is None else sequence.request.prompt_ids
+
     def _contents(self, ids: list[int], known: Collection[bytes] = ()) -> list[bytes]:
         """Return the keys of the blocks that a row's tokens fill, but for those of its first ones, which are known.
 
@@ -306,7 +350,7 @@ class PagedStore(PooledStore):
         if not self._share or full <= row.kept:
             return
         if full > len(row.keys) and row.sequence.finished:  # the tokens that it has generated are known by now
-            row.keys += self._contents(row.sequence.start_ids, row.keys)
+            row.keys += self._contents(self._ids(row.sequence), row.keys)
         for block, key in [*zip(row.blocks, row.keys, strict=False)][row.kept : full]:
             self.blocks.keep(block, key)
         row.kept = min(full, len(row.keys))

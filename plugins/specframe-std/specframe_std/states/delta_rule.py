@@ -47,7 +47,9 @@ class DeltaRule(MixerKind):
         Of a long chain the values and strengths are noted in the place of what they add, which the mixer's own scan does not tell.
         """
         units = unit if use_qk_l2norm_in_kernel else torch.Tensor.float
-        beta = beta * state.real_BT[..., None]  # padding adds nothing, and before it there is nothing to decay
+        beta = beta * state.real_BT[..., None]  # padding adds nothing
+        if state.apart:  # else there is nothing to decay before it
+            g = g * (state.real_BT[..., None] if g.ndim == 3 else state.real_BT[..., None, None])
         keys_BHTK, decay_BHTD = (
             by_head(units(key), value.shape[2]),
             (g if g.ndim == 4 else g[..., None]).transpose(1, 2).float(),

@@ -90,6 +90,8 @@ class MixerCall:
         inputs_BCT = inputs_BCT * real_BT[:, None].to(inputs_BCT.dtype)
         self._inputs.append(inputs_BCT.mT)
         full_BCT = torch.cat([window_BCW.to(inputs_BCT.dtype), inputs_BCT], dim=-1)
+        if self._state.apart:
+            full_BCT = adjoining(full_BCT, real_BT)
         self._after.append(full_BCT[..., full_BCT.shape[-1] - window_BCW.shape[-1] :])
         return full_BCT
 
@@ -211,6 +213,15 @@ def slid(window_BCW: torch.Tensor, inputs_BTC: torch.Tensor, counts_B: torch.Ten
     full_BTC = torch.cat([window_BCW.mT, inputs_BTC.to(window_BCW.dtype)], dim=1)
     places_BW = counts_B[:, None] + torch.arange(window_BCW.shape[-1], device=counts_B.device)
     return full_BTC.gather(1, places_BW[..., None].expand(-1, -1, full_BTC.shape[-1])).mT
+
+
+def adjoining(full_BCT: torch.Tensor, real_BT: torch.Tensor) -> torch.Tensor:
+    """Return the window and the inputs of a block, (B, C, W + T), the window moved over the padding to a row's first token."""
+    places_T = torch.arange(full_BCT.shape[-1], device=full_BCT.device)
+    padding_B1 = (~real_BT).sum(1, keepdim=True)
+    moved_BT = places_T < padding_B1 + full_BCT.shape[-1] - real_BT.shape[-1]
+    sources_BT = torch.where(moved_BT, (places_T - padding_B1).clamp(min=0), places_T)
+    return full_BCT.gather(2, sources_BT[:, None].expand_as(full_BCT))
 
 
 def along_paths(full_BCT: torch.Tensor, parents_BT: torch.Tensor, width: int) -> torch.Tensor:

@@ -49,6 +49,9 @@ class CompressedConvolution:
             window_BCW, last_BD = state.before
             full_BCT = torch.cat([window_BCW, inputs_BTC.mT], dim=-1)
             earlier_BTD = torch.cat([last_BD[:, None], hidden_BTD], dim=1)
+            if state.apart:
+                full_BCT = mixers.adjoining(full_BCT, state.real_BT)
+                earlier_BTD = mixers.adjoining(earlier_BTD.mT, state.real_BT).mT
             if state.parents_BT is None:
                 mixed_BCT = layer.conv_qk_grouped(layer.conv_qk_depthwise(full_BCT))
                 before_BTD = earlier_BTD[:, :-1]
@@ -57,7 +60,7 @@ class CompressedConvolution:
                 parents_BT = (state.parents_BT + 1).expand(len(hidden_BTD), -1)
                 before_BTD = earlier_BTD.gather(1, parents_BT[..., None].expand_as(hidden_BTD))
             chain = state.parents_BT is None
-            after = (full_BCT[..., -window_BCW.shape[-1] :], hidden_BTD[:, -1]) if chain else None
+            after = (full_BCT[..., -window_BCW.shape[-1] :], earlier_BTD[:, -1]) if chain else None
             state.note((inputs_BTC, hidden_BTD), after)
             values = torch.cat([layer.v_proj_current(hidden_BTD), layer.v_proj_delayed(before_BTD)], dim=-1)
             return *residual(layer, queries, keys, mixed_BCT.mT), by_head(layer, values)

@@ -94,6 +94,21 @@ class StateKindSuite:
         options: dict[str, Any] = {"align": align, "schedule": standard.READING_IN_PIECES, "batch_size": 2}
         self.check(self.scripted(asked), asked, draft_length=3, **options)
 
+    def test_rows_that_begin_after_unlike_numbers_of_tokens(self) -> None:
+        """Rows go on from states that were kept of others, with padding between the state and a row's first token."""
+        vocabulary = self.model().config.get_text_config().vocab_size
+        long, other = harness.random_prompts([11, 7], vocabulary)
+        asked = harness.requests([[*long, 5], other, [*long[:7], 5, 6], [*long[:3], 7, 8], long[:5]], 6)
+        for options in ({}, {"schedule": standard.READING_IN_PIECES}):  # type: dict[str, Any]
+            pipe = self.keeping("prompt-lookup", batch_size=8, **options)
+            for _ in range(2):
+                harness.check(pipe, asked)
+            assert pipe.report.prefix_hit_tokens == 10 + 6 + 8 + 4 + 4
+
+    def keeping(self, drafter: Any, **options: Any) -> Pipeline:
+        """Return a pipeline with the model as its target, whose KV backend keeps what prompts begin with."""
+        return harness.pipeline(self.model(), drafter, kv=standard.KEEPING, **options)
+
     def test_a_drafter_on_the_targets_states(self) -> None:
         """What a drafter feeds into the target's cache and has forgotten leaves no trace in the states."""
         asked = self.asked()

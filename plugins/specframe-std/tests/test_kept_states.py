@@ -1,0 +1,241 @@
+"""States that are kept at blocks of prompts: rows go on from the state after exactly the tokens that they share with others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import architectures
+import pytest
+import torch
+from specframe_std.verifiers.chain import ChainVerifier
+from specframe_testing import fakes, harness, states, zoo
+
+from specframe.contracts.requests import Request
+from specframe.engine.arrivals import HandClock
+from specframe.engine.engine import Engine
+from specframe.forward.kept_states import KeptStates
+from specframe.pipeline import Pipeline
+from specframe.text.sampling import Sampling
+
+KINDS = ("qwen3_5_text", "nemotron_h", "lfm2", "zaya", "jamba", "minimax", "kimi_linear", "falcon_h1")
+"""A hybrid model of each kind of state; one whose layers have both a state and attention."""
+
+TARGET = states.fake_state_target()
+COMMON = harness.random_prompts([14], 61, seed=4)[0]
+ALIKE = [[*COMMON, 5, 6], [3], [*COMMON, 7], [*COMMON, 5], [*COMMON[:9], 8], COMMON[:3]]
+
+
+@pytest.fixture(autouse=True)
+def _known() -> Iterator[None]:
+    with states.known():
+        yield
+
+
+def pipeline(draft: Any = None, kv: str = "", target: Any = TARGET, **options: Any) -> Pipeline:
+    """Return a pipeline whose store keeps states."""
+    given = {"batch_size": 3, "draft_length": 3, **options}
+    return harness.pipeline(target, draft, kv=f"paged,block=2,share=on{kv}", **given)
+
+
+def hits(pipe: Pipeline, prompts: list[list[int]], new: int = 6) -> int:
+    """Return how many tokens of prompts were not fed; tokens are the reference's."""
+    harness.check(pipe, harness.requests(prompts, new))
+    return pipe.report.prefix_hit_tokens
+
+
+def drafts() -> dict[str, Any]:
+    """Return drafters, by their name."""
+    return {
+        "plain": None,
+        "a draft model with states": states.fake_state_draft(TARGET),
+        "a draft model without": fakes.fake_draft(fakes.fake_target()),
+        "prompt-lookup": "prompt-lookup",
+        "trees": "suffix",
+    }
+
+
+@pytest.mark.parametrize("draft", drafts().values(), ids=drafts())
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_what_prompts_have_in_common_is_read_once(batch_size: int, draft: Any) -> None:
+    """Who waits for another begins where they part; later runs, of other sizes, begin at the last block before the last token."""
+    pipe = pipeline(draft, batch_size=batch_size)
+    assert hits(pipe, ALIKE) <= 14 + 14 + 8 + 2
+    again = 14 + 0 + 14 + 14 + 8 + 2
+    assert hits(pipe, ALIKE) == again
+    pipe.batch_size = 2
+    assert hits(pipe, ALIKE, 30) == again, "longer sequences in fewer rows"
+    assert hits(pipe, [[3] * 15]) == 0
+    pipe.close()
+    assert hits(pipe, [[*COMMON, 5]]) == 0
+
+
+def test_who_waits_begins_where_prompts_part() -> None:
+    """Of the row that is read a copy is taken at the last block that the one that waits shares with it."""
+    pipe = pipeline(batch_size=8)
+    assert hits(pipe, [[*COMMON, 5, 6], [*COMMON[:9], 7], [*COMMON[:9], 8], [*COMMON[:8], 9]]) == 8 * 3
+
+
+def test_where_prompts_part_the_next_begins() -> None:
+    """The second to come reads from the last copy on, and leaves one where it parts from the first."""
+    pipe = pipeline(kv=",stride=4,blocks=64", batch_size=1)
+    long = harness.random_prompts([23], 61, seed=5)[0]
+    assert hits(pipe, [long]) == 0
+    assert hits(pipe, [[*long[:15], 9, 9, 9]]) == 8, "after 4, 8, 16 tokens, and at its end"
+    assert hits(pipe, [[*long[:15], 8, 8, 8]]) == 14
+    assert hits(pipe, [[*long, 1]]) == 22
+
+
+def test_the_next_turn_of_a_chat_reads_on_from_the_prompt_before() -> None:
+    """The answer is read as a part of the prompt, and what comes before is not."""
+    pipe, turn = pipeline(states.fake_state_draft(TARGET), batch_size=1), [*COMMON]
+    for before in (0, 12, 36, 58):
+        (result,) = harness.check(pipe, harness.requests([turn], 20))
+        assert pipe.report.prefix_hit_tokens == before
+        turn = [*turn, *result.token_ids, 5, 6, 7]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_state(name: str) -> None:
+    """Rows that begin after unlike numbers of tokens are read together, by every kind, in pieces and beside rows that decode."""
+    target = architectures.build(name)
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in [*ALIKE, [*COMMON, *COMMON, *COMMON]]]
+    for options in ({}, {"schedule": "continuous,piece=4"}):
+        pipe = pipeline("prompt-lookup", target=target, batch_size=8, **options)
+        found = [hits(pipe, prompts, 4) for _ in range(2)]
+        assert found[1] == 52 + 40
+
+
+def test_a_model_without_attention() -> None:
+    """Where no layer attends there is nothing but states to begin with."""
+    pipe = pipeline("prompt-lookup", kv=",stride=4", target=architectures.build("mamba2"))
+    prompts = [[token % zoo.VOCABULARY for token in prompt] for prompt in ALIKE]
+    assert [hits(pipe, prompts) for _ in range(2)][1] == 52
+    assert hits(pipe, [[*prompts[0][:9], 4, 4, 4]]) == 8
+
+
+def test_long_pieces() -> None:
+    """Of a piece that stands as a whole nothing is kept to take in, and copies are taken of it all the same."""
+    target = architectures.build("qwen3_5_text")
+    long = harness.random_prompts([150, 90], zoo.VOCABULARY, seed=5)
+    pipe = pipeline(target=target, kv=",stride=16", batch_size=2)
+    assert hits(pipe, long, 3) == 0
+    assert hits(pipe, [[*long[0][:141], 5], [*long[1], 7]], 3) == 128 + 88
+    assert hits(pipe, [[*long[0][:141], 6], long[1]], 3) == 140 + 88
+
+
+def test_the_least_recently_used_go_first() -> None:
+    """There are no more copies than was said, and none are given up that a row waits to begin with."""
+    pipe = pipeline(kv=",states=2,stride=99,blocks=64", batch_size=1)
+    first, second, third = harness.random_prompts([9, 9, 9], 61, seed=6)
+    assert [hits(pipe, [one]) for one in (first, second, first, third, first)] == [0, 0, 8, 0, 8]
+    assert hits(pipe, [second]) == 0
+    none = pipeline(kv=",states=0", batch_size=1)
+    assert [hits(none, [first]) for _ in range(2)] == [0, 0]
+    crowd = pipeline(kv=",states=1", batch_size=8)
+    for _ in range(2):
+        hits(crowd, [*harness.random_prompts([9] * 4, 61, seed=7), *ALIKE])
+
+
+def test_blocks_that_are_given_up() -> None:
+    """Where the blocks have gone, the state alone is no use; any number of prompts fits into few blocks."""
+    pipe = pipeline(kv=",blocks=24", batch_size=2)
+    prompts = harness.random_prompts([9, 12, 11, 15], 61, seed=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [hits(pipe, [*prompts, prompts[0]], 8) for _ in range(3)]
+    assert all(count < 8 + 10 + 10 + 14 + 8 for count in found)
+
+
+def test_copies_are_counted() -> None:
+    """Bytes of copies are there from the start: no prompt makes them more."""
+    few, many = (pipeline(kv=f",states={count}") for count in (0, 10))
+    asked = harness.requests(harness.random_prompts([9, 7, 3, 8], 61), 4)
+    for pipe in (few, many):
+        harness.check(pipe, asked)
+    assert many.report.state_bytes - few.report.state_bytes == 10 * 2 * 8
+    assert many.report.peak_kv_bytes - few.report.peak_kv_bytes == 10 * 2 * 8
+
+
+def test_samples_of_a_prompt_that_was_read_before() -> None:
+    """Forks start from a parent that began with a kept state, and draw what they draw alone."""
+    how = Sampling(temperature=40.0, samples=3)
+    pipe, alone = pipeline(accept="gumbel", batch_size=8), pipeline(accept="gumbel", batch_size=1, kv=",states=0")
+    wanted = [one.token_ids for one in alone.generate(ALIKE[:3], 5, sampling=how)]
+    for _ in range(2):
+        assert [one.token_ids for one in pipe.generate(ALIKE[:3], 5, sampling=how)] == wanted
+    assert pipe.report.prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_aborts(steps: int) -> None:
+    """A request that is aborted while its prompt is read, or while another waits for it, leaves nothing wrong behind."""
+    pipe = pipeline(states.fake_state_draft(TARGET), schedule="continuous,piece=4", batch_size=3)
+    long = [*COMMON, *COMMON]
+    for _ in range(2):
+        engine = Engine(pipe.recipe, pipe.parts, (), HandClock(), pipe.executor)
+        for request in harness.requests([[*long, 5], [*long, 6], [*long, 7, 8]], 6):
+            engine.add(request)
+        for _ in range(steps):
+            engine.step()
+        engine.abort((0, 0))
+        while not engine.idle:
+            engine.step()
+        engine.close()
+    assert hits(pipe, [[*long, 5], [*long, 6], [*long, 7, 8]]) >= 28
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 5])
+def test_memory_that_runs_out(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that give way, and those that are read again, begin with states of prompts alone."""
+    score, calls = ChainVerifier.score, list[int]()
+
+    def failing(self: Any, batch: Any, draft: Any) -> Any:
+        scores = score(self, batch, draft)
+        calls.append(1)
+        if len(calls) == place:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scores
+
+    monkeypatch.setattr(ChainVerifier, "score", failing)
+    pipe = pipeline(states.fake_state_draft(TARGET), batch_size=3)
+    with pytest.warns(RuntimeWarning, match="memory ran out"):
+        harness.check(pipe, harness.requests(ALIKE, 9))
+    assert hits(pipe, ALIKE) > 0
+
+
+def test_generated_tokens_are_no_prompt() -> None:
+    """Some models read a prompt's token in another way than one they have generated: an answer is read anew as a prompt."""
+    target = architectures.build("nemotron_h")
+    pipe, turn = pipeline("prompt-lookup", target=target, batch_size=1), [*range(3, 16)]
+    for _ in range(3):
+        (result,) = harness.check(pipe, harness.requests([turn], 8))
+        assert pipe.report.prefix_hit_tokens < len(turn)
+        turn = [*turn, *result.token_ids, 5, 6, 7]
+
+
+def test_a_copy_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row goes on to take in leaves the copy that it began with as it was."""
+    opened = list[KeptStates]()
+    init = KeptStates.__init__
+
+    def noted(self: KeptStates, *given: Any) -> None:
+        init(self, *given)
+        opened.append(self)
+
+    monkeypatch.setattr(KeptStates, "__init__", noted)
+    pipe = pipeline(batch_size=1)
+    hits(pipe, [COMMON])
+    (store,) = opened
+    before = [part.clone() for parts in store._copies.values() for part in parts]
+    assert hits(pipe, [COMMON[:13]], 20) == 12
+    after = [part for parts in store._copies.values() for part in parts]
+    assert all(map(torch.equal, before, after))
+
+
+def test_the_checks_of_invariants() -> None:
+    """Checks that compute the target's choices without a cache find nothing."""
+    pipe = pipeline(states.fake_state_draft(TARGET), check=True)
+    for _ in range(2):
+        harness.check(pipe, [Request(index, prompt, 6) for index, prompt in enumerate(ALIKE)])
