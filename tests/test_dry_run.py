@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import pytest
 import torch
@@ -10,6 +12,7 @@ from planned import CASES
 from specframe.devices import kinds
 from specframe.devices.allocations import Allocations
 from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET
+from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
 
@@ -105,3 +108,19 @@ def test_a_copy_on_the_host_takes_no_memory_of_the_device() -> None:
         copied = kinds.of(META).to_host(held)
         assert counter.used - before <= held.itemsize
         held[1:].copy_(copied[1:].to(META))
+
+
+def test_copies_of_states_are_told() -> None:
+    """Copies of states that are kept for other prompts count as the states of so many rows do, and a run has no more."""
+    case, counter = attrs.evolve(CASES["states"], options={"kv": "paged,share=on,states=7"}), Allocations()
+    told, without = case.planned(), attrs.evolve(case, options={"kv": "paged,share=on,states=0"}).planned()
+    state = sum(
+        math.prod(size) * dtype.itemsize
+        for layer in ModelRunner(case.models[0], "target").state_layers.values()
+        for size, dtype in zip(layer.shape.sizes, layer.shape.dtypes, strict=True)
+    )
+    assert told.kv_bytes - without.kv_bytes == 7 * state
+    report = case.counted(counter).report
+    assert report.state_bytes > 7 * state
+    assert report.peak_kv_bytes <= told.kv_bytes
+    assert counter.peak.total <= told.total

@@ -31,7 +31,8 @@ from specframe.row_map import Moves, RowMap
 Result = TypeVar("Result")
 
 LONG = 64
-"""Tokens of a row beyond which a block of its own tokens is a piece of its prompt: strategies feed fewer of them again."""
+"""Tokens of a row beyond which a block of its own tokens is a piece of its prompt: strategies feed fewer of them again. So is one
+of several tokens that says how many each row has."""
 
 PADDING = -1
 """The order of a place of a block that holds no token, or one that the row's state has taken in before."""
@@ -163,7 +164,7 @@ class RowStates:
         """Copies of the states that forks start with, by their parent."""
         self._fed: list[Fed] = []
         self._arranged: list[Sequence] = []
-        self._most = self._unsettled = 0
+        self._most, self._unsettled = -1, 0
         self._prompts: tuple[list[int], torch.Tensor] = [], torch.zeros(0)
         self._rows, self._first, self._end = slice(0, 0), np.zeros(0), np.zeros(0)
 
@@ -241,7 +242,7 @@ class RowStates:
             order_BT = order_BT.masked_fill(order_BT < on_device(first, order_BT.device)[:, None], PADDING)
         prompt_BT = order_BT < self._prompts_B1(order_BT.device)
         own, padded = max(-block.start, 0), bool((first > batch.lengths + block.start).any())
-        whole = block.end <= 0 and block.width > LONG
+        whole = block.end <= 0 and (block.width > LONG or (block.counts is not None and block.width > 1))
         self._fed.append(
             Fed(order_BT, block.parents_BT, block.sees_BTT, prompt_BT, own, padded, apart=apart, whole=whole)
         )
@@ -398,7 +399,7 @@ class RowStates:
 
     def _measure(self) -> None:
         """Count the bytes of what was fed, if so many tokens never were before; states after it as if all were computed."""
-        tokens = sum(fed.order_BT.numel() for fed in self._fed)
+        tokens = sum(fed.order_BT.numel() for fed in self._fed if not fed.whole)
         if tokens > self._most:
             kept = [
                 part

@@ -13,6 +13,7 @@ from specframe_std.verifiers.chain import ChainVerifier
 from specframe_testing import fakes, harness, states, zoo
 
 from specframe.contracts.requests import Request
+from specframe.contracts.round import Sequence
 from specframe.engine.arrivals import HandClock
 from specframe.engine.engine import Engine
 from specframe.forward.kept_states import KeptStates
@@ -85,6 +86,32 @@ def test_where_prompts_part_the_next_begins() -> None:
     assert hits(pipe, [[*long[:15], 9, 9, 9]]) == 8, "after 4, 8, 16 tokens, and at its end"
     assert hits(pipe, [[*long[:15], 8, 8, 8]]) == 14
     assert hits(pipe, [[*long, 1]]) == 22
+
+
+def test_models_begin_where_each_has_a_state() -> None:
+    """Where the draft model lacks the copy that the target has, both begin where both have one."""
+    pipe = pipeline(states.fake_state_draft(TARGET), batch_size=2)
+    asked = [[*COMMON, *range(1, 6)], [*COMMON, 7]]
+    assert hits(pipe, asked) == 0, "the second has waited for a copy of the target's states alone"
+    assert hits(pipe, asked) == 18 + 14
+
+
+def test_a_copy_that_a_row_waits_to_begin_with_stays() -> None:
+    """What is read meanwhile gives up others, or is not copied."""
+    run = harness.open_run(TARGET, 3, 40, kv="paged,block=2,share=on,states=1")
+    pool = harness.open_pool(harness.requests([COMMON, COMMON, [9] * 14], 4))
+    first, again, other = pool.admit(3)
+
+    def read(sequence: Sequence, begins: int) -> None:
+        assert run.reserve(sequence, 14) == begins
+        sequence.unread = 14 - begins
+        run.target.read(pool.batch([sequence]), left=1)
+
+    read(first, 0)
+    assert run.reserve(again, 14) == 12
+    read(other, 0)
+    run.target.follow(pool.batch([again]))
+    assert run.reserve(again, 14) == 12
 
 
 def test_the_next_turn_of_a_chat_reads_on_from_the_prompt_before() -> None:
