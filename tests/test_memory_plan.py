@@ -224,6 +224,18 @@ def test_copies_on_the_host_take_nothing_of_the_bound() -> None:
     assert footprints[1].kv_bytes == footprints[0].kv_bytes
 
 
+def test_prompts_of_many_lengths_take_no_more_than_the_longest() -> None:
+    """What is kept of a prompt's forward, as its mask, is no more where the prompts before had other lengths."""
+    prompts = [[7] * length for length in (24, 61, 9, 98, 30)]
+    case = attrs.evolve(CASES["slab"], load=Workload(1, 98, 104), options={"draft_length": 3, "kv": "slab"})
+    told, counter = case.planned().total, Allocations()
+    for one in case.models:
+        counter.hold([*one.parameters(), *one.buffers()], "weights")
+    with counter:
+        decoded(case, prompts, 6, {}, memory=told)
+    assert counter.peak.total <= told
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [4, 15])
 def test_memory_never_ends_under_a_bound_that_is_kept(seed: int) -> None:

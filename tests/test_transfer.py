@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -89,3 +91,18 @@ def test_a_verdict_of_an_alignment_is_transferred_in_the_place_of_the_rules() ->
     assert own.judged is rule.judged
     assert own.draft is rule.draft
     assert (rule.committed, own.committed) == (False, True)
+
+
+def test_a_round_goes_when_nobody_has_it() -> None:
+    """What is told of its cache does not hold it: a draft's logits would stay until Python collects garbage."""
+    round, collects = transfer("cpu"), gc.isenabled()
+    kept, gone = round.kept, weakref.ref(round)
+    assert kept.on_host is not None
+    assert kept.on_host().tolist() == [1, 2]
+    gc.disable()
+    try:
+        del round, kept
+        assert gone() is None
+    finally:
+        if collects:
+            gc.enable()

@@ -16,7 +16,7 @@ from specframe.contracts.model import How
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Sequence
 from specframe.forward.attention import flex
-from specframe.forward.attention.masks import masks
+from specframe.forward.attention.masks import masks, staircase
 from specframe.forward.runner import ModelRunner
 from specframe.plugins.compose import strategy
 from specframe.plugins.registry import registry
@@ -107,7 +107,7 @@ def test_one_rule(seed: int, tree: bool, window: Window) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 64, Chunk(3), Chunk(64)], ids=str)
-@pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (64, 65), (70, 71)])
+@pytest.mark.parametrize(("width", "slots"), [(1, 1), (1, 9), (3, 3), (5, 130), (12, 90), (16, 17), (70, 71)])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_that_are_even(rows: int, width: int, slots: int, window: Window) -> None:
     """What tokens of even rows see follows from their number and that of the slots, and is what the rule says."""
@@ -121,6 +121,15 @@ def test_rows_that_are_even(rows: int, width: int, slots: int, window: Window) -
     wanted = masks(other, [window], torch.float32)[window]
     found = masks(placement, [window], torch.float32)[window]
     torch.testing.assert_close(found, wanted.expand(rows, -1, -1, -1), atol=0, rtol=0)
+
+
+def test_one_mask_is_kept_for_drafts_and_rows_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows to powers of two, and what was asked for before is a part of it."""
+    kept: dict[Any, torch.Tensor] = {}
+    monkeypatch.setattr("specframe.forward.attention.masks._STAIRCASES", kept)
+    for width, slots in ((3, 40), (1, 100), (9, 12), (2, 2)):
+        staircase(width, slots, None, torch.float32, torch.device("cpu"))
+    assert [mask.shape for mask in kept.values()] == [(1, 1, 16, 128)]
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -7,6 +7,7 @@ V vocabulary, D size of a hidden state.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -277,7 +278,14 @@ class Transfer:
         """What stands in the target's cache: each row's own tokens, and the accepted ones. The same object every time."""
         if not self.draft.nodes:
             return Kept(0)
-        return Kept(self.verdict.accepted_B, self.verdict.path_BT, lambda: self.host.accepted)
+        whole = weakref.ref(self)  # else each would hold the other, and a round's logits until Python collects garbage
+
+        def accepted() -> np.ndarray:
+            transfer = whole()
+            assert transfer is not None, "what stands is told by a round's transfer, which is gone"
+            return transfer.host.accepted
+
+        return Kept(self.verdict.accepted_B, self.verdict.path_BT, accepted)
 
     @functools.cached_property
     def host(self) -> Numbers:

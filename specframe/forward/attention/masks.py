@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 
 import torch
@@ -11,9 +10,12 @@ from specframe.contracts.attention import AttentionFacts
 from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.devices.kinds import constant
 
-FEW = 64
-"""Tokens per row up to which masks of even rows are kept for later forwards: those of drafts, and not those of prompts, which are
-large and seldom of the same size."""
+FEW = 16
+"""Tokens per row up to which masks of even rows are parts of one that is kept as long as the process lives: those of drafts, and not
+those of prompts, which are large."""
+
+_STAIRCASES: dict[tuple[Window, torch.dtype, torch.device], torch.Tensor] = {}
+"""The largest mask so far of each window."""
 
 
 class Masked:
@@ -39,20 +41,17 @@ def masks(placement: Placement, windows: Collection[Window], dtype: torch.dtype)
     """
     width, slots, device = placement.order_BT.shape[1], placement.key_order_BS.shape[1], placement.order_BT.device
     if placement.even and width <= FEW and not any(isinstance(window, Chunk) for window in windows):
-        most = 1 << (slots - 1).bit_length()
         rows = placement.order_BT.shape[0]
-        made: dict[Window, torch.Tensor] = {
-            window: staircase(width, most, window, dtype, device)[..., most - slots :] for window in windows
-        }
+        made = {window: staircase(width, slots, window, dtype, device) for window in windows}
         return made if rows == 1 else {window: mask.expand(rows, -1, -1, -1) for window, mask in made.items()}
     least = constant((torch.finfo(dtype).min,), device, dtype)
     return {window: least.masked_fill(seen, 0)[:, None] for window, seen in placement.seen_within(windows).items()}
 
 
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def staircase(width: int, slots: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the mask (1, 1, T, S) of rows whose last T of S slots are fed; its last columns are the mask of fewer slots.
+def staircase(width: int, slots: int, window: Window, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the mask (1, 1, T, S) of rows whose last T of S slots are fed.
+
+    It is the lower right corner of any larger one, of which there is one alone: a power of two high and wide.
 
     Args:
         width: T.
@@ -61,6 +60,23 @@ def staircase(width: int, slots: int, window: int | None, dtype: torch.dtype, de
         dtype: of the model.
         device: of the model.
     """
+    kept = _STAIRCASES.get((window, dtype, device))
+    if kept is None or kept.shape[2] < width or kept.shape[3] < slots:
+        before = (1, 1) if kept is None else kept.shape[2:]
+        kept = corner(max(power(width), before[0]), max(power(slots), before[1]), window, dtype, device)
+        _STAIRCASES[window, dtype, device] = kept
+    return kept[..., kept.shape[2] - width :, kept.shape[3] - slots :]
+
+
+def power(number: int) -> int:
+    """Return the least power of two that is no less."""
+    return 1 << (number - 1).bit_length()
+
+
+@torch.inference_mode(False)
+def corner(width: int, slots: int, window: Window, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make the mask of :func:`staircase`."""
+    assert not isinstance(window, Chunk), "chunks begin at orders, and not so many tokens before a query"
     ahead_TS = torch.arange(slots, device=device) - torch.arange(slots - width, slots, device=device)[:, None]
     seen_TS = ahead_TS <= 0
     if window is not None:
