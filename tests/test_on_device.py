@@ -101,6 +101,14 @@ def test_equals_reference(name: str, align: str, batch_size: int, graphs: str, d
         harness.check(pipe, asked(name, 8))
 
 
+def test_prompts_as_wide_as_a_draft_are_read_in_their_own_rows() -> None:
+    """What was recorded for the first rows is not run for prompts that join in others, however alike their blocks are."""
+    prompts = harness.random_prompts([4] * 9, pair("fake")[0].config.vocab_size, seed=2)
+    requests = [attrs.evolve(one, max_new_tokens=3 + 9 * (one.index % 3)) for one in harness.requests(prompts, 1)]
+    with suite_device.running_on("sim"):
+        harness.check(piped("fake", graphs="on", schedule="continuous", kv="slab"), requests)
+
+
 def traffic(**options: Any) -> Rounds:
     """Decode on the device and return the rounds of a second run: a model is tried out in its first."""
     with watched_rounds() as watched:

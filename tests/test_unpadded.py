@@ -98,7 +98,6 @@ def test_prompts_of_unequal_length(name: str, fed: list[tuple[int, ...]]) -> Non
     assert fed[0] == (1, sum(LENGTHS[:3]))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -11,7 +11,7 @@ from specframe.contracts.cache import Chunk, Placement, Window
 from specframe.devices.kinds import constant
 
 FEW = 16
-"""Tokens per row up to which masks of even rows are parts of one that is kept as long as the process lives: those of drafts, and not
+"""Tokens per row up to which masks of even rows are parts of one that is kept as long as the process lives: those of drafts, not
 those of prompts, which are large."""
 
 _STAIRCASES: dict[tuple[Window, torch.dtype, torch.device], torch.Tensor] = {}
