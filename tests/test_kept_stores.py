@@ -41,7 +41,7 @@ class Noted(Slab):
 
     def alive(self) -> int:
         """Return how many stores are there yet."""
-        gc.collect(0)
+        gc.collect()
         return sum(store() is not None for *_, store in self.opened)
 
 

@@ -307,6 +307,7 @@ def test_a_rows_drafts_are_its_own(family: str, shape: str, way: str, saved: Any
         assert here[key] == there[key], key
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_planned_without_its_numbers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

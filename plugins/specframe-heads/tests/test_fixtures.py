@@ -14,6 +14,7 @@ from specframe_heads.formats.recognised import format_of
 
 FOLDER = Path(__file__).parent / "fixtures"
 EAGLE3 = ("eagle3-llama", "eagle3-qwen3", "eagle3-fc-norm")
+CPU = torch.device("cpu")
 
 
 @attrs.frozen
@@ -25,7 +26,7 @@ class FixtureTarget:
     hidden: int = 8
     vocabulary: int = 24
     context: int = 64
-    device: str = "cpu"
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
 
