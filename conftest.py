@@ -11,7 +11,11 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.addoption(
-        "--every", metavar="N", type=int, default=1, help="of each slow test's cases run every N-th, the first included"
+        "--every",
+        metavar="N",
+        type=int,
+        default=1,
+        help="of all slow tests' cases run an N-th, those of each test by turns",
     )
 
 
@@ -39,16 +43,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of slow tests that are not asked for."""
+    """Leave out the cases of slow tests that are not asked for: each test begins with another case than the one before."""
     every: int = config.getoption("--every")
     if every < 1:
         raise pytest.UsageError(f"--every: expected a whole number of at least 1, got {every}")
-    before: Counter[str] = Counter()
+    place = dict[str, int]()
     kept, left = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         test = item.nodeid.partition("[")[0] if item.get_closest_marker("slow") else None
-        (left if test and before[test] % every else kept).append(item)
-        before[test or ""] += 1
+        (left if test and place.setdefault(test, len(place)) % every else kept).append(item)
+        if test:
+            place[test] += 1
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import bounds
@@ -31,19 +32,23 @@ def test_part(case): pass
 
 
 @pytest.mark.parametrize(
-    ("every", "cases", "parts"),
-    [("1", [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5]), ("3", [0, 3, 6], [0, 1, 3, 5]), ("9", [0], [0, 1, 3, 5])],
+    ("every", "slow", "parts"),
+    [
+        ("1", [*(f"test_wide[{case}]" for case in range(7)), "test_other"], range(6)),
+        ("3", ["test_wide[0]", "test_wide[3]", "test_wide[6]"], [1, 2, 3, 5]),
+        ("9", ["test_wide[0]"], [1, 3, 5]),
+    ],
 )
-def test_every_nth_case_of_each_slow_test_runs(
-    every: str, cases: list[int], parts: list[int], pytester: pytest.Pytester
+def test_every_nth_case_of_slow_tests_runs(
+    every: str, slow: list[str], parts: Sequence[int], pytester: pytest.Pytester
 ) -> None:
-    """The first case of every slow test runs, then each N-th; fast tests all run."""
+    """Of each slow test's cases each N-th runs, and the second test begins with its N-th, the third with the one before."""
     pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("--every", every, "--collect-only", "-q", "-p", "no:xdist")
     ran = [line.partition("::")[2] for line in result.outlines if "::" in line]
-    assert ran == [f"test_wide[{case}]" for case in cases] + [
-        "test_other",
+    assert ran == [
+        *slow,
         *(f"test_fast[{case}]" for case in range(3)),
         *(f"test_part[{case}]" for case in parts),
     ]
