@@ -5,8 +5,8 @@ RAY_SECONDS ?= 1800
 SPECULATORS_SECONDS ?= 900
 TORCHAO_SECONDS ?= 900
 JOBS ?= 2
-# of the slow tests' cases a seventeenth runs by default, always the same ones; 17 meets the matrix's numbers of 2 to 16 values
-EVERY ?= 17
+# of the slow tests' cases a twenty-ninth runs by default, always the same ones; 29 meets the matrix's numbers of 2 to 28 values
+EVERY ?= 29
 # one process has all tests of a file: models and workers that they share are made once
 BY_FILE := -n 2 --dist loadfile
 BOUNDS_PYTHONS ?= python3.11 python3.12
