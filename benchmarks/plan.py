@@ -91,7 +91,7 @@ def measured(pair: str, batches: list[int], lengths: list[int], count: int, new:
     for (rows, length), pipe in pipes.items():
         ladder = ladder_of(pipe.recipe, hollow_parts(pipe.recipe, pipe.parts), True, hollow_engine)
         step = ladder.step(attrs.evolve(load, rows=rows), length)
-        found.append(Candidate.of(step, statistics.median(rates[rows, length])))
+        found.append(Candidate.of(step, length, statistics.median(rates[rows, length])))
         taken[rows, length], _ = counted(models, pipeline(models, rows, length), prompts, new, length > 0)
     plan = Plan(found, None)
     knee, best = plan.knee, plan.best

@@ -7,13 +7,13 @@ from typing import Any
 
 from specframe.contracts.cache import KVBackend
 from specframe.contracts.run import CachedModel, Run
-from specframe.devices.allocations import Allocations
+from specframe.devices.allocations import OTHERS, Allocations
 from specframe.engine.counted_caches import CountedKV
 from specframe.engine.footprint import HEAD
 
 
 class CountedDrafter:
-    """A drafter: what it makes when it starts is its head.
+    """A drafter: what it makes when it starts is its head, unless a draft model drafts.
 
     What reading the head's file takes for a moment is not counted, as that of the models is not.
 
@@ -31,7 +31,7 @@ class CountedDrafter:
 
     def start(self, run: Run) -> None:
         """Begin a run."""
-        with self._counter.part(HEAD):
+        with self._counter.part(HEAD if run.draft_model is None else OTHERS):
             self._drafter.start(CountedRun(run, self._kv))
         self._counter.begin()
 
