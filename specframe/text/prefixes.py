@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from specframe.contracts.round import Batch
+from specframe.devices import kinds
 from specframe.devices.kinds import constant, on_device
 
 NO_TOKEN = -1
@@ -71,7 +72,8 @@ class Prefixes:
     def _paths(self) -> np.ndarray:
         """The draft tokens on the path to each place, then -1, (B, T, N) or (1, T, N)."""
         nodes = self._drafted_BN.shape[1]
-        parents = [range(-1, nodes - 1)] if self._parents_BN is None else self._parents_BN.tolist()
+        chain = self._parents_BN is None or not kinds.of(self._parents_BN.device).values
+        parents = [range(-1, nodes - 1)] if self._parents_BN is None or chain else self._parents_BN.tolist()
         return np.stack([table(tuple(above)) for above in parents])[:, nodes + 1 - self.count :]
 
     @functools.cached_property
