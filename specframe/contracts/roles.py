@@ -157,8 +157,13 @@ class BudgetPolicy(Started, Protocol):
 class TreePolicy(BudgetPolicy, Protocol):
     """A policy that decides over the nodes of trees, too. It offers "trees"."""
 
+    longest: int
+    """The longest draft that was asked for, of a tree its depth."""
+
     def draft_trees(self, budget: Budget) -> None:
-        """Draft up to as many levels and nodes as this: the drafter's own tree, no deeper than ``maximum`` was."""
+        """Draft up to as many levels and nodes as this, which becomes ``maximum``: those of the drafter's own tree, no deeper than
+        ``longest``, or of a chain of that length. It is told where ``maximum`` is another one.
+        """
 
 
 class CalibratedPolicy(BudgetPolicy, Protocol):

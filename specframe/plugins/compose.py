@@ -308,17 +308,23 @@ def draft_length_policy(registry: Registry, given: Any, drafter: Any = None) -> 
     if policy.maximum.depth < 0:
         name = strategy_name(registry, "draft-length policy", given, policy)
         raise PluginError(f"draft-length policy {name!r}: expected a maximum of at least 0, got {policy.maximum.depth}")
-    if "trees" in policy.offers and (tree := own_tree(drafter, policy.maximum.depth)) and tree != policy.maximum:
-        cast("TreePolicy", policy).draft_trees(tree)
+    if "trees" in policy.offers:
+        over_trees = cast("TreePolicy", policy)
+        if (
+            most := own_tree(drafter, over_trees.longest)
+        ) != policy.maximum:  # the object may have drafted others before
+            over_trees.draft_trees(most)
     return policy
 
 
-def own_tree(drafter: Any, deepest: int) -> Budget | None:
-    """Return the budget of a drafter's own trees, as deep as they are and no deeper than so; None: its drafts are chains."""
+def own_tree(drafter: Any, deepest: int) -> Budget:
+    """Return the budget of a drafter's own tree, no deeper than so; of chains that of this length."""
+    from specframe.contracts.drafts import Budget  # torch comes with it, which is there where policies are made
+
     own = own_budget(drafter)
     if own is not None and own.depth > deepest:
         own = own_budget(drafter, deepest)
-    return own if own is not None and own.nodes > own.depth else None
+    return own if own is not None and own.nodes > own.depth else Budget(deepest)
 
 
 def able(registry: Registry, kind: str, words: Set[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,8 +73,9 @@ class Prefixes:
     def _paths(self) -> np.ndarray:
         """The draft tokens on the path to each place, then -1, (B, T, N) or (1, T, N)."""
         nodes = self._drafted_BN.shape[1]
-        chain = self._parents_BN is None or not kinds.of(self._parents_BN.device).values
-        parents = [range(-1, nodes - 1)] if self._parents_BN is None or chain else self._parents_BN.tolist()
+        parents: Any = [range(-1, nodes - 1)]
+        if self._parents_BN is not None and kinds.of(self._parents_BN.device).values:
+            parents = self._parents_BN.tolist()
         return np.stack([table(tuple(above)) for above in parents])[:, nodes + 1 - self.count :]
 
     @functools.cached_property

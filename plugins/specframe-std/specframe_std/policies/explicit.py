@@ -27,7 +27,8 @@ class Explicit:
 
     def __init__(self, maximum: int = 8, least: float = 0.4) -> None:
         self._least = number("least", least, 0, 1, above=True)
-        self.draft_trees(Budget(whole("maximum", maximum, 1, LONGEST)))
+        self.longest = whole("maximum", maximum, 1, LONGEST)
+        self.draft_trees(Budget(self.longest))
 
     def draft_trees(self, budget: Budget) -> None:
         """Draft up to as many levels, and nodes, as the budget has."""

@@ -93,7 +93,8 @@ class Goodput:
         self._started: float | None = None
         self._leaves_out: Callable[[int, int], bool] = lambda places, tokens: False
         self._fits: dict[tuple[int, int], int] = {}
-        self.draft_trees(Budget(whole("maximum", maximum, 1, LONGEST)))
+        self.longest = whole("maximum", maximum, 1, LONGEST)
+        self.draft_trees(Budget(self.longest))
 
     def draft_trees(self, budget: Budget) -> None:
         """Draft up to as many levels, and nodes, as the budget has; nothing is known of them yet."""
