@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
-from planned import CASES
+from planned import CASES, Case
 
+from specframe.contracts.drafts import Budget
+from specframe.contracts.round import Batch
 from specframe.devices import kinds
 from specframe.devices.allocations import Allocations
-from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET
+from specframe.engine.footprint import CACHE, LOGITS, MASKS, STATES, TARGET, Workload
 from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
@@ -39,6 +43,34 @@ def test_a_pool_holds_no_more_than_is_told() -> None:
     told = case.planned()
     report = case.counted(counter).report
     assert report.peak_kv_bytes <= told.kv_bytes <= 1.4 * report.peak_kv_bytes
+    assert counter.peak.total <= told.total
+
+
+class Unequal:
+    """A draft-length policy that gives every other row half of a draft of 7 tokens."""
+
+    needs: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    maximum = Budget(7)
+
+    def start(self, run: Any) -> None:
+        """Nothing to prepare."""
+
+    def budget(self, batch: Batch) -> Budget:
+        """Return the budget."""
+        return Budget(7, depths_B=np.where(np.arange(len(batch)) % 2, 3, 7)) if len(batch) > 1 else self.maximum
+
+    def observe(self, report: Any) -> None:
+        """Nothing to learn."""
+
+
+def test_drafts_of_unequal_lengths_take_no_more_than_is_told() -> None:
+    """Where forwards leave out filler, logits are there twice for a moment: as the model returned them, and by rows."""
+    case = Case("llama", "draft", Workload(6, 12, 24), {"draft_length": Unequal(), "kv": "slab"})
+    counter = Allocations()
+    told = case.planned()
+    report = case.counted(counter).report
+    assert report.draft_forwards > 0
     assert counter.peak.total <= told.total
 
 

@@ -83,8 +83,9 @@ class DryRun:
     def footprint(self, load: Workload, budget: Budget | None = None, like: Rows[Request] = ()) -> Footprint:
         """Return the memory of a run.
 
-        Sequences are read and decoded, then others that are near their ends, where caches and masks are longest. In their place
-        prompts are read again: of half of the rows, of all, and of all with unequal lengths.
+        Sequences are read and decoded, then others that are near their ends, where caches and masks are longest, and the same with
+        unequal drafts where forwards leave out filler. In their place prompts are read again: of half of the rows, of all, and of
+        all with unequal lengths.
 
         Args:
             load: the sequences.
@@ -101,7 +102,8 @@ class DryRun:
         room = load.longest if "pooled" not in use.kv.offers else min(2 * load.longest, self._parts.runner.context)
         kv = CountedKV(use.kv, counter, max(0, room - load.longest))
         drafter = cast(Drafter, CountedDrafter(unstarted(use.drafter), counter, kv))
-        policy = cast(BudgetPolicy, Steady(most, looks))
+        steady = Steady(most, looks)
+        policy = cast(BudgetPolicy, steady)
         use = attrs.evolve(use, drafter=drafter, kv=cast(KVBackend, kv), policy=policy, attention=())
         parts = attrs.evolve(self._parts, composition=use)
         recipe = attrs.evolve(self._recipe, batch_size=load.rows, accept=use.rule, check=False, observers=())
@@ -116,6 +118,10 @@ class DryRun:
             rows.decode([load.prompt] * live)
             near = max(load.prompt, load.longest - most.depth - 1 - ROUNDS)
             rows.decode([near] * live, late=True)
+            if live > 1 and most.nodes and self._parts.runner.leaves_out_filler(load.rows * (1 + most.nodes), 1):
+                steady.uneven = True
+                rows.decode([near] * live, late=True)
+                steady.uneven = False
             rows.decode([load.prompt] * ((live + 1) // 2))
             rows.decode([load.prompt] * live)
             if live > 1:

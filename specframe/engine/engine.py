@@ -24,6 +24,7 @@ from specframe.devices.memory import out_of_memory
 from specframe.engine import loop
 from specframe.engine.arrivals import AgreedClock
 from specframe.engine.draft_warnings import UndrawnWarning, warn_of_short_draft
+from specframe.engine.dry_run import MANY
 from specframe.engine.encoding import duplicate_key, require_ids
 from specframe.engine.footprint import Workload
 from specframe.engine.guards.base import of_part
@@ -313,6 +314,8 @@ class Engine:
         rows = most if self._joined else min(most, pool.unfinished)
         pool.put_back(rows, longest + use.policy.maximum.nodes + 1)
         self._held.enter_context(evaluation_mode(self._parts.target, self._parts.draft))
+        if self._recipe.memory is not None:
+            self._parts.runner.leaves_out_filler(MANY, 1)  # has the model tried while nothing else is in memory
         run = self._run(use, pool)
         pool.reserve, pool.release = run.reserve, run.forget
         self._held.callback(run.release)

@@ -10,6 +10,7 @@ from specframe.contracts.drafts import Budget
 from specframe.contracts.reports import RoundReport
 from specframe.contracts.round import Batch
 from specframe.contracts.run import Run
+from specframe.engine.budgets import limit_depths
 
 
 class Looks:
@@ -36,13 +37,19 @@ class Steady:
 
     def __init__(self, maximum: Budget, stopping: Looks | None) -> None:
         self.maximum, self._stopping = maximum, stopping
+        self.uneven = False
+        """Whether every other row drafts less than that, so that there is filler: half of a chain, no tree."""
 
     def start(self, run: Run) -> None:
         """Nothing to prepare."""
 
     def budget(self, batch: Batch) -> Budget:
         """Return the most there may be."""
-        return attrs.evolve(self.maximum, stopping=self._stopping)
+        most = attrs.evolve(self.maximum, stopping=self._stopping)
+        if not self.uneven:
+            return most
+        less = (most.depth - 1) // 2 if most.nodes == most.depth else 0
+        return limit_depths(most, np.where(np.arange(len(batch)) % 2, less, most.depth))
 
     def observe(self, report: RoundReport) -> None:
         """Nothing to learn."""
