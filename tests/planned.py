@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft": ("qwen3", NARROW),
     "llama": ("llama", {**WIDE, "num_key_value_heads": 4}),
     "gemma3": ("gemma3_text", {**WIDE, "sliding_window": 24, "layer_types": BOTH_KINDS}),
+    "experts": ("qwen3_moe", {**WIDE, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
     "qwen3.5": (
         "qwen3_5_text",
         {
@@ -126,5 +127,6 @@ CASES = {
     "slab": Case("qwen3", "draft", Workload(4, 120, 132), {"draft_length": 5, "kv": "slab"}),
     "columns": Case("llama", "draft", Workload(6, 64, 80), {"draft_length": 3, "align": "eqspec"}),
     "windows": Case("gemma3", None, Workload(3, 90, 100), {"kv": "paged"}),
+    "experts": Case("experts", "draft", Workload(3, 40, 48), {"draft_length": 3, "kv": "slab"}),
     "states": Case("qwen3.5", "draft", Workload(4, 70, 80), {"draft_length": 4, "kv": "slab"}),
 }
