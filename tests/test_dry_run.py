@@ -20,7 +20,9 @@ from specframe.forward.runner import ModelRunner
 from specframe.models.hollow import META, hollow
 
 
-@pytest.mark.parametrize("name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "states"])
+@pytest.mark.parametrize(
+    "name", ["slab", "columns", pytest.param("windows", marks=pytest.mark.slow), "experts", "states"]
+)
 def test_memory_is_told_beforehand(name: str) -> None:
     """Caches take as many bytes as was told, to the byte, and all together no more, and less by 3% at most."""
     case, counter = CASES[name], Allocations()
