@@ -11,8 +11,9 @@ kind's median. With a file of questions, as Spec-Bench has them, the lengths are
 is the fake of the test kit, which costs next to nothing, with its draft model; all sequences have as many new tokens.
 
 *reserved* is what rows have, *held* what the store has allocated, each as a sum over all rounds, over the tokens that are cached;
-*rows* are those of a round that decodes, on average. With as many blocks as a slab has slots, and a larger batch, that is what a
-backend gains in the same memory: --batch 64 --stores "paged;block=16;blocks=890".
+*rows* are those of a round that decodes, on average, and *full* those of one before the last prompt is taken up. With as many
+blocks as a slab has slots, and a larger batch, that is what a backend gains in the same memory: --batch 64 --stores
+"paged;block=16;blocks=890".
 
 With ``--pair`` the models are those of ``grow.py``, and each backend decodes the same prompts once per round, in turn, after a run
 that does not count. *bytes* are ``peak_kv_bytes``; *to first* are ratios to the first backend, the median over rounds; *fed*
@@ -90,8 +91,9 @@ class Slots(Watcher):
     def __init__(self, stores: Stores) -> None:
         self._stores, self._tokens = stores, dict[int, int]()
         self.live = self.reserved = self.held = self.most = 0
-        self.rows = list[int]()
-        """Of each round that decodes."""
+        self.rows = list[tuple[int, int]]()
+        """Of each round that decodes, and how many sequences have been taken up by then."""
+        self._taken = 0
 
     def round(self, report: RoundReport) -> None:
         """Count the slots of a round."""
@@ -104,8 +106,9 @@ class Slots(Watcher):
         self.reserved += store.reserved() if pooled else held
         self.held += held
         self.most = max(self.most, held)
+        self._taken = max(self._taken, *(one.request.index + 1 for one in report.sequences))
         if not report.prefill:
-            self.rows.append(len(report.sequences))
+            self.rows.append((len(report.sequences), self._taken))
         for one in report.finished:
             del self._tokens[one.request.index]
 
@@ -141,14 +144,18 @@ def main(
     click.echo(
         f"{len(lengths)} prompts of {sum(lengths) / len(lengths):.0f} tokens, at most {max(lengths)}; batch {batch}"
     )
-    click.echo(f"{'KV backend':<20}{'reserved':>10}{'held':>10}{'slots held at most':>20}{'rows':>7}")
+    click.echo(f"{'KV backend':<20}{'reserved':>10}{'held':>10}{'slots held at most':>20}{'rows':>7}{'full':>7}")
     for name in stores.split(","):
         kv = Stores(registry().make("KV backend", name.replace(";", ",")))
         slots = Slots(kv)
         how: Any = {"batch_size": batch, "draft_length": 5, "observers": [slots]}
         harness.decode(harness.pipeline(target, fakes.fake_draft(target), kv=kv, **how), asked)
-        reserved, held, rows = slots.reserved / slots.live, slots.held / slots.live, statistics.mean(slots.rows)
-        click.echo(f"{name.replace(';', ','):<20}{reserved:>10.2f}{held:>10.2f}{slots.most:>20,}{rows:>7.1f}")
+        reserved, held = slots.reserved / slots.live, slots.held / slots.live
+        rows = statistics.mean(rows for rows, _ in slots.rows)
+        full = statistics.mean(rows for rows, taken in slots.rows if taken < len(asked))
+        click.echo(
+            f"{name.replace(';', ','):<20}{reserved:>10.2f}{held:>10.2f}{slots.most:>20,}{rows:>7.1f}{full:>7.1f}"
+        )
 
 
 @attrs.define(eq=False)

@@ -206,16 +206,42 @@ def test_the_batch_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(rows[2:14]) < 4
     assert max(rows[14:]) == 4
     limits = memory_limits.Limits(8)
-    limits.give_way(8)
-    limits.let_in(8, True)
+    limits.give_way(8, 100)
+    limits.let_in(8, (90, 120))
     assert limits.live == 7
-    limits.let_in(8, False)
-    limits.give_way(7)
+    limits.let_in(8, None)
+    limits.give_way(7, 100)
     found = []
     for _ in range(9):
-        limits.let_in(8, True)
+        limits.let_in(8, (90, 120))
         found.append(limits.live)
     assert found == [6, 6, 6, 7, 7, 7, 7, None, None]
+
+
+@pytest.mark.parametrize(("wanted", "more"), [((50, 900), 1), ((51, 101), 0), ((51, 100), 1), (None, 0)])
+def test_one_more_is_let_in_at_once_where_its_tokens_fit(wanted: tuple[int, int] | None, more: int) -> None:
+    """As long as half of the tokens that fitted are there, or as many as fitted at the sequences' ends, there is no wait."""
+    limits = memory_limits.Limits(8)
+    limits.give_way(5, 100)
+    limits.let_in(8, wanted)
+    assert limits.live == 4 + more
+
+
+def test_short_sequences_have_the_rows_that_long_ones_had_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes after sequences that gave way is decoded in as many rows as its own tokens leave room for."""
+    pipe, _, _ = growing(100)
+    rows, step = list[int](), Engine.step
+    lengths, new = [30, 30, 30, 30, *[2] * 12], [24, 24, 24, 24, *[6] * 12]
+
+    def stepped(self: Engine) -> Any:
+        rows.append(len(self._groups.pool.live))
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", stepped)
+    with pytest.warns(RuntimeWarning, match="gives its memory back"):
+        harness.check(pipe, harness.requests(harness.random_prompts(lengths, zoo.VOCABULARY), new))
+    assert min(rows[4:-20]) < 4
+    assert max(rows[-12:]) == 4
 
 
 def test_one_that_has_too_little_for_itself_is_an_error() -> None:

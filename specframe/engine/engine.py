@@ -204,7 +204,8 @@ class Engine:
         except BaseException as error:
             self._fail(pool, error, report)
             return report
-        self._limits.let_in(pool.rows, pool.unfinished > len(pool.live))
+        if self._limits.live is not None:
+            self._limits.let_in(pool.rows, pool.tokens_with_next)
         if self._limits.grow(pool.unfinished > pool.rows):
             self._shut(keep=True)
         return report
@@ -260,7 +261,7 @@ class Engine:
         opened = self._opened
         if not opened or not share_memory(opened.use) or self._joint is not single_rank or len(pool.live) < 2:
             return False
-        self._limits.give_way(len(pool.live))
+        self._limits.give_way(len(pool.live), sum(map(pool.length, pool.live)))
         key, left = pool.give_way().request.key, self._limits.live
         self._recover(
             f"request {key} gives its memory back to {left} others, and is read again when one of them has ended"

@@ -14,6 +14,11 @@ CALM_FOR_ONE = 32
 of one prompt, which takes the time of a round or two."""
 
 
+HALF = 2
+"""Sequences whose tokens are a half of those that fitted when memory ran out are joined by another one at once, and so are those
+that fit with all tokens that they may gain."""
+
+
 class Limits:
     """The rows and the batch size of an engine, as memory allows.
 
@@ -29,6 +34,8 @@ class Limits:
         self.live: int | None = None
         """Sequences that may be live, since others have given way; None: as many as there are rows."""
         self._calm_live, self._patience_live = 0, CALM_FOR_ONE
+        self._fitted = 0
+        """Tokens of the sequences that were live when others gave way the last time."""
 
     def of(self, rows: int) -> int:
         """Return how many of so many rows there may be."""
@@ -46,19 +53,29 @@ class Limits:
         self.batch_size = max(1, min(self.batch_size, rows) // 2)
         return rows > 1
 
-    def give_way(self, live: int) -> None:
-        """Go on with one sequence less than so many. Each time but the first doubles the rounds to the next one more."""
+    def give_way(self, live: int, tokens: int) -> None:
+        """Go on with one sequence less than so many, of so many tokens. Each time but the first doubles the rounds to one more."""
         if self.live is not None:
             self._patience_live *= 2
-        self._calm_live, self.live = 0, live - 1
+        self._calm_live, self.live, self._fitted = 0, live - 1, tokens
 
-    def let_in(self, rows: int, wanted: bool) -> None:
-        """Count a round; after enough of them without a lack of memory let one sequence more be live, where one waits."""
+    def let_in(self, rows: int, wanted: tuple[int, int] | None) -> None:
+        """Count a round, and let one sequence more be live where one waits that memory is likely to suffice for.
+
+        It is where the tokens say so, or after enough rounds without a lack of memory.
+
+        Args:
+            rows: sequences that may be live at all.
+            wanted: the tokens of the live sequences and of the one that waits, now and at their ends; None: none waits.
+        """
         if self.live is None:
             return
         self._calm_live += 1
-        if wanted and self._calm_live >= self._patience_live:
-            self._calm_live, self.live = 0, self.live + 1
+        if wanted is not None:
+            now, at_most = wanted
+            fits = at_most <= self._fitted or now * HALF <= self._fitted
+            if fits or self._calm_live >= self._patience_live:
+                self._calm_live, self.live = 0, self.live + 1
         if self.live >= rows:
             self.live = None
 

@@ -180,6 +180,17 @@ class Pool:
         return len(self.live) + len(self._returned) + len(self._queue)
 
     @property
+    def tokens_with_next(self) -> tuple[int, int] | None:
+        """The tokens of the live sequences and of the one that is next to be, now and at their ends; None: none waits."""
+        if returned := next(iter(self._returned.values()), None):
+            now, end = len(returned.start_ids), returned.limit
+        elif self._queue.arrived:
+            now, end = len(self._queue.first.prompt_ids), self.limit(self._queue.first)
+        else:
+            return None
+        return now + sum(map(self.length, self.live)), end + sum(one.limit for one in self.live)
+
+    @property
     def due(self) -> bool:
         """Whether a request waits for a row: it has arrived, or has given its row back."""
         return bool(self._returned) or self._queue.due(self._clock)
