@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -33,7 +35,7 @@ class RaggedLayout:
     def place(self, batch: Batch, block: Block) -> Placement:
         """Return slots equal to positions; the nodes of a tree take the slots after each other, whatever their depth."""
         device, start, end, over = batch.lengths_B.device, block.start, block.end, passes_over(batch, block)
-        key_order_1S, written = numbers(0, batch.longest + end, device), slots_written(batch, block)
+        key_order_1S, written = numbers(0, batch.longest + end, device), partial(slots_written, batch, block)
         if block.parents_BT is not None:
             slots_BT = batch.positions(start, block.width)
             order_BT = batch.lengths_B[:, None] + start + block.depth_BT()

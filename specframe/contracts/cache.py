@@ -70,8 +70,15 @@ class Placement:
     even_of: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """The ``slots_BT``, ``order_BT`` and ``key_order_BS`` that are known to be even; None: it is not known. See :attr:`even`."""
 
-    written: Written | None = None
-    """The slots that are written, as the host knows them without a wait; None: they are known on the device alone."""
+    written: Callable[[], Written] | None = None
+    """Returns the slots that are written, as the host knows them without a wait, to a store that asks when it is told of places;
+    None: they are known on the device alone."""
+
+    def by_a_draft(self) -> Placement:
+        """Return the same, where what is written is none of a row's own: nothing is known to stand."""
+        if (written := self.written) is None:
+            return self
+        return attrs.evolve(self, written=lambda: written().by_a_draft())
 
     attended_BS: torch.Tensor | None = None
     """The slots that a store hands out, (B, N), those that are written among them; None: the first S. Whoever sets it needs a

@@ -170,8 +170,8 @@ class CachedModel:
     def _feed_followed(self, batch: Batch, block: Block, keep: int = 1) -> Scores:
         """Return the scores of a block of the batch whose sequences are the rows of this cache."""
         placement = self.layout.place(batch, block)
-        if self._borrowed and placement.written is not None:
-            placement = attrs.evolve(placement, written=placement.written.by_a_draft())
+        if self._borrowed:
+            placement = placement.by_a_draft()
         if self.states is not None:
             self.states.begin(batch, block)
         self._watch.forward(self.runner.role, *block.ids_BT.shape)

@@ -52,14 +52,14 @@ class Joined:
             parts = (part.expand(count, -1) for part, count in zip(pair, rows, strict=True))
             return torch.cat([part[:, last_place(part.shape[1], width, part.device)] for part in parts])
 
-        first_places, second_places = places[0].written, places[1].written
+        first_written, second_written = places[0].written, places[1].written
         placement = Placement(
             widened((places[0].positions_BT, places[1].positions_BT)),
             widened((places[0].slots_BT, places[1].slots_BT)),
             widened((places[0].order_BT, places[1].order_BT)),
             key_orders((places[0].key_order_BS, places[1].key_order_BS), rows),
             sees_BTT=None if places[0].sees_BTT is None else sees(places[0].sees_BTT, rows, second.width, width),
-            written=first_places.with_rows(second_places) if first_places and second_places else None,
+            written=(lambda: first_written().with_rows(second_written())) if first_written and second_written else None,
         )
         return cls(LaidBlock(widened((first.ids_BT, second.ids_BT)), laid=laid), placement, laid, first, second)
 

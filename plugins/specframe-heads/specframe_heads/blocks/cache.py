@@ -93,8 +93,8 @@ class HeadCache:
             drafts: whether keys are written that are none of the rows' own.
         """
         placement = self._cache.place(batch, block)
-        if drafts and placement.written is not None:
-            placement = attrs.evolve(placement, written=placement.written.by_a_draft())
+        if drafts:
+            placement = placement.by_a_draft()
         self._watch.forward("draft", *block.ids_BT.shape)
         self._watch.fed("draft", block.tokens, block.ids_BT.numel())
         store = self._cache.store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -88,8 +90,7 @@ class LeftPadded:
         slots_BT = torch.arange(column, column + width, device=device).expand_as(order_BT)
         held_B1 = (batch.lengths_B[:, None] + block.end).clamp(min=0)  # ``cached`` on the device
         key_order_BS = torch.arange(-(column + width), 0, device=device) + held_B1
-        firsts_B = np.full(len(batch), column)
-        written = Written(firsts_B, firsts_B + width, np.zeros_like(firsts_B))  # no slot is known to be a token's place
+        written = partial(columns, len(batch), column, width)
         if block.parents_BT is not None:
             order_BT = batch.lengths_B[:, None] + block.start + block.depth_BT()
             key_order_BS[:, column:] = order_BT
@@ -104,3 +105,9 @@ class LeftPadded:
         self._padding[moves.fresh] = self._cached[moves.fresh] = 0
         self._cached[moves.forked] = np.minimum(self._cached[moves.forked], batch.lengths[moves.forked] - 1)
         return self._padding[: len(batch)], self._cached[: len(batch)]
+
+
+def columns(rows: int, column: int, width: int) -> Written:
+    """Return the slots of rows that are all written in the same columns. No slot is known to be a token's place."""
+    firsts_B = np.full(rows, column)
+    return Written(firsts_B, firsts_B + width, np.zeros_like(firsts_B))

@@ -156,7 +156,7 @@ class PooledStore(ABC):
     def expect(self, placement: Placement) -> None:
         """Take the slots that the next forward writes and attends to, and give rows those that they lack."""
         slots_BT, extent = placement.slots_BT, placement.key_order_BS.shape[1]
-        written = placement.written or self._seen(slots_BT, extent)
+        written = placement.written() if placement.written else self._seen(slots_BT, extent)
         table_BS = self._fitted(written.first, written.end)
         self._coming = written.stands
         rows_BT = slots_BT if len(slots_BT) == len(self._own) else slots_BT.expand(len(self._own), -1)
