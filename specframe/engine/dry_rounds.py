@@ -135,6 +135,19 @@ def told_apart(index: int, tokens: int, vocabulary: int) -> list[int]:
 
 
 @contextlib.contextmanager
+def only_new_is_collected() -> Iterator[None]:
+    """Have collections inside the block look at no object from before it: models and modules are many, and none of its garbage."""
+    freezes = not gc.get_freeze_count()  # who has frozen objects already wants them to stay so
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if freezes:
+            gc.unfreeze()
+
+
+@contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Keep what refers to itself inside the block: when it goes in a run is up to Python, and a plan is for the worst."""
     collects = gc.isenabled()

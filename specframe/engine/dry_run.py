@@ -27,7 +27,7 @@ from specframe.devices.allocations import Allocations, Peak
 from specframe.engine.arrivals import HandClock
 from specframe.engine.counted_caches import CountedKV
 from specframe.engine.counted_drafters import CountedDrafter, unstarted
-from specframe.engine.dry_rounds import ROUNDS, CountedEngine, Rounds
+from specframe.engine.dry_rounds import ROUNDS, CountedEngine, Rounds, only_new_is_collected
 from specframe.engine.footprint import DRAFT, HEAD, LOGITS, MASKS, STATES, TARGET, Footprint, Workload
 from specframe.engine.full_drafts import Looks, Steady
 from specframe.engine.parts import Parts
@@ -110,7 +110,7 @@ class DryRun:
         self._hold(counter)
         left = torch.empty(self._drafting.head_bytes if self._drafting else 0, dtype=torch.uint8, device=META)
         counter.hold([left], HEAD)
-        with counter, contextlib.closing(self._make(recipe, parts, HandClock())) as engine:
+        with only_new_is_collected(), counter, contextlib.closing(self._make(recipe, parts, HandClock())) as engine:
             live = use.scheduler.rows(load.rows)  # some have more live than they decode together
             turns, vocabulary = math.ceil(live / load.rows), self._parts.runner.vocabulary
             rows = Rounds(engine, counter, load.longest, like or (Request(0, [0], 1),), turns, vocabulary)
