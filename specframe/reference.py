@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 from transformers import PreTrainedModel
 
+from specframe.forward.own_states import SteppedCache
 from specframe.forward.positions import context_length
-from specframe.models.own_cache import OwnCache
 
 
 @torch.inference_mode()
@@ -36,7 +36,7 @@ def reference_decode(
             :meth:`specframe.contracts.cache.RoundingBackend.rounded`; None: nothing.
     """
     context = context_length(model.config.get_text_config()) or 2**31
-    alone = OwnCache(model, whole=True, rounded=rounded)
+    alone = SteppedCache(model, whole=True, rounded=rounded)
     fed, generated = prompt_ids, list[int]()
     for _ in range(min(max_new_tokens, context - len(prompt_ids))):
         start = len(prompt_ids) + len(generated) - len(fed)

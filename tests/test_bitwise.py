@@ -92,7 +92,7 @@ def alone(name: str, dtype: torch.dtype) -> Logits:
     return by_reference(models(name, dtype)[0])
 
 
-def by_reference(target: PreTrainedModel, asked: list[list[int]] | None = None) -> Logits:
+def by_reference(target: PreTrainedModel, asked: list[list[int]] | None = None, new: int = NEW) -> Logits:
     """Return the logits of each prompt's continuation by the reference with bitwise, one token after the other."""
     steps: list[torch.Tensor] = []
     found: Logits = {}
@@ -100,7 +100,7 @@ def by_reference(target: PreTrainedModel, asked: list[list[int]] | None = None) 
     with bitwise(CPU):
         for index, prompt in enumerate(asked or prompts()):
             steps.clear()
-            reference_decode(target, prompt, NEW)
+            reference_decode(target, prompt, new)
             found |= {(index, len(prompt) + place): logits_V for place, logits_V in enumerate(steps)}
     hook.remove()
     return found

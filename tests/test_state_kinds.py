@@ -10,7 +10,7 @@ import architectures
 import pytest
 import test_distribution
 import torch
-from specframe_std.states import mixers, scans
+from specframe_std.states import scans, windows
 from specframe_testing import fakes, harness, standard, suite_device, zoo
 from specframe_testing.conformance import StateKindSuite
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
@@ -178,14 +178,14 @@ def test_a_path_has_the_inputs_of_its_ancestors() -> None:
     """The inputs of a node's path are its ancestors' and then the window's, the node's own last."""
     full_BCT = torch.arange(7.0)[None, None]  # a window of three, and four nodes
     parents_1T = torch.tensor([[-1, 0, 0, 2]])
-    paths_TW = mixers.along_paths(full_BCT, parents_1T, 4)[0, 0].tolist()
+    paths_TW = windows.along_paths(full_BCT, parents_1T, 4)[0, 0].tolist()
     assert paths_TW == [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
 
 
 def test_a_window_slides_by_what_stands() -> None:
     """A row's window holds the last inputs that stand, of the block or from before."""
     window_BCW, inputs_BTC = torch.tensor([[[1.0, 2, 3]]] * 3), torch.tensor([[[4.0], [5], [6], [7]]] * 3)
-    slid = mixers.slid(window_BCW, inputs_BTC, torch.tensor([0, 2, 4]))
+    slid = windows.slid(window_BCW, inputs_BTC, torch.tensor([0, 2, 4]))
     assert slid[:, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
 
 

@@ -90,6 +90,17 @@ class StateKind(Protocol):
         """
 
 
+class BitwiseKind(StateKind, Protocol):
+    """A kind whose states and outputs can be had the same to the bit, whatever is decoded beside a row. It offers "bitwise"."""
+
+    def by_token(self) -> StateKind:
+        """Return the same kind, with a ``forward`` and an ``advance`` that take in one token after the other.
+
+        A token is taken in by the same operations on its row's state, whatever the rows, the number of tokens fed and their tree.
+        What is not real, or does not stand, leaves a state as it is, to the bit.
+        """
+
+
 class StateLayer(Protocol):
     """A layer of a model that keeps a state, as a store of states knows it."""
 

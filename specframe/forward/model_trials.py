@@ -18,6 +18,7 @@ from specframe.errors import ModelError, SpecframeError, sentence
 from specframe.forward import compiled
 from specframe.forward.attention.interface import Watched
 from specframe.forward.current_forward import own_value
+from specframe.forward.own_states import OwnStates
 from specframe.forward.states import RowStates, state_forwards
 from specframe.forward.transformers_model import NOTHING, TransformersModel
 from specframe.forward.trial_stores import Reordered, Scratch, narrow_window, uneven_placement
@@ -183,10 +184,11 @@ class SelfTests:
         places_BT, logits = self._places, []
         try:
             with narrow_window(self._feeder.config, window):
-                alone = OwnCache(self._feeder.module)
+                alone, states = OwnCache(self._feeder.module), OwnStates(self._feeder.module)
                 for fed_BT in places_BT.tensor_split([-1], dim=1):
                     ids_BT = fed_BT % self._feeder.vocabulary
-                    logits.append(alone.feed(ids_BT, fed_BT).float())
+                    with states.feeding_alone(ids_BT):
+                        logits.append(alone.feed(ids_BT, fed_BT).float())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model raises

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -20,10 +20,11 @@ import torch
 from specframe.contracts import states
 from specframe.contracts.drafts import Block
 from specframe.contracts.round import Batch, Kept, Sequence
-from specframe.contracts.states import After, Inputs, LayerState, Parts, StateKind, StateShape, StateStore
+from specframe.contracts.states import After, BitwiseKind, Inputs, LayerState, Parts, StateKind, StateShape, StateStore
 from specframe.devices.kinds import on_device
 from specframe.devices.memory import out_of_memory
 from specframe.errors import ContractError, ModelError, SpecframeError, sentence
+from specframe.forward.bitwise import order
 from specframe.plugins.protocols import require_members
 from specframe.plugins.registry import registry
 from specframe.row_map import Moves, RowMap
@@ -49,6 +50,8 @@ class StateLayer:
     module: torch.nn.Module
     called: str
     """What errors call the kind."""
+    by_token: StateKind | None = None
+    """The same kind, which takes in one token after the other, for bitwise equality; None: it does not allow that."""
 
     def __str__(self) -> str:
         return self.called
@@ -58,9 +61,14 @@ class StateLayer:
         """The shape of its state."""
         return call_kind(self.called, "shape", self.kind.shape, self.module)
 
+    @property
+    def _kind(self) -> StateKind:
+        """The kind that takes in tokens now."""
+        return self.by_token if self.by_token is not None and order.is_active() else self.kind
+
     def forward(self, state: LayerState) -> Callable[..., Any]:
         """Return what is called in the place of the module's ``forward``."""
-        forward = call_kind(self.called, "forward", self.kind.forward, self.module, state)
+        forward = call_kind(self.called, "forward", self._kind.forward, self.module, state)
 
         def function(*given: Any, **named: Any) -> Any:
             return call_kind(self.called, "forward", forward, *given, **named)
@@ -69,7 +77,7 @@ class StateLayer:
 
     def advance(self, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after taking in the first tokens, after checking their shapes."""
-        after = call_kind(self.called, "advance", self.kind.advance, self.module, before, inputs, counts_B)
+        after = call_kind(self.called, "advance", self._kind.advance, self.module, before, inputs, counts_B)
         shapes = [tuple(part.shape) for part in before]
         if (found := [tuple(getattr(part, "shape", ())) for part in after]) != shapes:
             raise ContractError(f"{self.called}: advance() must return parts of the shapes {shapes}, got {found}")
@@ -101,14 +109,18 @@ def state_layers(model: torch.nn.Module, called: str) -> dict[int, StateLayer]:
     found: dict[int, StateLayer] = {}
     for name in registry().names("state kind"):
         kind: StateKind = registry().make("state kind", name)
-        told = str(registry().entry("state kind", name))
+        entry = registry().entry("state kind", name)
+        told = str(entry)
         require_members("state kind", kind, told)
+        by_token = None
+        if "bitwise" in entry.traits.able("offers"):
+            by_token = call_kind(told, "by_token", cast(BitwiseKind, kind).by_token)
         for number, module in call_kind(told, "layers", kind.layers, model).items():
             if number in found:
                 raise ModelError(
                     f"layer {number} of {called} is claimed by {found[number].called} and {told}: expected one"
                 )
-            found[number] = StateLayer(kind, module, told)
+            found[number] = StateLayer(kind, module, told, by_token)
     return dict(sorted(found.items()))
 
 

@@ -36,6 +36,7 @@ OFFERED: Mapping[str, Mapping[str, type]] = {
     "KV backend": {"states": states.StateBackend, "rounded": cache.RoundingBackend, "drafts": cache.DraftsBackend},
     "draft-length policy": {"calibration": roles.CalibratedPolicy, "trees": roles.TreePolicy},
     "executor": engine.ABILITIES,
+    "state kind": {"bitwise": states.BitwiseKind},
 }
 """The larger protocols of kinds, by the word that an object of them offers."""
 
@@ -92,8 +93,9 @@ def fault(kind: str, given: Any, also: str = "") -> str | None:
     if (name := next(wrong, None)) is not None:
         got = literal(getattr(given, name))
         return f"expected {name} of {type(given).__name__} to be of type {asked[name]}, got {got}"
+    offers = getattr(given, "offers", ())  # a kind of state may offer nothing
     for word, protocol in OFFERED.get(kind, {}).items():
-        if word in given.offers and (lacking := [name for name in members_of(protocol) if not _has(given, name)]):
+        if word in offers and (lacking := [name for name in members_of(protocol) if not _has(given, name)]):
             contract = f"the contract is {protocol.__module__}.{protocol.__name__}"
             return f"expected {type(given).__name__}, which offers {word!r}, to have {', '.join(lacking)} ({contract})"
     return None

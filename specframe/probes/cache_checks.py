@@ -22,6 +22,7 @@ from specframe.contracts.model import Model
 from specframe.contracts.round import Batch, Sequence
 from specframe.forward.attention.masks import masks
 from specframe.forward.cache_views import gather_slots
+from specframe.forward.own_states import OwnStates
 from specframe.forward.positions import position_ids
 from specframe.models.own_cache import RoundedCache
 from specframe.probes.sequence_records import Account, Accounts
@@ -222,7 +223,8 @@ class Ledger(Listener):
         told: dict[str, Any] = {**position_ids(self._runner.module, positions_P[None])}
         if self._rounded:
             told["past_key_values"] = RoundedCache(self._rounded)
-        return self._runner.module(input_ids=ids_P[None], **told, use_cache=bool(self._rounded)).logits[0]
+        with OwnStates(self._module).feeding(ids_P[None]):
+            return self._module(input_ids=ids_P[None], **told, use_cache=bool(self._rounded)).logits[0]
 
     def _fail(self, invariant: str, row: int, account: Account, detail: str) -> None:
         self.checks.fail(invariant, row, account, f"in the {self._runner.role}, {detail}")

@@ -80,36 +80,43 @@ def specframe_register_state_kinds(register: Register) -> None:
         "gated-delta",
         "specframe_std.states.delta_rule:GatedDelta",
         summary="The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid.",
+        offers={"bitwise"},
     )
     register(
         "kimi-delta",
         "specframe_std.states.delta_rule:KimiDelta",
         summary="Kimi Delta Attention, of Kimi Linear and Bailing hybrid models.",
+        offers={"bitwise"},
     )
     register(
         "mamba2",
         "specframe_std.states.mamba2:Mamba2",
         summary="The selective scan of Mamba-2, Falcon-H1, Nemotron-H, Granite 4, Zamba2 and Bamba.",
+        offers={"bitwise"},
     )
     register(
         "mamba1",
         "specframe_std.states.mamba1:Mamba1",
         summary="The selective scan of Mamba, Falcon-Mamba, Jamba and Zamba.",
+        offers={"bitwise"},
     )
     register(
         "lightning",
         "specframe_std.states.lightning:Lightning",
         summary="The linear attention of MiniMax, with a fixed decay per head.",
+        offers={"bitwise"},
     )
     register(
         "compressed-convolution",
         "specframe_std.states.zaya:CompressedConvolution",
         summary="The convolved queries and keys, and delayed values, of Zaya.",
+        offers={"bitwise"},
     )
     register(
         "short-convolution",
         "specframe_std.states.short_conv:ShortConvolution",
         summary="The short convolutions of LFM2 and its successors.",
+        offers={"bitwise"},
     )
 
 

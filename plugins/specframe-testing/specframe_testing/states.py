@@ -45,7 +45,13 @@ def taken(states_B2: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
 
 
 class FakeHash:
-    """The kind of state of :class:`RunningHash`."""
+    """The kind of state of :class:`RunningHash`: of whole numbers, which have the same bits whatever they are computed beside."""
+
+    offers = frozenset({"bitwise"})
+
+    def by_token(self) -> FakeHash:
+        """Return the kind itself."""
+        return self
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the layer of a model that has one."""

@@ -11,9 +11,9 @@ from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
 from specframe.errors import ModelError, sentence
-from specframe.forward.bitwise import mode, operators, tiles
+from specframe.forward.bitwise import mode, operators, order, tiles
 from specframe.forward.bitwise.mode import Bitwise, bitwise
-from specframe.models.own_cache import OwnCache
+from specframe.forward.own_states import OwnStates, SteppedCache
 
 TOKENS, BATCH = 6, 3
 """Tokens and rows that a model is tried on: more of either than one."""
@@ -77,7 +77,8 @@ def require_bitwise(model: PreTrainedModel, name: str) -> None:
         known[key] = fault(model)
     if known[key] is not None:
         raise ModelError(
-            f"{name} cannot be decoded with bitwise: {known[key]}; expected a model made of linear layers and sdpa"
+            f"{name} cannot be decoded with bitwise: {known[key]}; expected a model made of linear layers and sdpa, and of states "
+            "whose kind offers 'bitwise'"
         )
 
 
@@ -89,7 +90,12 @@ def fault(model: PreTrainedModel) -> str | None:
         * 7
         % model.config.get_text_config().vocab_size
     )
-    with ModuleTracker() as tracker, Watching(tracker) as watching:
+    with order.active():
+        layers = OwnStates(model).layers
+    for number, layer in layers.items():
+        if layer.by_token is None:
+            return f"layer {number} keeps a state of {layer}, which does not take in one token after the other"
+    with ModuleTracker() as tracker, order.active(), Watching(tracker) as watching:
         try:
             logits(model, ids_BT, [TOKENS])
         except torch.OutOfMemoryError:
@@ -104,7 +110,10 @@ def fault(model: PreTrainedModel) -> str | None:
             "in a batch": logits(model, ids_BT.flip(0), [TOKENS])[-1],
             "in pieces": logits(model, ids_BT[:1], [1, 2, TOKENS - 3])[0],
         }
-    return difference({how for how, found_TV in others.items() if not torch.equal(found_TV, alone_TV)})
+        found = {how for how, found_TV in others.items() if not torch.equal(found_TV, alone_TV)}
+        if layers and not found and not states_settle(model, ids_BT):
+            return "its states are others after tokens that were rejected"
+    return difference(found)
 
 
 def difference(ways: Collection[str]) -> str | None:
@@ -112,9 +121,35 @@ def difference(ways: Collection[str]) -> str | None:
     return f"its logits are others {' and '.join(sorted(ways))}" if ways else None
 
 
+def states_settle(model: PreTrainedModel, ids_BT: torch.Tensor) -> bool:
+    """Return whether states that take in the first tokens of those fed, by row another number, are those after these alone."""
+    ends = [row * TOKENS // (BATCH - 1) for row in range(BATCH)]
+    whole = SteppedCache(model, prompts=True)
+    feed(whole, ids_BT, [TOKENS])
+    counts_B = torch.tensor(ends, device=ids_BT.device)
+    settled = {
+        number: layer.advance(noted.before, noted.inputs, counts_B.to(noted.before[0].device))
+        for number, layer in whole.states.layers.items()
+        for noted in [whole.states.fed[number]]
+    }
+    for row, end in enumerate(ends):
+        alone = SteppedCache(model, prompts=True)
+        if end:
+            feed(alone, ids_BT[row : row + 1, :end], [1] * end)
+        for number, parts in settled.items():
+            wanted = alone.states.fed[number].after if end else [part[:1] for part in whole.states.fed[number].before]
+            if not all(torch.equal(one[row : row + 1], other) for one, other in zip(parts, wanted, strict=True)):
+                return False
+    return True
+
+
 def logits(model: PreTrainedModel, ids_BT: torch.Tensor, widths: list[int]) -> torch.Tensor:
     """Return the logits (B, T, V) of tokens fed in pieces of these widths, as ``generate`` feeds them."""
-    alone = OwnCache(model)
+    return feed(SteppedCache(model, prompts=True), ids_BT, widths)
+
+
+def feed(alone: SteppedCache, ids_BT: torch.Tensor, widths: list[int]) -> torch.Tensor:
+    """Return the logits (B, T, V) of the first tokens of rows, fed in pieces of these widths."""
     positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
     fed = zip(ids_BT.split(widths, 1), positions_BT.split(widths, 1), strict=True)
     return torch.cat([alone.feed(ids, positions) for ids, positions in fed], dim=1)

@@ -34,6 +34,11 @@ def active() -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
+def is_active() -> bool:
+    """Return whether what is computed is to be the same to the bit, whatever is computed beside it."""
+    return _ACTIVE.get()
+
+
 def ordered_attention(placement: Placement) -> contextlib.AbstractContextManager[None]:
     """Have attention inside the block, a forward, take the slots of its cache by the order of their tokens.
 

@@ -47,13 +47,15 @@ def addmm(func: Any, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, 
 
 
 def matmul(func: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``torch.matmul`` and ``torch.mm`` of any tensor with a matrix, and of tensors whose product has one term in each sum.
+    """``torch.matmul`` and ``torch.mm`` of any tensor and a matrix, and of tensors whose product has one term in each sum.
 
     Raises:
         NotImplementedError: any other product.
     """
     if other.ndim == 2 and x.ndim > 1:
         return tile_product(x, lambda tile: times(tile, other))
+    if x.ndim == 2 and other.ndim > 2:
+        return matmul(func, other.mT, x.mT).mT
     if x.ndim > 1 and other.ndim > 1 and x.shape[-1] == 1:
         return by_numbers(torch.mul, x, other)
     raise NotImplementedError

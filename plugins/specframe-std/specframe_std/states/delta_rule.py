@@ -16,6 +16,7 @@ import torch
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
+from specframe_std.states.recurrence import Steps, Take
 from specframe_std.states.scans import by_head, linear_scan, state_after
 
 EPSILON = 1e-6
@@ -89,6 +90,49 @@ class DeltaRule(MixerKind):
             _, added = linear_scan(keys, keys, values, decay, before, beta_BHT1=strength)
             before = state_after(keys, added, decay, before)
         return before
+
+    def steps(
+        self,
+        layer: Any,
+        state: LayerState,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **_: Any,
+    ) -> Steps:
+        """Return the scan token by token: keys, values, gates and strengths are taken in, and queries read."""
+        units, shared = unit if use_qk_l2norm_in_kernel else torch.Tensor.float, value.shape[2] // key.shape[2]
+        query, key = (units(one).repeat_interleave(shared, dim=2) for one in (query, key))
+        gate = (g if g.ndim == 4 else g[..., None]).float().exp()
+        inputs = key, value.float(), gate, beta.float()[..., None]
+        queries = query * query.shape[-1] ** -0.5
+        return Steps(taken, inputs, read, queries, lambda outputs: outputs.to(value.dtype))
+
+    def take(self, layer: Any, scan: int) -> Take:
+        """Return the delta rule of one token."""
+        return taken
+
+
+def taken(
+    state_BHKV: torch.Tensor,
+    key_BHK: torch.Tensor,
+    value_BHV: torch.Tensor,
+    gate_BHD: torch.Tensor,
+    beta_BH1: torch.Tensor,
+) -> torch.Tensor:
+    """Return the states after one more token."""
+    state_BHKV = state_BHKV * gate_BHD[..., None]
+    known_BHV = read(state_BHKV, key_BHK)
+    added_BHV = (value_BHV - known_BHV) * beta_BH1
+    return state_BHKV + key_BHK[..., None] * added_BHV[..., None, :]
+
+
+def read(state_BHKV: torch.Tensor, query_BHK: torch.Tensor) -> torch.Tensor:
+    """Return what states have for keys, (B, H, V)."""
+    return (state_BHKV * query_BHK[..., None]).sum(-2)
 
 
 def unit(vectors: torch.Tensor) -> torch.Tensor:

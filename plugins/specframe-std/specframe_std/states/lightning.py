@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
-from specframe_std.states import mixers
+from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape
+from specframe_std.states import mixers, recurrence
+from specframe_std.states.recurrence import Steps
 from specframe_std.states.scans import linear_scan, state_after
 
 WIDEST = 64
@@ -23,6 +24,12 @@ class Lightning:
 
     The scan is written out in the layers' ``forward``, so all of it is here.
     """
+
+    offers = frozenset({"bitwise"})
+
+    def by_token(self) -> StateKind:
+        """Return the kind with tokens that are taken in one after the other."""
+        return SteppedLightning()
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the layers that keep a linear cache."""
@@ -48,7 +55,7 @@ class Lightning:
             projected = layer.act_fn(layer.qkv_proj(hidden_states))
             heads = projected.view(rows, width, layer.num_attention_heads, -1)
             query, key, value = heads.split(layer.head_dim, dim=-1)
-            output, after = scanned(layer, query, key, value, state.before[0], state.real_BT, state.sees_BTT)
+            output, after = self.scanned(layer, query, key, value, state)
             output = layer.norm(output.reshape(rows, width, -1))
             output = layer.out_proj(layer.output_gate(hidden_states).sigmoid() * output)
             state.note((key, value), (after,) if state.sees_BTT is None else None)
@@ -56,12 +63,50 @@ class Lightning:
 
         return attend
 
+    def scanned(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: LayerState
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs (B, T, H, K) and the states after the last token."""
+        return scanned(layer, query, key, value, state.before[0], state.real_BT, state.sees_BTT)
+
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the states after the first tokens of each row."""
         key, value = (one.transpose(1, 2) for one in inputs)
         stands_BT = torch.arange(key.shape[2], device=counts_B.device) < counts_B[:, None]
         decay_BHT1 = (-layer.slope_rate).expand(len(key), -1, key.shape[2], -1)  # type: ignore[operator]
         return (state_after(key, value, decay_BHT1, before[0], stands_BT),)
+
+
+class SteppedLightning(Lightning):
+    """The same, one token after the other, in float32; a state is rounded after each."""
+
+    def scanned(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: LayerState
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs (B, T, H, K) and the states after the last token."""
+        steps = Steps(taken_by(layer), (key, value), read, query, lambda outputs: outputs.to(value.dtype))
+        outputs, after = recurrence.scanned(steps, state.before[0], state.real_BT, state.parents_BT)
+        return steps.outcome(outputs), after
+
+    def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
+        """Return the states after the first tokens of each row."""
+        stands_BT = torch.arange(inputs[0].shape[1], device=counts_B.device) < counts_B[:, None]
+        return (recurrence.last(recurrence.one_by_one(taken_by(layer), before[0], inputs, stands_BT), before[0]),)
+
+
+def taken_by(layer: Any) -> recurrence.Take:
+    """Return what has a layer's states take in a token."""
+    decay_H11 = (-layer.slope_rate.float()).exp()
+
+    def taken(state_BHKK: torch.Tensor, key_BHK: torch.Tensor, value_BHK: torch.Tensor) -> torch.Tensor:
+        return state_BHKK.float() * decay_H11 + key_BHK.float()[..., None] * value_BHK.float()[..., None, :]
+
+    return taken
+
+
+def read(state_BHKK: torch.Tensor, query_BHK: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of states, (B, H, K)."""
+    return (state_BHKK.float() * query_BHK.float()[..., None]).sum(-2)
 
 
 def scanned(

@@ -7,6 +7,7 @@ Tensor names carry their shape: B rows, T tokens, C channels, N entries of a cha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
+from specframe_std.states.recurrence import Steps, Take
 
 
 class Mamba1(MixerKind):
@@ -45,31 +47,87 @@ class Mamba1(MixerKind):
         **named: Any,
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
         """Return the outputs (B, C, T), the inputs, steps and B of each token, and the states after the last one."""
-        if delta_bias is not None:
-            dt = dt + delta_bias.to(dt.dtype)[..., None]
-        if delta_softplus:
-            dt = F.softplus(dt)
-        dt = dt * state.real_BT[:, None]
+        dt = steps_of(dt, delta_bias, delta_softplus) * state.real_BT[:, None]
         inputs = hidden_states.mT, dt.mT, B.mT
         states = scanned(*inputs, A, held, state.parents_BT)
         output = torch.stack(
             [(one.to(hidden_states.dtype) @ C[..., place, None])[..., 0] for place, one in enumerate(states)], dim=-1
         )
-        if D is not None:
-            output = output + hidden_states * D[:, None]
-        if z is not None:
-            output = output * F.silu(z)
-        return output, inputs, states[-1]
+        return gated(output, hidden_states, D, z), inputs, states[-1]
 
     def after(
         self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
     ) -> torch.Tensor:
         """Return the states after the tokens that stand: others take no time."""
         hidden_states, dt, keys = inputs
-        decay = -layer.A_log.float().exp()
-        if decay.ndim > 2:
-            decay = decay[scan]
-        return scanned(hidden_states, dt * stands_BT[..., None], keys, decay, before)[-1]
+        return scanned(hidden_states, dt * stands_BT[..., None], keys, decay_of(layer, scan), before)[-1]
+
+    def steps(
+        self,
+        layer: Any,
+        state: LayerState,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        delta_softplus: bool = False,
+        **_: Any,
+    ) -> Steps:
+        """Return the scan token by token: inputs, steps and B are taken in, and C reads."""
+        inputs = hidden_states.mT, steps_of(dt, delta_bias, delta_softplus).mT, B.mT
+
+        def outcome(outputs_BTC: torch.Tensor) -> torch.Tensor:
+            return gated(outputs_BTC.to(hidden_states.dtype).mT, hidden_states, D, z)
+
+        return Steps(functools.partial(taken, A), inputs, read, C.mT, outcome)
+
+    def take(self, layer: Any, scan: int) -> Take:
+        """Return the recurrence of one token."""
+        return functools.partial(taken, decay_of(layer, scan))
+
+
+def steps_of(dt_BCT: torch.Tensor, delta_bias: torch.Tensor | None, delta_softplus: bool) -> torch.Tensor:
+    """Return the step of each token."""
+    if delta_bias is not None:
+        dt_BCT = dt_BCT + delta_bias.to(dt_BCT.dtype)[..., None]
+    return F.softplus(dt_BCT) if delta_softplus else dt_BCT
+
+
+def gated(
+    output_BCT: torch.Tensor, inputs_BCT: torch.Tensor, D: torch.Tensor | None, z: torch.Tensor | None
+) -> torch.Tensor:
+    """Return a scan's output with what it passes on of its inputs, and its gate."""
+    if D is not None:
+        output_BCT = output_BCT + inputs_BCT * D[:, None]
+    return output_BCT if z is None else output_BCT * F.silu(z)
+
+
+def decay_of(layer: Any, scan: int) -> torch.Tensor:
+    """Return the decays (C, N) of a mixer's scan of this number."""
+    decay = -layer.A_log.float().exp()
+    return decay[scan] if decay.ndim > 2 else decay
+
+
+def taken(
+    decay_CN: torch.Tensor,
+    state_BCN: torch.Tensor,
+    inputs_BC: torch.Tensor,
+    steps_BC: torch.Tensor,
+    keys_BN: torch.Tensor,
+) -> torch.Tensor:
+    """Return the states after one more token."""
+    steps_BC = steps_BC.float()
+    kept_BCN = (steps_BC[..., None] * decay_CN).exp()
+    return kept_BCN * state_BCN + (steps_BC * inputs_BC.float())[..., None] * keys_BN[:, None].float()
+
+
+def read(state_BCN: torch.Tensor, query_BN: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of states, (B, C)."""
+    return (state_BCN * query_BN[:, None].float()).sum(-1)
 
 
 def scanned(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from specframe.contracts.states import Inputs, LayerState
 from specframe_std.states.mixers import MixerKind
+from specframe_std.states.recurrence import Steps, Take
 from specframe_std.states.scans import by_head, linear_scan, state_after
 
 WIDEST = 64
@@ -52,14 +53,7 @@ class Mamba2(MixerKind):
         **named: Any,
     ) -> tuple[torch.Tensor, Inputs, torch.Tensor | Callable[[], torch.Tensor]]:
         """Return the outputs, and the B, what it adds and the decay of each token, and the states after the last one."""
-        if dt_bias is not None:
-            dt = dt + dt_bias.to(dt.dtype)
-        if dt_softplus:
-            dt = F.softplus(dt)
-        bounded = dt.clamp(*dt_limit)
-        if state.prompt_BT is not None:
-            bounded = bounded.where(state.prompt_BT[..., None], dt.clamp(min=0))
-        dt = bounded * state.real_BT[..., None]
+        dt = steps_of(state, dt, dt_bias, dt_softplus, dt_limit)
         inputs_BTHP, steps_BTH1 = hidden_states.float(), dt.float()[..., None]
         added_BTHP, decay_BTH1 = inputs_BTHP * steps_BTH1, steps_BTH1 * A.float()[:, None]
         noted = B, added_BTHP, decay_BTH1
@@ -81,3 +75,64 @@ class Mamba2(MixerKind):
         """Return the states after the tokens that stand: others add nothing, and do not decay them."""
         keys, added, decay = (by_head(one.float(), inputs[1].shape[2]) for one in inputs)
         return state_after(added, keys, decay, before, stands_BT)
+
+    def steps(
+        self,
+        layer: Any,
+        state: LayerState,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int = WIDEST,
+        D: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **_: Any,
+    ) -> Steps:
+        """Return the scan token by token: B, what it adds and its decay are taken in, and C reads."""
+        dt_BTH = steps_of(state, dt, dt_bias, dt_softplus, dt_limit).float()
+        inputs_BTHP = hidden_states.float()
+        keys, queries = (one.float().repeat_interleave(inputs_BTHP.shape[2] // one.shape[2], dim=2) for one in (B, C))
+        inputs = keys, inputs_BTHP * dt_BTH[..., None], (dt_BTH * A.float()).exp()
+
+        def outcome(outputs_BTHP: torch.Tensor) -> torch.Tensor:
+            return outputs_BTHP if D is None else outputs_BTHP + D[:, None] * inputs_BTHP
+
+        return Steps(taken, inputs, read, queries, outcome)
+
+    def take(self, layer: Any, scan: int) -> Take:
+        """Return the recurrence of one token."""
+        return taken
+
+
+def steps_of(
+    state: LayerState,
+    dt_BTH: torch.Tensor,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+) -> torch.Tensor:
+    """Return the step of each token, which is bounded in a prompt; what is not real takes none."""
+    if dt_bias is not None:
+        dt_BTH = dt_BTH + dt_bias.to(dt_BTH.dtype)
+    if dt_softplus:
+        dt_BTH = F.softplus(dt_BTH)
+    bounded_BTH = dt_BTH.clamp(*dt_limit)
+    if state.prompt_BT is not None:
+        bounded_BTH = bounded_BTH.where(state.prompt_BT[..., None], dt_BTH.clamp(min=0))
+    return bounded_BTH * state.real_BT[..., None]
+
+
+def taken(
+    state_BHPN: torch.Tensor, key_BHN: torch.Tensor, added_BHP: torch.Tensor, decay_BH: torch.Tensor
+) -> torch.Tensor:
+    """Return the states after one more token."""
+    return state_BHPN * decay_BH[..., None, None] + added_BHP[..., None] * key_BHN[..., None, :]
+
+
+def read(state_BHPN: torch.Tensor, query_BHN: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of states, (B, H, P)."""
+    return (state_BHPN * query_BHN[..., None, :]).sum(-1)

@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 import torch
 from transformers.activations import ACT2FN
 
-from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
+from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape
 from specframe.errors import ModelError
+from specframe_std.states.recurrence import Steps, Take, last, one_by_one, scanned
+from specframe_std.states.windows import adjoining, along_paths, slid, summed_taps
 
 CONVOLVE = "causal_conv1d_fn"
 """The function by which mixers convolve several tokens."""
@@ -119,16 +121,17 @@ class MixerCall:
             named: further arguments of the mixer's own convolution.
         """
         width, window = weight.shape[-1], weight.shape[-1] - 1
+        if self._kind.exact:  # with one rounding
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            weight, bias = weight.to(exact), None if bias is None else bias.to(exact)
         if self._state.parents_BT is not None:
             paths_BCTW = along_paths(hidden_states, self._state.parents_BT, width).to(weight.dtype)
             taps = paths_BCTW.unbind(-1)
-        elif hidden_states.shape[-1] > SHORT:
+        elif hidden_states.shape[-1] > SHORT and not self._kind.exact:
             return usual(hidden_states, weight, bias, activation=activation, **named)
         else:
             taps = hidden_states.to(weight.dtype).unfold(-1, hidden_states.shape[-1] - window, 1).unbind(-2)
-        output_BCT = functools.reduce(torch.add, (tap * weight[:, place, None] for place, tap in enumerate(taps)))
-        if bias is not None:
-            output_BCT = output_BCT + bias[:, None]
+        output_BCT = summed_taps(taps, weight, bias)
         if activation is not None:
             output_BCT = ACT2FN[activation](output_BCT)
         return output_BCT.to(hidden_states.dtype)
@@ -149,8 +152,15 @@ CALL: ContextVar[MixerCall] = ContextVar("specframe_std.states.call")
 class MixerKind:
     """A kind of state that a mixer of transformers keeps: the window of a convolution, and the state of a scan."""
 
+    offers = frozenset({"bitwise"})
     scan: ClassVar[str]
     """The function by which mixers of the kind scan several tokens."""
+    exact: ClassVar[bool] = False
+    """Whether a token has the same bits whatever is fed beside it."""
+
+    def by_token(self) -> StateKind:
+        """Return the kind with tokens that are taken in one after the other."""
+        return Stepped(self)
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the mixers of a model that scan so, by the number of their layer."""
@@ -196,6 +206,14 @@ class MixerKind:
         """Return the states of a mixer's scan of this number after the tokens that stand."""
         raise NotImplementedError
 
+    def steps(self, layer: Any, state: LayerState, *given: Any, **named: Any) -> Steps:
+        """Return what a scan does token by token; the arguments are those of :meth:`run`."""
+        raise NotImplementedError
+
+    def take(self, layer: Any, scan: int) -> Take:
+        """Return what has the states of a mixer's scan of this number take in a token."""
+        raise NotImplementedError
+
     def advance(self, layer: torch.nn.Module, before: Parts, inputs: Inputs, counts_B: torch.Tensor) -> Parts:
         """Return the window and the state after the first tokens of each row."""
         states, window_BCW = before[1:], slid(before[0], inputs[0], counts_B)
@@ -208,40 +226,40 @@ class MixerKind:
         return window_BCW, *after
 
 
-def slid(window_BCW: torch.Tensor, inputs_BTC: torch.Tensor, counts_B: torch.Tensor) -> torch.Tensor:
-    """Return the windows after the first tokens of each row."""
-    full_BTC = torch.cat([window_BCW.mT, inputs_BTC.to(window_BCW.dtype)], dim=1)
-    places_BW = counts_B[:, None] + torch.arange(window_BCW.shape[-1], device=counts_B.device)
-    return full_BTC.gather(1, places_BW[..., None].expand(-1, -1, full_BTC.shape[-1])).mT
-
-
-def adjoining(full_BCT: torch.Tensor, real_BT: torch.Tensor) -> torch.Tensor:
-    """Return the window and the inputs of a block, (B, C, W + T), the window moved over the padding to a row's first token."""
-    places_T = torch.arange(full_BCT.shape[-1], device=full_BCT.device)
-    padding_B1 = (~real_BT).sum(1, keepdim=True)
-    moved_BT = places_T < padding_B1 + full_BCT.shape[-1] - real_BT.shape[-1]
-    sources_BT = torch.where(moved_BT, (places_T - padding_B1).clamp(min=0), places_T)
-    return full_BCT.gather(2, sources_BT[:, None].expand_as(full_BCT))
-
-
-def along_paths(full_BCT: torch.Tensor, parents_BT: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the last ``width`` inputs on the path to each token, the token itself last, (B, C, T, width).
+class Stepped(MixerKind):
+    """A mixers' kind that takes in one token after the other.
 
     Args:
-        full_BCT: the window, and the inputs of the block.
-        parents_BT: the parents in the block, (1 or B, T); -1: the window's last place.
-        width: of the convolution.
+        kind: the same kind, which takes in many tokens at once.
     """
-    before = full_BCT.shape[-1] - parents_BT.shape[-1]
-    places_T = torch.arange(full_BCT.shape[-1], device=full_BCT.device)
-    window_BW = (places_T[:before] - 1).clamp(min=0).expand(len(parents_BT), -1)
-    above_BT = torch.cat([window_BW, parents_BT + before], dim=1)
-    path = [places_T[before:].expand(len(parents_BT), -1)]
-    for _ in range(width - 1):
-        path.insert(0, above_BT.gather(1, path[0]))
-    paths_BTW = torch.stack(path, dim=-1).expand(len(full_BCT), -1, -1)
-    rows_B11 = torch.arange(len(full_BCT), device=full_BCT.device)[:, None, None]
-    return full_BCT.mT[rows_B11, paths_BTW].permute(0, 3, 1, 2)
+
+    exact = True
+
+    def __init__(self, kind: MixerKind) -> None:
+        self._kind = kind
+        self.scan = kind.scan  # type: ignore[misc]  # it is the other's
+
+    def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
+        """Return the mixers that the kind knows."""
+        return self._kind.layers(model)
+
+    def sizes(self, layer: Any) -> tuple[tuple[int, ...], ...]:
+        """Return the size of each scan's state of one row."""
+        return self._kind.sizes(layer)
+
+    def run(
+        self, layer: Any, usual: Callable[..., Any], state: LayerState, held: torch.Tensor, *given: Any, **named: Any
+    ) -> tuple[torch.Tensor, Inputs, torch.Tensor]:
+        """Return the outputs, what the states take in, and the states after the last token."""
+        steps = self._kind.steps(layer, state, *given, **named)
+        outputs, after = scanned(steps, held, state.real_BT, state.parents_BT)
+        return steps.outcome(outputs), steps.inputs, after
+
+    def after(
+        self, layer: Any, scan: int, before: torch.Tensor, inputs: Inputs, stands_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the states after the tokens that stand."""
+        return last(one_by_one(self._kind.take(layer, scan), before, inputs, stands_BT), before)
 
 
 def calls(module: torch.nn.Module) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from specframe.contracts.states import Inputs, LayerState, Parts, StateShape
-from specframe_std.states import mixers
+from specframe.contracts.states import Inputs, LayerState, Parts, StateKind, StateShape
+from specframe_std.states import mixers, windows
 
 
 class CompressedConvolution:
@@ -23,6 +23,16 @@ class CompressedConvolution:
 
     The window of its projections is not told to a cache token by token, so all of them is here.
     """
+
+    offers = frozenset({"bitwise"})
+
+    def by_token(self) -> StateKind:
+        """Return the kind with convolutions that are sums over taps."""
+        return SummedConvolution()
+
+    def mixed(self, layer: Any, full_BCT: torch.Tensor) -> torch.Tensor:
+        """Return what the two convolutions make of queries and keys, those of the window first."""
+        return layer.conv_qk_grouped(layer.conv_qk_depthwise(full_BCT))
 
     def layers(self, model: torch.nn.Module) -> Mapping[int, torch.nn.Module]:
         """Return the projections that convolve queries and keys, by the number of their layer."""
@@ -50,13 +60,13 @@ class CompressedConvolution:
             full_BCT = torch.cat([window_BCW, inputs_BTC.mT], dim=-1)
             earlier_BTD = torch.cat([last_BD[:, None], hidden_BTD], dim=1)
             if state.apart:
-                full_BCT = mixers.adjoining(full_BCT, state.real_BT)
-                earlier_BTD = mixers.adjoining(earlier_BTD.mT, state.real_BT).mT
+                full_BCT = windows.adjoining(full_BCT, state.real_BT)
+                earlier_BTD = windows.adjoining(earlier_BTD.mT, state.real_BT).mT
             if state.parents_BT is None:
-                mixed_BCT = layer.conv_qk_grouped(layer.conv_qk_depthwise(full_BCT))
+                mixed_BCT = self.mixed(layer, full_BCT)
                 before_BTD = earlier_BTD[:, :-1]
             else:
-                mixed_BCT = along(layer, full_BCT, state.parents_BT)
+                mixed_BCT = self._along(layer, full_BCT, state.parents_BT)
                 parents_BT = (state.parents_BT + 1).expand(len(hidden_BTD), -1)
                 before_BTD = earlier_BTD.gather(1, parents_BT[..., None].expand_as(hidden_BTD))
             chain = state.parents_BT is None
@@ -71,15 +81,29 @@ class CompressedConvolution:
         """Return the window and the hidden state after the first tokens of each row."""
         earlier_BTD = torch.cat([before[1][:, None], inputs[1]], dim=1)
         last_BD = earlier_BTD[torch.arange(len(counts_B), device=counts_B.device), counts_B]
-        return mixers.slid(before[0], inputs[0], counts_B), last_BD
+        return windows.slid(before[0], inputs[0], counts_B), last_BD
+
+    def _along(self, layer: Any, full_BCT: torch.Tensor, parents_BT: torch.Tensor) -> torch.Tensor:
+        """Return the two convolutions over the path to each token of a tree, (B, C, T)."""
+        paths_BCTW = windows.along_paths(full_BCT, parents_BT, layer.conv_kernel_size + 1)
+        rows, channels, width, places = paths_BCTW.shape
+        paths = paths_BCTW.transpose(1, 2).reshape(rows * width, channels, places)
+        return self.mixed(layer, paths).view(rows, width, channels).mT
 
 
-def along(layer: Any, full_BCT: torch.Tensor, parents_BT: torch.Tensor) -> torch.Tensor:
-    """Return the two convolutions over the path to each token of a tree, (B, C, T)."""
-    paths_BCTW = mixers.along_paths(full_BCT, parents_BT, layer.conv_kernel_size + 1)
-    rows, channels, width, places = paths_BCTW.shape
-    paths = paths_BCTW.transpose(1, 2).reshape(rows * width, channels, places)
-    return layer.conv_qk_grouped(layer.conv_qk_depthwise(paths)).view(rows, width, channels).mT
+class SummedConvolution(CompressedConvolution):
+    """The same, with convolutions that add up the products of a token's own window."""
+
+    def mixed(self, layer: Any, full_BCT: torch.Tensor) -> torch.Tensor:
+        """Return what the two convolutions make of queries and keys, those of the window first."""
+        depthwise, grouped = layer.conv_qk_depthwise, layer.conv_qk_grouped
+        exact = torch.promote_types(full_BCT.dtype, torch.float32)
+        taps = full_BCT.to(exact).unfold(-1, depthwise.kernel_size[0], 1).unbind(-1)
+        by_channel = windows.summed_taps(taps, depthwise.weight[:, 0].to(exact), depthwise.bias.to(exact))
+        taps_BCTW = by_channel.to(full_BCT.dtype).unfold(-1, grouped.kernel_size[0], 1)
+        each = taps_BCTW.unflatten(1, (grouped.groups, -1)).transpose(2, 3).flatten(-2).unbind(1)
+        weights, biases = (one.unflatten(0, (grouped.groups, -1)) for one in (grouped.weight.flatten(1), grouped.bias))
+        return torch.cat([*map(torch.nn.functional.linear, each, weights, biases)], dim=-1).mT
 
 
 def residual(

@@ -17,6 +17,7 @@ from specframe.contracts.cache import KVBackend
 from specframe.contracts.requests import Request
 from specframe.contracts.round import Batch
 from specframe.contracts.states import StateBackend, StateStore
+from specframe.errors import ModelError
 from specframe.forward.runner import ModelRunner
 from specframe.pipeline import Pipeline
 from specframe.plugins.protocols import require_members
@@ -24,6 +25,7 @@ from specframe.plugins.registry import registry
 from specframe.text.sampling import Sampling
 from specframe_testing import fakes, harness, standard, states
 from specframe_testing.conformance.decoding import LENGTHS, RIGHT
+from specframe_testing.logits import Kept, parted
 from specframe_testing.strict import declared, strict
 
 BY_ROW = {0: 3, 1: 0, 2: 2, 3: 1, 4: 3}
@@ -128,6 +130,22 @@ class StateKindSuite:
         alone = sampled(batch_size=1)
         assert sampled(batch_size=batch_size) == alone
         assert len({tuple(one) for one in alone}) > len(prompts)
+
+    @pytest.mark.parametrize("align", standard.ALIGNMENTS[:2])
+    def test_bitwise_equality(self, align: str) -> None:
+        """A kind that offers "bitwise" has the same logits to the bit in any batch, after any draft; others are refused."""
+        runner, asked = ModelRunner(self.model(), "target"), self.asked(5)
+        if any(layer.by_token is None for layer in runner.state_layers.values()):
+            with pytest.raises(ModelError, match="cannot be decoded with bitwise: layer"):
+                self.pipeline(None, bitwise=True)
+            return
+        found = []
+        for drafter, batch_size in ((None, 1), (self.scripted(asked), 3)):
+            kept = Kept()
+            options = {"accept": kept, "align": align, "batch_size": batch_size, "draft_length": 3}
+            harness.decode(self.pipeline(drafter, bitwise=True, **options), asked)
+            found.append(kept.logits)
+        assert not parted(*found)
 
     @pytest.mark.parametrize("align", standard.ALIGNMENTS[:2])
     def test_memory_that_runs_out(self, align: str) -> None:

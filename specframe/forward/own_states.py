@@ -1,0 +1,105 @@
+"""The states of a model that is fed alone, outside of a run, where its logits are to be the same to the bit.
+
+A model's own scan goes by the number of tokens. Within :func:`specframe.forward.bitwise.mode.bitwise` its layers take in one token
+after the other, by their kinds of state, as they do in a run. The model's own cache has keys and values alone.
+
+Tensor names carry their shape: B rows, T tokens fed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from specframe.contracts.states import After, Inputs, LayerState, Parts
+from specframe.forward.bitwise import order
+from specframe.forward.current_forward import Changed, CurrentForward, running
+from specframe.forward.states import StateLayer, state_layers
+from specframe.forward.transformers_model import has_other_layers
+from specframe.models.own_cache import OwnCache
+
+
+@attrs.define(eq=False)
+class Fed:
+    """What a layer has noted of the tokens that were fed last."""
+
+    before: Parts
+    inputs: Inputs = ()
+    after: Parts = ()
+
+
+class OwnStates:
+    """The states of rows that a model is fed, from the first token on; none where bits do not matter.
+
+    Args:
+        model: the model.
+        prompts: whether all that is fed is of prompts; else what is fed first.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: bool = False) -> None:
+        self._config, self._prompts = model.config.get_text_config(), prompts
+        keeps = order.is_active() and has_other_layers(self._config)
+        self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps else {}
+        self.fed: dict[int, Fed] = {}
+        """What the layers have noted, by their number."""
+
+    def feeding(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        """Have a forward of these tokens, inside the block, go on from the states."""
+        if not self.layers:
+            return contextlib.nullcontext()
+        return running(self._config, CurrentForward(forwards=self._forwards(ids_BT)), interface=False)
+
+    def feeding_alone(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        """Do the same where nobody else has the model's configuration."""
+        forwards = self._forwards(ids_BT)
+        return Changed([*forwards], "forward", forwards.__getitem__)
+
+    def _forwards(self, ids_BT: torch.Tensor) -> Mapping[torch.nn.Module, Callable[..., Any]]:
+        return {
+            layer.module: layer.forward(self._state(number, layer, ids_BT)) for number, layer in self.layers.items()
+        }
+
+    def _state(self, number: int, layer: StateLayer, ids_BT: torch.Tensor) -> LayerState:
+        """Return the states of a layer before tokens, none of which is padding."""
+        real_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+        prompt_BT = None if self._prompts or number not in self.fed else ~real_BT
+        before = self.fed[number].after if number in self.fed else self._zeros(layer, ids_BT)
+        fed = Fed(before)
+
+        def note(inputs: Inputs, after: After | None) -> None:
+            assert after is not None
+            fed.inputs, fed.after = inputs, after() if callable(after) else after
+            self.fed[number] = fed
+
+        return LayerState(before, real_BT, None, None, prompt_BT, note)
+
+    def _zeros(self, layer: StateLayer, ids_BT: torch.Tensor) -> Parts:
+        shape = layer.shape
+        return tuple(
+            torch.zeros(len(ids_BT), *size, dtype=dtype, device=shape.device or ids_BT.device)
+            for size, dtype in zip(shape.sizes, shape.dtypes, strict=True)
+        )
+
+
+class SteppedCache(OwnCache):
+    """Feeds a model tokens one after the other, with its states beside its own cache.
+
+    Args:
+        model: the model.
+        options: those of the cache.
+        prompts: whether all that is fed is of prompts; else what is fed first.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: bool = False, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.states = OwnStates(model, prompts)
+
+    def feed(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return the logits that the model has after tokens at these positions."""
+        with self.states.feeding(ids_BT):
+            return super().feed(ids_BT, positions_BT, **options)
