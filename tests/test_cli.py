@@ -253,11 +253,11 @@ def test_models_show_layers_that_keep_a_state(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next", "layer_types": kinds}))
     shown = invoke("models", "show", str(tmp_path)).stdout
     assert "3 linear_attention, 1 full_attention" in shown
-    assert "bitwise" in shown
+    assert "not offered" in shown
     (tmp_path / "config.json").write_text(json.dumps({"layer_types": ["full_attention", "sliding_attention"]}))
     shown = invoke("models", "show", str(tmp_path)).stdout
     assert "1 full_attention, 1 sliding_attention" in shown
-    assert "bitwise" not in shown
+    assert "not offered" not in shown
 
 
 def test_models_remove(folder: Path) -> None:

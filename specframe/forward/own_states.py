@@ -25,7 +25,7 @@ from specframe.models.own_cache import OwnCache
 
 
 @attrs.define(eq=False)
-class Fed:
+class Noted:
     """What a layer has noted of the tokens that were fed last."""
 
     before: Parts
@@ -45,7 +45,7 @@ class OwnStates:
         self._config, self._prompts = model.config.get_text_config(), prompts
         keeps = order.is_active() and has_other_layers(self._config)
         self.layers = state_layers(model, f"the model ({type(model).__name__})") if keeps else {}
-        self.fed: dict[int, Fed] = {}
+        self.noted: dict[int, Noted] = {}
         """What the layers have noted, by their number."""
 
     def feeding(self, ids_BT: torch.Tensor) -> contextlib.AbstractContextManager[None]:
@@ -67,14 +67,14 @@ class OwnStates:
     def _state(self, number: int, layer: StateLayer, ids_BT: torch.Tensor) -> LayerState:
         """Return the states of a layer before tokens, none of which is padding."""
         real_BT = torch.ones_like(ids_BT, dtype=torch.bool)
-        prompt_BT = None if self._prompts or number not in self.fed else ~real_BT
-        before = self.fed[number].after if number in self.fed else self._zeros(layer, ids_BT)
-        fed = Fed(before)
+        prompt_BT = None if self._prompts or number not in self.noted else ~real_BT
+        before = self.noted[number].after if number in self.noted else self._zeros(layer, ids_BT)
+        noted = Noted(before)
 
         def note(inputs: Inputs, after: After | None) -> None:
             assert after is not None
-            fed.inputs, fed.after = inputs, after() if callable(after) else after
-            self.fed[number] = fed
+            noted.inputs, noted.after = inputs, after() if callable(after) else after
+            self.noted[number] = noted
 
         return LayerState(before, real_BT, None, None, prompt_BT, note)
 

@@ -130,14 +130,16 @@ def states_settle(model: PreTrainedModel, ids_BT: torch.Tensor) -> bool:
     settled = {
         number: layer.advance(noted.before, noted.inputs, counts_B.to(noted.before[0].device))
         for number, layer in whole.states.layers.items()
-        for noted in [whole.states.fed[number]]
+        for noted in [whole.states.noted[number]]
     }
     for row, end in enumerate(ends):
         alone = SteppedCache(model, prompts=True)
         if end:
             feed(alone, ids_BT[row : row + 1, :end], [1] * end)
         for number, parts in settled.items():
-            wanted = alone.states.fed[number].after if end else [part[:1] for part in whole.states.fed[number].before]
+            wanted = (
+                alone.states.noted[number].after if end else [part[:1] for part in whole.states.noted[number].before]
+            )
             if not all(torch.equal(one[row : row + 1], other) for one, other in zip(parts, wanted, strict=True)):
                 return False
     return True
