@@ -258,6 +258,15 @@ def test_samples_are_the_same_at_any_batch_size() -> None:
     assert drawn[0] == drawn[1]
 
 
+def test_memory_can_be_bounded() -> None:
+    """Dry runs of an engine that is about to decode count the operators of the rules, and are not computed by these themselves."""
+    target, asked = models("llama", torch.float32)[0], prompts(2)
+    pipe = harness.pipeline(target, None, memory="100MiB", batch_size=2, bitwise=True)
+    results = harness.decode(pipe, harness.requests(asked, NEW))
+    with bitwise(CPU):
+        assert [one.token_ids for one in results] == [reference_decode(target, prompt, NEW) for prompt in asked]
+
+
 def test_off_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bitwise no operator goes through the mode, and models are not looked at."""
     monkeypatch.setattr(mode.Bitwise, "__torch_dispatch__", None)

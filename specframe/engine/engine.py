@@ -38,7 +38,7 @@ from specframe.engine.parts import Parts
 from specframe.engine.pool import Pool
 from specframe.engine.rotary_groups import Groups
 from specframe.errors import PromptError, SpecframeWarning
-from specframe.forward.bitwise.mode import bitwise
+from specframe.forward.bitwise.mode import bitwise, outside
 from specframe.forward.evaluation_mode import evaluation_mode
 from specframe.forward.run import Run
 from specframe.observe.watch import Watch
@@ -335,7 +335,8 @@ class Engine:
         ladder: Ladder = parts.ladders[greedy]
         rows = self._limits.batch_size if self._joined else min(self._limits.batch_size, pool.unfinished)
         asked = [*itertools.islice(pool.requests, rows)]
-        return ladder.choose(self._recipe.memory, Workload(rows, prompt, longest), asked)
+        with outside() if self._recipe.bitwise else contextlib.nullcontext():  # a dry run's engine is bitwise itself
+            return ladder.choose(self._recipe.memory, Workload(rows, prompt, longest), asked)
 
     def _run(self, use: Composition, pool: Pool) -> Run:
         recipe, parts = self._recipe, self._parts

@@ -192,7 +192,8 @@ def specframe_register_state_kinds(register: Register) -> None:
     """Offer kinds of state: they say how layers without keys and values are cut back to the tokens that stand.
 
     Called: once per process, at discovery.
-    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.states.StateKind`.
+    Argument: ``register(name, factory)``; the factory makes a :class:`specframe.contracts.states.StateKind`. One whose states can
+    be had the same to the bit, for ``bitwise``, offers "bitwise", and is a :class:`specframe.contracts.states.BitwiseKind`.
     Must: leave no trace of a token that is not real, or that does not stand; give the outputs that the model's own layer gives.
     Must not: claim a layer that another kind claims; synchronise host and device.
     """

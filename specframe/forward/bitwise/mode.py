@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from specframe.devices import kinds
 from specframe.errors import ModelError
@@ -65,6 +66,11 @@ def bitwise(device: torch.device) -> Iterator[None]:
     """
     with kinds.of(device).precise(), order.active(), Bitwise():
         yield
+
+
+def outside() -> AbstractContextManager[Any]:
+    """Compute everything inside the block as it is, also within :func:`bitwise`."""
+    return _disable_current_modes()
 
 
 def whole(func: Any, *args: Any, **options: Any) -> Any:
